@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.runs.sweep_curve import SweepLevel
+from loadgen.runs.load_point_results import LoadPointResult
 
 
-def sweep_level(**fields: Any) -> SweepLevel:
+def sweep_level(**fields: Any) -> LoadPointResult:
     """Return a valid load point of a finished run, with these fields in place of the defaults."""
     defaults: dict[str, Any] = {
         "ok": 1,
@@ -20,10 +20,10 @@ def sweep_level(**fields: Any) -> SweepLevel:
         "tpot_p99": 2.0,
         "e2e_p50": 9.0,
         "unsupported": (),
-        "goodput": None,
+        "slo_attainment": None,
         "slo_met": None,
         "valid": True,
         "state": "finished",
         "simulated": False,
     }
-    return SweepLevel(**(defaults | fields))
+    return LoadPointResult(**(defaults | fields))

@@ -406,7 +406,7 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
         and of_answers.simulated
     )
     curve = found["swept-twice"].curve
-    assert curve is not None and {level.name for level in curve.levels} == {
+    assert curve is not None and {level.name for level in curve.load_points} == {
         "r1/r2",
         "r2/r2",
         "r1/r4",

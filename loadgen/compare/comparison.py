@@ -150,7 +150,7 @@ def compare(
 def _metrics_to_compare(sides: Sequence[Side], also: Sequence[str]) -> list[Metric]:
     """Return the default metrics, those that other tools report, and those that were asked for."""
     paths = list(comparable_metrics.default_metric_paths())
-    if any(side.told for side in sides):
+    if any(side.reported_metrics for side in sides):
         paths += OTHER_TOOL_METRICS
     paths += also
     metrics = [find_metric(path) for path in dict.fromkeys(paths)]
@@ -165,7 +165,7 @@ def _is_same_work(sides: Sequence[Side], *, has_differences: bool) -> bool | Non
     if has_differences:
         return False
     for side in sides:
-        if side.told or not side.runs or not side.runs[0].summary.fingerprints.recipe:
+        if side.reported_metrics or not side.runs or not side.runs[0].summary.fingerprints.recipe:
             return None
     return True
 
@@ -183,7 +183,7 @@ def _obstacle(first: Side, other: Side) -> str:
     if invalid_sides:
         verb = "is" if len(invalid_sides) == 1 else "are"
         return f"{' and '.join(invalid_sides)} {verb} not valid"
-    if first.told or other.told:
+    if first.reported_metrics or other.reported_metrics:
         return "figures only, defined otherwise"
     return ""
 

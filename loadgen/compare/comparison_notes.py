@@ -39,7 +39,7 @@ def comparison_notes(sides: Sequence[Side]) -> list[str]:
 
 def describe_scope(sides: Sequence[Side]) -> str:
     """Return what the outcomes of the comparison hold for."""
-    if any(side.told for side in sides):
+    if any(side.reported_metrics for side in sides):
         return (
             "another tool's figures stand without records: differences are shown, and cannot be "
             "judged"
@@ -71,12 +71,12 @@ def _side_notes(side: Side) -> Iterator[str]:
 
 def _missing_metrics(side: Side) -> list[str]:
     """Return the names of metrics that another tool did not report."""
-    if not side.told:
+    if not side.reported_metrics:
         return []
     names = []
     for path in (*comparable_metrics.default_metric_paths(), *OTHER_TOOL_METRICS):
         metric = find_metric(path)
-        if metric is not None and path not in side.told:
+        if metric is not None and path not in side.reported_metrics:
             names.append(metric.name)
     return names
 

@@ -29,8 +29,8 @@ NO_KNOWN_INTERVAL = "no interval is known for it"
 
 def side_value(side: Side, metric: Metric) -> float | None:
     """Return a metric of a side: its value, or the mean over repeats. None if a run has none."""
-    if side.told:
-        return side.told.get(metric.path)
+    if side.reported_metrics:
+        return side.reported_metrics.get(metric.path)
     values = [metric_value(run.summary, metric.path) for run in side.runs]
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -47,7 +47,7 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
         is_repeated: True to estimate the error between repeats, False to estimate it within one
             run.
     """
-    if side.told or not side.runs:
+    if side.reported_metrics or not side.runs:
         return EstimateOrReason(None, f"{side.name} has figures only")
     withheld = _withheld_reasons(side, metric)
     if withheld:

@@ -21,7 +21,7 @@ from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import stored_summaries
-from loadgen.runs.run_directory_kind import of_repeats
+from loadgen.runs.run_directory_kind import repeats_as_side
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compare_side(directory: Path) -> Side:
         text = f"a validation is one side where it has one level: {names}"
         example = level_dirs[0] if level_dirs else directory
         raise UserError("mismatch", text, str(directory), f"name one of them: {example}")
-    return of_repeats(directory, run_dirs)
+    return repeats_as_side(directory, run_dirs)
 
 
 def regenerate(directory: Path) -> Iterator[RegeneratedFile]:

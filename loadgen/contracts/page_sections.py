@@ -33,7 +33,7 @@ from loadgen.render.section import (
     section,
 )
 from loadgen.repeated.repeats import RepeatSummary
-from loadgen.repeated.repeats_text import OF_LEVELS, levels_table
+from loadgen.repeated.repeats_text import LOAD_POINT_UNITS, load_points_table
 from loadgen.runs import stimulus
 
 VERDICT_COLORS: dict[str, Kind] = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
@@ -209,8 +209,8 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     glossary = [f"{word}: {meaning}" for word, meaning in _glossary(validation)]
     yield section("What the words mean", Bullets(glossary), page_only=True)
     yield _timeline_section(inputs.summaries)
-    repeats = levels_table(list(inputs.repeats.items()))
-    repeats_note = Paragraph(f"{OF_LEVELS}." if repeats.rows else "", "soft")
+    repeats = load_points_table(inputs.repeats)
+    repeats_note = Paragraph(LOAD_POINT_UNITS if repeats.rows else "", "soft")
     yield section("How the runs of a level differ", repeats, repeats_note, page_only=True)
     finding_table = Table(("", "check", "found", "means"), inputs.findings, "prose")
     yield section("What the doctor found before the first request", finding_table, page_only=True)

@@ -40,7 +40,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.workload import with_unique_prompts
 from loadgen.doctor.findings import FAULT, WARNING, Finding
 from loadgen.render import text as as_text
-from loadgen.repeated.repeat_loop import pause, seeded
+from loadgen.repeated.repeat_loop import pause_before, with_repeat_seed
 from loadgen.repeated.repeats import Repetition
 
 if TYPE_CHECKING:
@@ -290,7 +290,10 @@ def run_level(
         if number > 1:
             label = f"{name}, run {number}"
             is_virtual = settings.virtual
-            if not pause(repetition, label, virtual=is_virtual, say=options.say, wait=options.wait):
+            is_paused = pause_before(
+                label, repetition, virtual=is_virtual, say=options.say, wait=options.wait
+            )
+            if not is_paused:
                 return LevelRuns(summaries, is_interrupted=True)
         options.say(f"level {name}, run {number} of {total}")
         workload = workload_of_run(plan.workload, name, number, options.seed, options.salt)
@@ -315,7 +318,7 @@ def workload_of_run(
     """
     overrides = {"seed": seed, "salt": salt}
     changes = {name: value for name, value in overrides.items() if value is not None}
-    seeded_workload = seeded(workload.model_copy(update=changes), number, level)
+    seeded_workload = with_repeat_seed(workload.model_copy(update=changes), number, level)
     return with_unique_prompts(seeded_workload, f"{level}.r{number}")
 
 

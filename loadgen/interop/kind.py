@@ -58,7 +58,9 @@ def compare_side(path: Path) -> Side:
         url=reported.target,
         started=reported.started,
     )
-    return Side(name="", told=dict(reported.figures), notes=notes, described=described)
+    return Side(
+        name="", reported_metrics=dict(reported.figures), notes=notes, reported_facts=described
+    )
 
 
 FUNCTIONS = ResultFunctions(

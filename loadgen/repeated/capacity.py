@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 CAPACITY_FILE = "capacity.json"
 CONFIDENCE = 0.95
-HIGHEST_LOAD_PASSED = "the highest load that was tried still kept the SLO"
+HIGHEST_LOAD_PASSED = "the highest tested load still met the SLO"
 """Why a capacity is a lower bound, unless another reason is given."""
 HORIZON_S = 12 * 60.0
 """The usual recurrence horizon (see `contracts.schema.HORIZON_NS`).

@@ -1,4 +1,4 @@
-"""Repeats of one load: the seed of each, the pause before it, and the loop over them. IO: it waits."""
+"""Runs a load several times: the seed of each repeat, the pause before it, and the loop over them."""
 
 from __future__ import annotations
 
@@ -14,70 +14,91 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.repeated.repeats import RepeatSummary, Repetition
 
+NS_PER_S = 1e9
 
-def seeded(workload: Workload, number: int, of: str = "repeat") -> Workload:
-    """The workload of repeat `number` (from 1): the first has the seed given, each other one its own.
 
-    `of`: the name of what is repeated, where several things are.
+def with_repeat_seed(workload: Workload, number: int, load_name: str = "repeat") -> Workload:
+    """Return the workload of repeat `number`, from 1.
+
+    The first repeat has the seed of the workload, and each later one a seed derived from it.
+    `load_name` makes the derived seeds of several repeated loads differ.
     """
     if number == 1 or workload.seed is None:
         return workload
-    return workload.model_copy(update={"seed": seeds.own(workload.seed, of, number)})
+    return workload.model_copy(update={"seed": seeds.own(workload.seed, load_name, number)})
 
 
-def repeat(
-    how: Repetition,
-    enough: Callable[[], bool],
-    one: Callable[[int], bool],
+def run_repeats(
+    repetition: Repetition,
+    is_complete: Callable[[], bool],
+    run_repeat: Callable[[int], bool],
     *,
     virtual: bool,
     say: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """`one(number)` for 1, 2, ... until there are `enough`; it returns False when it was interrupted, which ends the
-    loop. False when the user broke it off, in a run or in a pause.
+    """Run repeats 1, 2, ... until `is_complete` returns True, with a pause before each later one.
+
+    Args:
+        repetition: The number of repeats, for the progress, and the pause between them.
+        is_complete: Whether there are enough repeats.
+        run_repeat: Runs the repeat with this number. It returns False if the user interrupted it.
+        virtual: Whether the runs take place in virtual time, which needs no pause.
+        say: Prints a line of progress.
+        wait: Waits for this number of seconds.
+
+    Returns:
+        Whether all repeats were run: False if the user interrupted a run or a pause.
     """
     number = 0
-    while not enough():
+    while not is_complete():
         number += 1
         name = f"r{number}"
-        if number > 1 and not pause(how, name, virtual=virtual, say=say, wait=wait):
+        is_first = number == 1
+        if not is_first and not pause_before(name, repetition, virtual=virtual, say=say, wait=wait):
             return False
-        say(f"run {name} of {how.description}")
-        if not one(number):
+        say(f"Run {name} of {repetition.description}")
+        if not run_repeat(number):
             return False
     return True
 
 
-def pause(
-    how: Repetition,
-    name: str,
+def pause_before(
+    run_name: str,
+    repetition: Repetition,
     *,
     virtual: bool,
     say: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait before the run called `name`, as long as was asked for. False when the user broke it off."""
-    if how.pause_ns and virtual:
-        say("no pause: in virtual time there is nothing to wait for")
-    elif how.pause_ns:
-        say(
-            f"pause of {format.duration(how.pause_ns / 1e9)} before {name}; Ctrl-C ends here, with the runs so far"
-        )
-        try:
-            wait(how.pause_ns / 1e9)
-        except KeyboardInterrupt:
-            return False
+    """Wait for the requested pause before a run. Return False if the user interrupted it."""
+    pause_s = repetition.pause_ns / NS_PER_S
+    if not pause_s:
+        return True
+    if virtual:
+        say("No pause: runs in virtual time do not affect each other.")
+        return True
+    say(
+        f"Pause of {format.duration(pause_s)} before {run_name}. Ctrl-C ends here and keeps the "
+        "runs so far."
+    )
+    try:
+        wait(pause_s)
+    except KeyboardInterrupt:
+        return False
     return True
 
 
-def finish(parent: Path, how: Repetition, named: Sequence[NamedSummary]) -> RepeatSummary:
-    """Store the summary over the repeats in their folder."""
+def write_repeat_summary(
+    output_dir: Path, repetition: Repetition, runs: Sequence[NamedSummary]
+) -> RepeatSummary:
+    """Write the summary of repeats and the checksums into their directory. Return the summary."""
     from loadgen.core.results import checksums, store
     from loadgen.repeated import repeats
 
-    checksums.begin(parent)
-    made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
-    store.replace(parent / repeats.FILE, format.document(made))
-    checksums.write(parent)
-    return made
+    is_open_ended = repetition.count is None
+    summary = repeats.summarize_repeats(runs, within=repetition.within if is_open_ended else None)
+    checksums.begin(output_dir)
+    store.replace(output_dir / repeats.FILE, format.document(summary))
+    checksums.write(output_dir)
+    return summary

@@ -1,150 +1,193 @@
-"""Repeated runs in words and tables: each figure's mean, its interval by the spread between runs. Pure."""
+"""Tables and sentences about repeats: the mean of each metric, its interval, the spread of runs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 
 from loadgen.core import format
 from loadgen.render.section import Table
 from loadgen.repeated.comparable_metrics import SHARE_PATHS
 from loadgen.repeated.repeats import TIGHT_METRICS, RepeatedMetric, RepeatSummary
 
-MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
+MAX_RUN_COLUMNS = 5
+"""Of more runs than these, a table shows only the lowest and the highest value."""
+NO_VALID_RUN = "No run is a valid measurement. Discard these means."
+LOAD_POINT_METRICS = {
+    "tokens.steady_output_per_s": "tokens/s",
+    "ttft_ms.p50": "TTFT p50",
+    "ttft_ms.p99": "TTFT p99",
+    "tpot_ms.p50": "TPOT p50",
+    "tpot_ms.p99": "TPOT p99",
+    "e2e_ms.p50": "E2E p50",
+}
+"""The metrics in the table of repeated load points, by their paths, with the column names."""
+LOAD_POINT_UNITS = "Latencies in ms. Mean of the runs ± half of its 95 % confidence interval."
+BRIEF_METRICS = (
+    "ttft_ms.p50",
+    "ttft_ms.p99",
+    "tpot_ms.p50",
+    "tpot_ms.p99",
+    "e2e_ms.p50",
+    "tokens.steady_output_per_s",
+    "goodput.share",
+)
+"""The metrics that a terminal shows by default, by their paths."""
 
 
-NO_VALID_RUN = "No run is a valid measurement: do not rely on these means."
+# One load
 
 
-def left_out_text(repeats: RepeatSummary) -> str:
-    """Return the sentence that names the INVALID runs that count in no mean, or ""."""
-    if not repeats.excluded_runs:
-        return ""
-    counted = format.counted(len(repeats.runs), "run")
-    verb = "is" if len(repeats.excluded_runs) == 1 else "are"
-    names = ", ".join(repeats.excluded_runs)
-    return f"{len(repeats.excluded_runs)} of {counted} {verb} INVALID and left out of the means: {names}."
-
-
-def figures_table(repeats: RepeatSummary) -> Table:
-    """A row for each figure: its mean, interval and spread, and its value in the runs."""
-    several = len(repeats.counted_runs) > MOST_COLUMNS
-    columns = ("least", "most") if several else repeats.counted_runs
-    head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
+def metric_table(repeats: RepeatSummary) -> Table:
+    """Return a table with a row for each metric: its mean, interval, spread, and value per run."""
+    shows_range = len(repeats.counted_runs) > MAX_RUN_COLUMNS
+    run_columns = ("lowest", "highest") if shows_range else repeats.counted_runs
     rows = []
-    for one in repeats.metrics:
-        values = (min(one.values), max(one.values)) if several else one.values
-        rows.append(
-            (
-                f"{one.name}, {one.unit}" if one.unit else one.name,
-                value_words(one, one.mean),
-                interval_words(one) or format.NONE,
-                _spread(one),
-                *(value_words(one, value) for value in values),
-            )
-        )
-    return Table(head, rows)
+    for metric in repeats.metrics:
+        values = (min(metric.values), max(metric.values)) if shows_range else metric.values
+        run_cells = [value_text(metric, value) for value in values]
+        rows.append((*_mean_cells(metric), _spread_text(metric), *run_cells))
+    header = ("", "mean", _interval_name(repeats), "spread", *run_columns)
+    return Table(header, rows)
 
 
-def interval_words(one: RepeatedMetric) -> str:
-    return "" if one.low is None else f"{value_words(one, one.low)} to {value_words(one, one.high)}"
+def brief_metric_table(repeats: RepeatSummary) -> Table:
+    """Return a table of the key metrics with their means and intervals."""
+    rows = [_mean_cells(metric) for metric in repeats.metrics if metric.metric in BRIEF_METRICS]
+    return Table(("", "mean", _interval_name(repeats)), rows)
+
+
+def _interval_name(repeats: RepeatSummary) -> str:
+    return f"{repeats.confidence * 100:g} % CI"
+
+
+def _mean_cells(metric: RepeatedMetric) -> tuple[str, str, str]:
+    """Return the name of a metric with its unit, its mean and its interval."""
+    name = f"{metric.name}, {metric.unit}" if metric.unit else metric.name
+    return name, value_text(metric, metric.mean), interval_text(metric) or format.NONE
+
+
+def value_text(metric: RepeatedMetric, value: float | None) -> str:
+    """Return a value of a metric as text, without its unit. Fractions are in %."""
+    return format.percent(value) if metric.metric in SHARE_PATHS else format.quantity(value)
+
+
+def interval_text(metric: RepeatedMetric) -> str:
+    """Return the interval of the mean as text, for example "71.1 to 71.9", or "" if it has none."""
+    if metric.low is None:
+        return ""
+    return f"{value_text(metric, metric.low)} to {value_text(metric, metric.high)}"
+
+
+def _spread_text(metric: RepeatedMetric) -> str:
+    """Return the standard deviation between runs as text."""
+    if metric.spread is None:
+        return format.NONE
+    unit = "points" if metric.metric in SHARE_PATHS else "%"
+    return f"{metric.spread * 100:.1f} {unit}"
+
+
+def describe_interval(repeats: RepeatSummary) -> str:
+    """Return what the intervals cover, and whether they are as narrow as requested."""
+    if len(repeats.counted_runs) < 2:
+        return "One run shows no run-to-run variation, so there is no confidence interval."
+    text = (
+        "CI: confidence interval of the mean, by Student's t. Spread: standard deviation between "
+        "runs. The interval covers restarts and times like those of these runs."
+    )
+    if repeats.tight is None or repeats.within is None:
+        return text
+    precision = f"±{repeats.within * 100:g} %"
+    metrics = "TTFT, TPOT and E2E p50 and output tokens/s"
+    verb = "are" if repeats.tight else "are not"
+    return f"{text} {metrics} {verb} known to {precision}."
+
+
+def key_metrics(repeats: RepeatSummary) -> list[RepeatedMetric]:
+    """Return the metrics for which a load is repeated: median latencies and throughput."""
+    return [metric for metric in repeats.metrics if metric.metric in TIGHT_METRICS]
 
 
 def headline(repeats: RepeatSummary) -> str:
-    """The figures that repeats are taken for, in one sentence."""
-    mark = "SIMULATED: " if repeats.simulated else "" if repeats.valid else "NOT VALID: "
-    return mark + sentence(repeats)
+    """Return the key metrics in one sentence, after a mark for a simulation or an invalid result."""
+    return f"{_headline_mark(repeats)}{describe_repeats(repeats)}"
 
 
-def sentence(repeats: RepeatSummary) -> str:
-    """The same without what has to be known first."""
-    known = (
-        f"{one.name} {value_words(one, one.mean)} {one.unit}".rstrip() + _bounds(one)
-        for one in main_figures(repeats)
+def _headline_mark(repeats: RepeatSummary) -> str:
+    if repeats.simulated:
+        return "SIMULATED: "
+    return "" if repeats.valid else "INVALID: "
+
+
+def describe_repeats(repeats: RepeatSummary) -> str:
+    """Return the means of the key metrics in one sentence, and which runs are left out of them."""
+    metrics = ", ".join(map(_describe_metric, key_metrics(repeats)))
+    runs = format.counted(len(repeats.counted_runs), "run")
+    sentence = f"Mean of {runs}: {metrics or 'no metric that all runs have'}."
+    excluded = describe_excluded_runs(repeats)
+    return f"{sentence} {excluded}" if excluded else sentence
+
+
+def _describe_metric(metric: RepeatedMetric) -> str:
+    """Return a metric as text, for example "TTFT p50 71.5 ms (95 % CI 71.1 to 71.9)"."""
+    mean = f"{metric.name} {value_text(metric, metric.mean)} {metric.unit}".rstrip()
+    interval = interval_text(metric)
+    return f"{mean} ({interval})" if interval else mean
+
+
+def describe_excluded_runs(repeats: RepeatSummary) -> str:
+    """Return the sentence that names the INVALID runs that count in no mean, or ""."""
+    if not repeats.excluded_runs:
+        return ""
+    runs = format.counted(len(repeats.runs), "run")
+    verb = "is" if len(repeats.excluded_runs) == 1 else "are"
+    names = ", ".join(repeats.excluded_runs)
+    return (
+        f"{len(repeats.excluded_runs)} of {runs} {verb} INVALID and left out of the means: {names}."
     )
-    counted = format.counted(len(repeats.counted_runs), "run")
-    left_out = f" {left_out_text(repeats)}" if repeats.excluded_runs else ""
-    return f"{counted} of one load: {', '.join(known) or 'no figure of all'}.{left_out}"
 
 
-def _bounds(one: RepeatedMetric) -> str:
-    return f" ({interval_words(one)})" if one.low is not None else ""
+# Several load points
 
 
-def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedMetric]:
-    return (one for one in repeats.metrics if one.metric in TIGHT_METRICS)
+def load_points_headline(repeats_by_point: Mapping[str, RepeatSummary]) -> str:
+    """Return what was repeated in one sentence, after a mark for a simulation."""
+    is_simulated = any(repeats.simulated for repeats in repeats_by_point.values())
+    mark = "SIMULATED: " if is_simulated else ""
+    return f"{mark}{describe_repeated_points(repeats_by_point)}"
 
 
-def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
-    """What was repeated, in one sentence."""
-    return ("SIMULATED: " if any(one.simulated for _, one in levels) else "") + sentence_of_levels(
-        levels
-    )
+def describe_repeated_points(repeats_by_point: Mapping[str, RepeatSummary]) -> str:
+    """Return how many load points were repeated, and how often."""
+    run_counts = [len(repeats.runs) for repeats in repeats_by_point.values()]
+    points = format.counted(len(repeats_by_point), "load point")
+    runs = format.counted(max(run_counts, default=0), "run")
+    return f"{points} with up to {runs} each: {', '.join(repeats_by_point)}."
 
 
-def sentence_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
-    most = max((len(one.runs) for _, one in levels), default=0)
-    return f"A sweep of {format.counted(len(levels), 'level')}, up to {most} times: {', '.join(dict(levels))}."
+def load_points_table(repeats_by_point: Mapping[str, RepeatSummary]) -> Table:
+    """Return a table with a row for each load point: its metrics as means ± half an interval."""
+    rows = []
+    for name, repeats in repeats_by_point.items():
+        metrics = {metric.metric: metric for metric in repeats.metrics}
+        cells = [_mean_with_half_width(metrics.get(path)) for path in LOAD_POINT_METRICS]
+        rows.append((name, _describe_run_count(repeats), *cells))
+    return Table(("load point", "runs", *LOAD_POINT_METRICS.values()), rows)
 
 
-OF_LEVELS = (
-    "latencies in ms; the mean of the runs, and half its 95 % interval by the spread between them"
-)
-
-
-def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> Table:
-    """Levels that were repeated: each figure as its mean with half its interval."""
-    paths = (
-        "tokens.steady_output_per_s",
-        "ttft_ms.p50",
-        "ttft_ms.p99",
-        "tpot_ms.p50",
-        "tpot_ms.p99",
-        "e2e_ms.p50",
-    )
-    head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
-    rows: list[tuple[str, ...]] = []
-    for name, repeats in levels:
-        figures = {one.metric: one for one in repeats.metrics}
-        cells = (_with_half(figures.get(path)) for path in paths)
-        rows.append((name, _counted_runs_text(repeats), *cells))
-    return Table(head, rows)
-
-
-def _counted_runs_text(repeats: RepeatSummary) -> str:
-    """Return how many runs the means of a level are of, and how many are not valid."""
+def _describe_run_count(repeats: RepeatSummary) -> str:
+    """Return how many runs the means of a load point are of, and how many are INVALID."""
     if not repeats.valid:
-        return f"{len(repeats.runs)} (not valid)"
+        return f"{len(repeats.runs)} (INVALID)"
     if repeats.excluded_runs:
         return f"{len(repeats.counted_runs)} ({len(repeats.excluded_runs)} INVALID)"
     return str(len(repeats.runs))
 
 
-def _with_half(one: RepeatedMetric | None) -> str:
-    if one is None:
+def _mean_with_half_width(metric: RepeatedMetric | None) -> str:
+    """Return a mean with half of its interval, for example "71.5 ±0.6 %"."""
+    if metric is None:
         return format.NONE
-    half = "" if one.half_width is None else f" ±{one.half_width * 100:.1f} %"
-    return f"{value_words(one, one.mean)}{half}"
-
-
-def legend(repeats: RepeatSummary) -> str:
-    if len(repeats.counted_runs) < 2:
-        return "One run has no spread between runs, and no interval that holds for another start of the server."
-    text = (
-        "Interval: of the mean, by Student's t from the spread between runs (standard deviation). "
-    )
-    text += "It holds for starts and times like these."
-    if repeats.tight is not None and repeats.within is not None:
-        known = "TTFT, TPOT and E2E p50 and output tokens/s are"
-        not_yet = "" if repeats.tight else "not "
-        text += f" {known} {not_yet}known to {repeats.within * 100:g} %."
-    return text
-
-
-def value_words(one: RepeatedMetric, value: float | None) -> str:
-    return format.percent(value) if one.metric in SHARE_PATHS else format.quantity(value)
-
-
-def _spread(one: RepeatedMetric) -> str:
-    if one.spread is None:
-        return format.NONE
-    return f"{one.spread * 100:.1f} {'points' if one.metric in SHARE_PATHS else '%'}"
+    mean = value_text(metric, metric.mean)
+    if metric.half_width is None:
+        return mean
+    return f"{mean} ±{metric.half_width * 100:.1f} %"

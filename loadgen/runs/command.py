@@ -34,7 +34,7 @@ from loadgen.core.errors import (
     most_severe,
 )
 from loadgen.core.metrics.summary import NamedSummary
-from loadgen.repeated.repeat_loop import finish
+from loadgen.repeated.repeat_loop import write_repeat_summary
 from loadgen.runs.builds import KeptByBuild, kept_by_build
 
 if TYPE_CHECKING:
@@ -287,8 +287,8 @@ def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: b
     """Execute one run per concurrency and print a table of all."""
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
-    from loadgen.runs import sweep_report
-    from loadgen.runs.sweep_curve import curve
+    from loadgen.runs.sweep_curve import build_curve
+    from loadgen.runs.sweep_report import sweep_report
 
     show.begin(len(plan.workloads), at_most=False)
     with _open_series(invocation, plan, show) as series:
@@ -298,7 +298,7 @@ def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: b
             documents = [dump_summary(summary).strip() for _, summary in series.runs]
             sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
         else:  # the same table as `loadgen report` of the folder
-            print_report(sweep_report.report(curve(series.runs)))
+            print_report(sweep_report(build_curve(series.runs)))
             say(f"results in {series.folder}")
     return Outcome(series.runs, is_complete)
 
@@ -307,22 +307,22 @@ def _run_repeatedly(
     invocation: Invocation, plan: RunPlan, repetition: Repetition, show: Show, *, as_json: bool
 ) -> Outcome:
     """Execute the same load several times and print the spread between the runs."""
-    from loadgen.repeated.repeat_loop import repeat, seeded
-    from loadgen.runs import repeats_report
-    from loadgen.runs.sweep_curve import curve
+    from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
+    from loadgen.runs.repeats_report import repeats_report
+    from loadgen.runs.sweep_curve import build_curve
 
     (workload,) = plan.workloads.values()
     show.begin(repetition.max_runs, at_most=repetition.count is None)
     with _open_series(invocation, plan, show) as series:
-        is_complete = repeat(
+        is_complete = run_repeats(
             repetition,
             lambda: repetition.is_complete([summary for _, summary in series.runs]),
-            lambda number: series.run(f"r{number}", seeded(workload, number)),
+            lambda number: series.run(f"r{number}", with_repeat_seed(workload, number)),
             virtual=plan.settings.virtual,
             say=say,
         )
-        repeats = finish(series.folder, repetition, series.runs)
-        report = repeats_report.report(repeats, curve(series.runs))
+        repeats = write_repeat_summary(series.folder, repetition, series.runs)
+        report = repeats_report(repeats, build_curve(series.runs))
         print_answer(repeats, report, as_json=as_json)
         folder = shlex.quote(str(series.folder))
         say(

@@ -1,4 +1,7 @@
-"""What a run, or repeats of one, is for a comparison: values, and pure. `loadgen.compare` judges them."""
+"""One side of a comparison: a run, repeats of a run, or the metrics that another tool reported.
+
+Pure. `loadgen.compare` compares two sides.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,18 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest, TargetFacts
 from loadgen.runs.headline import promises
 
+DATE_AND_TIME_LENGTH = len("2026-11-29T22:08:38")
+
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its summary, and its rows if they were kept (`record.ROW`, all stages)."""
+    """One run of a side.
+
+    Attributes:
+        name: The name of its directory.
+        summary: Its summary.
+        manifest: Its manifest. None if only the summary was kept.
+        rows: Its records (`record.ROW`) of all stages. None if only the summary was kept.
+    """
 
     name: str
     summary: Summary
@@ -24,68 +36,91 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def targets(self) -> tuple[TargetFacts, ...]:
+        """The targets that received the load."""
         return tuple(part.target for part in self.summary.targets) or (self.summary.target,)
 
     def measured(self) -> Columns | None:
-        """The rows of measured stages as columns; None without rows."""
+        """Return the records of the measured stages as columns, or None without records."""
         if self.rows is None or self.manifest is None:
             return None
         return Columns(self.rows, is_measured(self.manifest, self.rows))
 
 
 class SideFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side of a comparison is, in words; "" where it is not known."""
+    """What a side of a comparison is, as text. A field is empty if it is not known.
+
+    Attributes:
+        name: The name of the side.
+        tool: The tool that measured it, with its version.
+        workload: The workload.
+        load: The load.
+        model: The model.
+        server: The server with its version.
+        url: The address of the target.
+        started: When the first run started.
+        slo: The objectives.
+        runs: The number of runs.
+    """
 
     name: str = ""
-    tool: str = ""  # that measured it, with its version
+    tool: str = ""
     workload: str = ""
     load: str = ""
     model: str = ""
-    server: str = ""  # with its version
+    server: str = ""
     url: str = ""
-    started: str = ""  # when the first run started
+    started: str = ""
     slo: str = ""
     runs: int = 0
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a comparison: a run, repeats of it, or the figures that another tool reported.
+    """One side of a comparison.
 
-    `told` holds the figures of another tool by path, and `described` what else it reported.
+    Attributes:
+        name: The name of the side.
+        runs: The runs. Empty for a result of another tool.
+        reported_metrics: The metrics that another tool reported, by their paths.
+        notes: What the reader of the comparison has to know about the side.
+        reported_facts: What else another tool reported.
     """
 
     name: str
     runs: tuple[ComparedRun, ...] = ()
-    told: dict[str, float] = {}
+    reported_metrics: dict[str, float] = {}
     notes: tuple[str, ...] = ()
-    described: SideFacts = SideFacts()
+    reported_facts: SideFacts = SideFacts()
 
     @property
     def facts(self) -> SideFacts:
-        """What the side is, in words. Of repeats with different values, all of them."""
+        """What the side is, as text. If repeats have different values, all of them are named."""
         if not self.runs:
-            return msgspec.structs.replace(self.described, name=self.name)
+            return msgspec.structs.replace(self.reported_facts, name=self.name)
         summaries = [run.summary for run in self.runs]
+        targets = [target for run in self.runs for target in run.targets]
+        first_start = min(summary.run.started for summary in summaries)
         return SideFacts(
             name=self.name,
-            tool=_joined(f"loadgen {summary.run.version}" for summary in summaries),
-            workload=_joined(summary.run.workload or summary.run.name for summary in summaries),
-            load=_joined(summary.load.arrival for summary in summaries),
-            model=_joined(target.model for run in self.runs for target in run.targets),
-            server=_joined(_server(target) for run in self.runs for target in run.targets),
-            url=_joined(target.url or target.name for run in self.runs for target in run.targets),
-            started=min(summary.run.started for summary in summaries)[:19].replace("T", " "),
-            slo=_joined(", ".join(promises(summary)) for summary in summaries),
+            tool=_join_unique(f"loadgen {summary.run.version}" for summary in summaries),
+            workload=_join_unique(
+                summary.run.workload or summary.run.name for summary in summaries
+            ),
+            load=_join_unique(summary.load.arrival for summary in summaries),
+            model=_join_unique(target.model for target in targets),
+            server=_join_unique(_describe_server(target) for target in targets),
+            url=_join_unique(target.url or target.name for target in targets),
+            started=first_start[:DATE_AND_TIME_LENGTH].replace("T", " "),
+            slo=_join_unique(", ".join(promises(summary)) for summary in summaries),
             runs=len(self.runs),
         )
 
 
-def _server(target: TargetFacts) -> str:
-    """Return what answered: the server with its version, marked if it is simulated."""
+def _describe_server(target: TargetFacts) -> str:
+    """Return the server with its version, marked if it is simulated."""
     software = f"{target.server} {target.version}".strip()
     return f"simulated {software}".rstrip() if target.simulated else software
 
 
-def _joined(values: Iterable[str]) -> str:
-    """Return the different values in order of their first appearance."""
+def _join_unique(values: Iterable[str]) -> str:
+    """Return the different values, without empty ones, in order of their first appearance."""
     return "; ".join(dict.fromkeys(value for value in values if value))

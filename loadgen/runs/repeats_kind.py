@@ -1,4 +1,4 @@
-"""Repeats of one load, or of a sweep: each figure's mean and its interval by the spread between the runs."""
+"""The result kind of repeats: of one load, or of each load point of a sweep."""
 
 from __future__ import annotations
 
@@ -22,140 +22,181 @@ from loadgen.result_kinds import (
     RegeneratedFile,
     ResultFunctions,
 )
-from loadgen.runs import repeats_report, run_directory_kind
+from loadgen.runs import run_directory_kind
 from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import stored_summaries
-from loadgen.runs.sweep_curve import average_repeats, curve
+from loadgen.runs.load_point_results import average_repeats
+from loadgen.runs.repeats_report import repeated_sweep_report, repeats_report
+from loadgen.runs.sweep_curve import build_curve
+
+SINGLE_LOAD = ""
+"""The name of the load if only one was repeated."""
 
 
-class _OfSweep(msgspec.Struct, frozen=True):
-    """`repeats.json` of a sweep that was repeated, and of a validation."""
+class _RepeatedLoadPoints(msgspec.Struct, frozen=True, rename={"by_name": "levels"}):
+    """`repeats.json` of several loads: of a repeated sweep, and of a validation."""
 
-    levels: dict[str, RepeatSummary]
+    by_name: dict[str, RepeatSummary]
 
 
 class StoredRepeats(NamedTuple):
     """Stored repeats, with summaries that are computed from their records.
 
     Attributes:
-        made: The summary of the repeats by load point, under "" if there is one load.
+        runs: The name and the summary of each run.
+        by_load_point: The summary of the repeats by load point, under SINGLE_LOAD if there is one.
     """
 
-    folder: Path
     runs: tuple[NamedSummary, ...]
-    made: dict[str, RepeatSummary]
+    by_load_point: dict[str, RepeatSummary]
+
+    @property
+    def single_load(self) -> RepeatSummary | None:
+        """The summary of the repeats if only one load was repeated."""
+        return self.by_load_point.get(SINGLE_LOAD)
 
 
-def load(folder: Path) -> StoredRepeats:
-    """Raises UserError for damaged files, and for runs that are no repeats of each other."""
-    stored = _stored(folder)
-    named = run_directory_kind.computed_summaries(folder, runs(folder))
-    if list(stored) == [""]:
-        run_directory_kind.one_recipe(folder, named)
-        return StoredRepeats(
-            folder, named, {"": summarize_repeats(named, within=stored[""].within)}
-        )
-    by_name = dict(named)
-    made = {
-        level: summarize_repeats(
-            [NamedSummary(run, by_name[run]) for run in one.runs if run in by_name],
-            within=one.within,
-        )
-        for level, one in stored.items()
-    }
-    return StoredRepeats(folder, named, made)
+# Reading
 
 
-def _stored(folder: Path) -> dict[str, RepeatSummary]:
-    file = folder / repeats.FILE
-    data, what = file.read_bytes(), "the summary of repeats"
+def load(output_dir: Path) -> StoredRepeats:
+    """Read repeats and summarize them again, from their records.
+
+    Raises UserError for damaged files, and for runs that are no repeats of each other.
+    """
+    stored = _read_summaries(output_dir)
+    runs = run_directory_kind.computed_summaries(output_dir, run_dirs(output_dir))
+    if list(stored) == [SINGLE_LOAD]:
+        run_directory_kind.check_same_recipe(output_dir, runs)
+        summary = summarize_repeats(runs, within=stored[SINGLE_LOAD].within)
+        return StoredRepeats(runs, {SINGLE_LOAD: summary})
+    run_by_name = {run.name: run for run in runs}
+    summaries = {}
+    for point_name, summary in stored.items():
+        runs_of_point = [run_by_name[name] for name in summary.runs if name in run_by_name]
+        summaries[point_name] = summarize_repeats(runs_of_point, within=summary.within)
+    return StoredRepeats(runs, summaries)
+
+
+def _read_summaries(output_dir: Path) -> dict[str, RepeatSummary]:
+    """Return the stored summaries by load point. Raises UserError for a damaged file."""
+    path = output_dir / repeats.FILE
+    data = path.read_bytes()
+    description = "the summary of repeats"
+    if _has_several_loads(data):
+        return decode_json(data, _RepeatedLoadPoints, str(path), description).by_name
+    return {SINGLE_LOAD: decode_json(data, RepeatSummary, str(path), description)}
+
+
+def _has_several_loads(data: bytes) -> bool:
+    """Return whether the content of `repeats.json` is that of several loads."""
     try:
-        is_sweep = "levels" in msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return "levels" in msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
-        is_sweep = False
-    if is_sweep:
-        return decode_json(data, _OfSweep, str(file), what).levels
-    return {"": decode_json(data, RepeatSummary, str(file), what)}
+        return False
 
 
-def runs(folder: Path) -> list[Path]:
-    """Those in the folder; of a sweep those of its levels."""
-    if found := run_folder.runs_in(folder):
-        return found
-    named = dict.fromkeys(run for one in _stored(folder).values() for run in one.runs)
-    return [folder / name for name in named if run_folder.is_run(folder / name)]
+def run_dirs(output_dir: Path) -> list[Path]:
+    """Return the directories of the runs.
+
+    Repeats of several loads have them one level deeper, so that their names come from the file.
+    """
+    directories = run_folder.runs_in(output_dir)
+    if directories:
+        return directories
+    names = [name for summary in _read_summaries(output_dir).values() for name in summary.runs]
+    paths = [output_dir / name for name in dict.fromkeys(names)]
+    return [path for path in paths if run_folder.is_run(path)]
 
 
-def headline(found: StoredRepeats) -> str:
-    if "" in found.made:
-        return repeats_text.headline(found.made[""])
-    return repeats_text.headline_of_levels(list(found.made.items()))
+# Reporting
 
 
-def report(found: StoredRepeats) -> Report:
-    levels = curve(found.runs)
-    if "" in found.made:
-        return repeats_report.report(found.made[""], levels)
-    return repeats_report.report_of_levels(list(found.made.items()), levels)
+def headline(stored: StoredRepeats) -> str:
+    """Return the result of the repeats in one sentence."""
+    if stored.single_load is not None:
+        return repeats_text.headline(stored.single_load)
+    return repeats_text.load_points_headline(stored.by_load_point)
 
 
-def document(found: StoredRepeats) -> bytes:
+def report(stored: StoredRepeats) -> Report:
+    """Return the report of the repeats."""
+    curve = build_curve(stored.runs)
+    if stored.single_load is not None:
+        return repeats_report(stored.single_load, curve)
+    return repeated_sweep_report(stored.by_load_point, curve)
+
+
+def document(stored: StoredRepeats) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return run_directory_kind.dump_summaries(found.runs)
+    return run_directory_kind.dump_summaries(stored.runs)
 
 
-def code(found: StoredRepeats, strict: bool) -> int:
+def code(stored: StoredRepeats, strict: bool) -> int:
     """Return the most severe exit code of the runs."""
-    return run_directory_kind.most_severe_exit_code(found.runs, strict)
+    return run_directory_kind.most_severe_exit_code(stored.runs, strict)
 
 
-def list_row(folder: Path) -> ListRow:
-    found = stored_summaries(folder, runs(folder))
-    stored = _stored(folder)
-    interval = _interval(stored[""], found) if found and "" in stored else None
-    return ListRow(runs=found, interval=interval)
+def list_row(output_dir: Path) -> ListRow:
+    """Return the row of the repeats in the list of results."""
+    runs = stored_summaries(output_dir, run_dirs(output_dir))
+    summary = _read_summaries(output_dir).get(SINGLE_LOAD)
+    interval = _throughput_interval(summary, runs) if runs and summary is not None else None
+    return ListRow(runs=runs, interval=interval)
 
 
-def _interval(stored: RepeatSummary, named: tuple[NamedSummary, ...]) -> RateInterval | None:
-    """Return the interval of the mean output rate of repeats, or None if it is not known."""
-    rate = next(
-        (figure for figure in stored.metrics if figure.metric == "tokens.steady_output_per_s"), None
+def _throughput_interval(
+    summary: RepeatSummary, runs: tuple[NamedSummary, ...]
+) -> RateInterval | None:
+    """Return the interval of the mean output tokens/s, or None if it is not known."""
+    throughput = next(
+        (metric for metric in summary.metrics if metric.metric == "tokens.steady_output_per_s"),
+        None,
     )
-    if rate is None or rate.low is None or rate.high is None:
+    if throughput is None or throughput.low is None or throughput.high is None:
         return None
-    per_user = average_repeats(curve(named).levels).per_user
+    per_user = average_repeats(build_curve(runs).load_points).per_user
     if per_user is None:
         return None
-    return RateInterval(per_user=per_user, low=rate.low, high=rate.high)
+    return RateInterval(per_user=per_user, low=throughput.low, high=throughput.high)
 
 
-def compare_side(folder: Path) -> Side:
-    """One side. Raises UserError for a sweep that was repeated: its levels are other loads."""
-    levels = [level for level in _stored(folder) if level]
-    if levels:
-        what = f"a sweep that was repeated holds several loads: {', '.join(levels)}"
-        raise UserError("mismatch", what, str(folder), "name the folder of a run in it")
-    return run_directory_kind.of_repeats(folder, runs(folder))
+def compare_side(output_dir: Path) -> Side:
+    """Return the repeats as one side of a comparison.
 
-
-def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    def again(before: RepeatSummary) -> RepeatSummary:
-        return summarize_repeats(
-            [NamedSummary(name, run_folder.kept_summary(folder / name)) for name in before.runs],
-            within=before.within,
+    Raises UserError for a repeated sweep, which has several loads.
+    """
+    load_points = [name for name in _read_summaries(output_dir) if name != SINGLE_LOAD]
+    if load_points:
+        raise UserError(
+            "mismatch",
+            f"a repeated sweep has several loads: {', '.join(load_points)}",
+            str(output_dir),
+            "give the directory of one of its runs",
         )
+    return run_directory_kind.repeats_as_side(output_dir, run_dirs(output_dir))
 
-    made = {level: again(one) for level, one in _stored(folder).items()}
-    yield RegeneratedFile(
-        repeats.FILE, msgspec.json.encode(made.get("", {"levels": made})), SUMMARIES
-    )
+
+def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield `repeats.json`, computed again from the stored summaries of the runs."""
+    summaries = {
+        name: _summarize_again(output_dir, stored)
+        for name, stored in _read_summaries(output_dir).items()
+    }
+    document = summaries.get(SINGLE_LOAD) or {"levels": summaries}
+    yield RegeneratedFile(repeats.FILE, msgspec.json.encode(document), SUMMARIES)
+
+
+def _summarize_again(output_dir: Path, stored: RepeatSummary) -> RepeatSummary:
+    runs = [NamedSummary(name, run_folder.kept_summary(output_dir / name)) for name in stored.runs]
+    return summarize_repeats(runs, within=stored.within)
 
 
 FUNCTIONS = ResultFunctions(
     load=load,
     headline=headline,
     report=report,
-    runs=runs,
+    runs=run_dirs,
     list_row=list_row,
     compare_side=compare_side,
     regenerate=regenerate,

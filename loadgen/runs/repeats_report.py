@@ -1,4 +1,7 @@
-"""The report of repeats: of one load, or of each level of a sweep. Pure; its words are those of `loadgen.repeated.repeats_text`."""
+"""The report of repeats: of one load, or of each load point of a sweep. Pure.
+
+The sentences and tables are in `loadgen.repeated.repeats_text`.
+"""
 
 from __future__ import annotations
 
@@ -21,180 +24,243 @@ from loadgen.render.section import (
 )
 from loadgen.repeated import repeats_text
 from loadgen.repeated.repeats import RepeatedMetric, RepeatSummary
-from loadgen.runs import sweep_report
+from loadgen.runs import sweep_charts, sweep_report
+from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.sweep_curve import SweepCurve
 
+RUN_TABLE_HEADER = (
+    "run",
+    "seed",
+    "SLO",
+    "ok",
+    "req/s",
+    "tokens/s",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "E2E p50",
+    "SLO attainment",
+)
 
-def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
-    """Of repeats of one load. `runs`: each run as a level."""
-    tiles = [
-        Tile(one.name, repeats_text.value_words(one, one.mean), one.unit, _beside(one))
-        for one in repeats_text.main_figures(repeats)
+
+def repeats_report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
+    """Return the report of repeats of one load. `runs` has each run as a load point."""
+    slo = _describe_slo_outcome(repeats, runs)
+    answer = [
+        Paragraph(
+            repeats_text.describe_repeats(repeats), "good" if repeats.valid else "bad", large=True
+        )
     ]
+    answer += slo
+    title = f"{format.counted(len(repeats.runs), 'repeat')} of one load"
+    numbers = [_key_number(metric) for metric in repeats_text.key_metrics(repeats)]
     return _report(
-        f"{format.counted(len(repeats.runs), 'run')} of one load",
-        [
-            Paragraph(
-                repeats_text.sentence(repeats), "good" if repeats.valid else "bad", large=True
-            ),
-            *_slo(repeats, runs),
-        ],
+        title,
+        answer,
         runs,
         {"": repeats},
-        section("", Tiles(tiles), sweep_report.measured(runs)),
-        section(
-            "Figures",
-            repeats_text.figures_table(repeats),
-            Paragraph(repeats_text.legend(repeats), "soft"),
-            Charts(list(_charts(repeats))),
-        ),
-    )
-
-
-def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCurve) -> Report:
-    """Of a sweep that was repeated. `runs`: each run of each of its levels."""
-    return _report(
-        f"{format.counted(len(levels), 'level')}, repeated",
-        [Paragraph(repeats_text.sentence_of_levels(levels), large=True)],
-        runs,
-        dict(levels),
-        section("", sweep_report.measured(runs)),
-        section(
-            "Levels",
-            repeats_text.levels_table(levels),
-            Paragraph(f"{repeats_text.OF_LEVELS}.", "soft"),
-        ),
-        *(
+        sections=[
+            section("", Tiles(numbers), sweep_report.measured_facts(runs)),
             section(
-                f"{level}: {format.counted(len(repeats.runs), 'run')}",
-                repeats_text.figures_table(repeats),
-                folded=True,
-            )
-            for level, repeats in levels
-        ),
+                "Metrics",
+                repeats_text.metric_table(repeats),
+                Paragraph(repeats_text.describe_interval(repeats), "soft"),
+                Charts(list(_metric_charts(repeats))),
+            ),
+        ],
+        brief=[
+            section("", _describe_repeated_load(repeats, runs)),
+            section("", repeats_text.brief_metric_table(repeats), indented=True),
+            section("", *slo, *_describe_validity(repeats), indented=True),
+        ],
     )
 
 
-def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Paragraph]:
-    """In how many of the runs the SLO was met, and which missed it; nothing where nothing is promised."""
-    if not runs.slo:
-        return
-    sound = [level for level in runs.levels if level.valid]
-    over = {level.name for level in sound if level.slo_met is False}
-    missed = [name for name in repeats.runs if name in over]
-    met = sum(level.slo_met is True for level in sound)
-    kind: Kind = "bad" if missed else "good" if met == len(runs.levels) else "warn"
-    ends = f"; missed by {', '.join(missed)}" if missed else ""
-    yield Paragraph(
-        f"SLO met by {met} of {format.counted(len(runs.levels), 'run')}{ends}: {runs.slo}.", kind
+def repeated_sweep_report(
+    repeats_by_point: Mapping[str, RepeatSummary], runs: SweepCurve
+) -> Report:
+    """Return the report of a repeated sweep. `runs` has each run of each load point."""
+    point_sections = [
+        section(
+            f"{name}: {format.counted(len(repeats.runs), 'run')}",
+            repeats_text.metric_table(repeats),
+            folded=True,
+        )
+        for name, repeats in repeats_by_point.items()
+    ]
+    sentence = repeats_text.describe_repeated_points(repeats_by_point)
+    table = repeats_text.load_points_table(repeats_by_point)
+    units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
+    return _report(
+        f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
+        [Paragraph(sentence, large=True)],
+        runs,
+        repeats_by_point,
+        sections=[
+            section("", sweep_report.measured_facts(runs)),
+            section("Load points", table, units),
+            *point_sections,
+        ],
+        brief=[
+            section("", f"{runs.workload} on {runs.target}, {sentence}"),
+            section("", table, units, indented=True),
+        ],
     )
 
 
 def _report(
-    what: str,
+    title: str,
     answer: Sequence[Paragraph],
     runs: SweepCurve,
-    made: Mapping[str, RepeatSummary],
-    *sections: Section,
+    repeats_by_point: Mapping[str, RepeatSummary],
+    *,
+    sections: Sequence[Section],
+    brief: Sequence[Section],
 ) -> Report:
-    valid = all(one.valid for one in made.values())
-    seeds = {
-        run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)
-    }
-    marks = [simulated_notice()] if any(one.simulated for one in made.values()) else []
-    marks += [
-        Notice("INVALID", repeats_text.left_out_text(one), "warn")
-        for one in made.values()
-        if one.excluded_runs
-    ]
+    """Return the report of repeats, with their warnings and the table of all runs."""
+    is_valid = all(repeats.valid for repeats in repeats_by_point.values())
+    verdict = Notice("INVALID", repeats_text.NO_VALID_RUN, "bad")
+    if is_valid:
+        verdict = Notice("VALID", "the means are those of valid measurements", "good")
     return Report(
-        title=" · ".join(filter(None, (runs.workload, runs.model, what))),
-        page_title=f"{runs.workload}: {what}",
+        title=" · ".join(filter(None, (runs.workload, runs.model, title))),
+        page_title=f"{runs.workload}: {title}",
         generated_by=f"loadgen {runs.version} report of repeats",
-        verdict=Notice("VALID", "the means are those of valid measurements", "good")
-        if valid
-        else Notice("INVALID", repeats_text.NO_VALID_RUN, "bad"),
-        notices=marks,
+        verdict=verdict,
+        notices=_warnings(repeats_by_point),
         headline=answer,
-        sections=[*sections, _runs(runs, seeds)],
+        sections=[*sections, _run_section(runs, repeats_by_point)],
+        brief=brief,
     )
 
 
-def _beside(one: RepeatedMetric) -> str:
-    return (
-        f"95 % interval of the mean {repeats_text.interval_words(one)}"
-        if one.low is not None
-        else "one run: no interval"
-    )
+def _warnings(repeats_by_point: Mapping[str, RepeatSummary]) -> list[Notice]:
+    """Return what has to be known before the means: a simulation, and runs that are left out."""
+    warnings = []
+    if any(repeats.simulated for repeats in repeats_by_point.values()):
+        warnings.append(simulated_notice())
+    for repeats in repeats_by_point.values():
+        excluded = repeats_text.describe_excluded_runs(repeats)
+        if excluded:
+            warnings.append(Notice("INVALID", excluded, "warn"))
+    return warnings
 
 
-def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
-    """For each of the main figures its value in each run, with the mean and its interval."""
-    run_names = repeats.counted_runs
-    numbers = [float(number) for number in range(1, len(run_names) + 1)]
-    if len(numbers) < 2:
+# One load
+
+
+def _describe_repeated_load(repeats: RepeatSummary, runs: SweepCurve) -> str:
+    """Return what was repeated, for example "rag on sim, poisson 10/s, 3 runs"."""
+    load = runs.load_points[0].short_label
+    return f"{runs.workload} on {runs.target}, {load}: {format.counted(len(repeats.runs), 'run')}"
+
+
+def _describe_slo_outcome(repeats: RepeatSummary, runs: SweepCurve) -> list[Paragraph]:
+    """Return in how many of the runs the SLO was met, and which missed it. Empty without an SLO."""
+    if not runs.slo:
+        return []
+    valid_points = [point for point in runs.load_points if point.valid]
+    missed_names = {point.name for point in valid_points if point.slo_met is False}
+    missed_runs = [name for name in repeats.runs if name in missed_names]
+    met_count = sum(point.slo_met is True for point in valid_points)
+    run_count = len(runs.load_points)
+    kind: Kind = "warn"
+    if missed_runs:
+        kind = "bad"
+    elif met_count == run_count:
+        kind = "good"
+    missed = f"; missed by {', '.join(missed_runs)}" if missed_runs else ""
+    total = format.counted(run_count, "run")
+    return [Paragraph(f"SLO met in {met_count} of {total}{missed}: {runs.slo}.", kind)]
+
+
+def _describe_validity(repeats: RepeatSummary) -> list[Paragraph]:
+    """Return that no run is valid. Empty if one is, because a valid result needs no comment."""
+    return [] if repeats.valid else [Paragraph(f"INVALID: {repeats_text.NO_VALID_RUN}", "bad")]
+
+
+def _key_number(metric: RepeatedMetric) -> Tile:
+    """Return the mean of a metric as a headline number, with its interval."""
+    interval = repeats_text.interval_text(metric)
+    note = f"95 % CI {interval}" if interval else "one run: no interval"
+    return Tile(metric.name, repeats_text.value_text(metric, metric.mean), metric.unit, note)
+
+
+def _metric_charts(repeats: RepeatSummary) -> Iterator[Chart]:
+    """Yield for each key metric a chart with its value in each run, its mean and its interval.
+
+    Nothing is yielded for a single run.
+    """
+    if len(repeats.counted_runs) < 2:
         return
-    for one in repeats_text.main_figures(repeats):
-        low, high = one.low, one.high
-        dots = Series(
-            x=numbers,
-            y=one.values,
-            color="c1",
-            width=0,
-            dots=True,
-            labels=run_names,
-            links=tuple(map(sweep_report.address, run_names)),
-        )
-        yield Chart(
-            title=one.name,
-            note=f"a point for each run; shaded: the {repeats.confidence:.0%} interval of the mean".replace(
-                "%", " %"
-            ),
-            x=Axis(label="run", min=0.5, max=len(numbers) + 0.5, integer_ticks=True),
-            y=Axis(label=one.unit, unit=one.unit),
-            series=(dots,),
-            bands=()
-            if low is None or high is None
-            else (Band(start=low, end=high, color="good", across=True),),
-            marks=(Mark(y=one.mean, label="mean", color="good", extends_axis=True),),
-        )
+    for metric in repeats_text.key_metrics(repeats):
+        yield _metric_chart(metric, repeats)
 
 
-def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
-    head = (
-        "run",
-        "seed",
-        "verdict",
-        "ok",
-        "req/s",
-        "tokens/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "TPOT p99",
-        "E2E p50",
+def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
+    run_names = repeats.counted_runs
+    run_numbers = [float(number) for number in range(1, len(run_names) + 1)]
+    values = Series(
+        x=run_numbers,
+        y=metric.values,
+        color="c1",
+        width=0,
+        dots=True,
+        labels=run_names,
+        links=tuple(map(sweep_charts.run_link, run_names)),
     )
-    cells = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50")
+    bands: tuple[Band, ...] = ()
+    if metric.low is not None and metric.high is not None:
+        bands = (Band(start=metric.low, end=metric.high, color="good", across=True),)
+    confidence = f"{repeats.confidence * 100:g} %"
+    return Chart(
+        title=metric.name,
+        note=f"a point for each run; shaded: {confidence} confidence interval of the mean",
+        x=Axis(label="run", min=0.5, max=len(run_numbers) + 0.5, integer_ticks=True),
+        y=Axis(label=metric.unit, unit=metric.unit),
+        series=(values,),
+        bands=bands,
+        marks=(Mark(y=metric.mean, label="mean", color="good", extends_axis=True),),
+    )
+
+
+# The runs
+
+
+def _run_section(runs: SweepCurve, repeats_by_point: Mapping[str, RepeatSummary]) -> Section:
+    """Return the section with a row for each run, in the order in which they ran."""
+    seeds = {
+        name: seed
+        for repeats in repeats_by_point.values()
+        for name, seed in zip(repeats.runs, repeats.seeds, strict=True)
+    }
+    order = list(seeds)
+
+    def position(point: LoadPointResult) -> int:
+        return order.index(point.name) if point.name in seeds else -1
+
     rows = [
-        (
-            level.name,
-            str(seeds.get(level.name) if seeds.get(level.name) is not None else format.NONE),
-            sweep_report.verdict(level),
-            format.count(level.ok),
-            format.quantity(level.requests_per_s),
-            format.quantity(level.output_per_s),
-            *(sweep_report.level_ms(level, name) for name in cells),
-            format.percent(level.goodput),
-        )
-        for level in sorted(
-            runs.levels,
-            key=lambda level: list(seeds).index(level.name) if level.name in seeds else -1,
-        )
+        _run_row(point, seeds.get(point.name)) for point in sorted(runs.load_points, key=position)
     ]
-    pages = Links("The summary of each run", [(run, sweep_report.address(run)) for run in seeds])
+    links = [(name, sweep_charts.run_link(name)) for name in seeds]
     return section(
         "Runs",
-        Table((*head, "within SLO"), rows),
-        Paragraph("Latencies in ms; ~: too few samples.", "soft"),
-        pages,
+        Table(RUN_TABLE_HEADER, rows),
+        Paragraph(sweep_report.BRIEF_UNITS, "soft"),
+        Links("The summary of each run", links),
+    )
+
+
+def _run_row(point: LoadPointResult, seed: int | None) -> tuple[str, ...]:
+    """Return the cells of a run under RUN_TABLE_HEADER."""
+    return (
+        point.name,
+        format.NONE if seed is None else str(seed),
+        sweep_report.slo_label(point),
+        format.count(point.ok),
+        format.quantity(point.requests_per_s),
+        format.quantity(point.output_per_s),
+        *(sweep_report.latency_cell(point, name) for name in sweep_report.LATENCIES),
+        format.percent(point.slo_attainment),
     )

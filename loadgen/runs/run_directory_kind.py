@@ -1,4 +1,7 @@
-"""Runs of one load side by side in a folder, at several levels or again and again; what a folder of them answers."""
+"""The result kind of a directory of runs without a file that describes them.
+
+The runs are load points of one workload, or repeats of one load.
+"""
 
 from __future__ import annotations
 
@@ -8,192 +11,234 @@ from typing import NamedTuple, Never
 
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
-from loadgen.core.metrics.summary import NamedSummary, dump_summary, exit_code
+from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
 from loadgen.render.section import Report
 from loadgen.repeated import capacity, repeats_text
+from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
-from loadgen.runs import repeats_report, sweep_report
+from loadgen.runs import sweep_report
 from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.headline import same_slo
 from loadgen.runs.kind import capacity_facts, capacity_in, compared
-from loadgen.runs.sweep_curve import SweepCurve, curve
+from loadgen.runs.repeats_report import repeats_report
+from loadgen.runs.sweep_curve import SweepCurve, build_curve
 
 
 class StoredRuns(NamedTuple):
     """The runs of a directory, with summaries that are computed from their records.
 
     Attributes:
-        levels: Whether they are load points of one workload, and not repeats of one load.
+        output_dir: The directory.
+        runs: The name and the summary of each run.
+        are_load_points: Whether they are load points of one workload, and not repeats of one load.
     """
 
-    folder: Path
+    output_dir: Path
     runs: tuple[NamedSummary, ...]
-    levels: bool
+    are_load_points: bool
 
 
-def fits(folder: Path) -> bool:
-    return folder.is_dir() and not run_folder.is_run(folder) and bool(runs(folder))
+# Reading
 
 
-def runs(folder: Path) -> list[Path]:
-    return run_folder.runs_in(folder)
+def fits(output_dir: Path) -> bool:
+    """Return whether a directory has runs in it and is not itself a run."""
+    is_run = run_folder.is_run(output_dir)
+    return output_dir.is_dir() and not is_run and bool(run_dirs(output_dir))
 
 
-def existing_runs(folder: Path) -> list[Path]:
-    """Return the directories of the runs in a folder. Raises UserError if there are none."""
-    found = runs(folder)
+def run_dirs(output_dir: Path) -> list[Path]:
+    """Return the directories of the runs in a directory."""
+    return run_folder.runs_in(output_dir)
+
+
+def existing_run_dirs(output_dir: Path) -> list[Path]:
+    """Return the directories of the runs in a directory. Raises UserError if there are none."""
+    found = run_dirs(output_dir)
     if found:
         return found
-    hint = "the command that made it goes on with it, or give the folder of a run"
-    raise UserError("no_result", "no run in this folder yet", str(folder), hint)
+    raise UserError(
+        "no_result",
+        "the directory has no run yet",
+        str(output_dir),
+        "repeat the command that created it to resume, or give the directory of a run",
+    )
 
 
-def load(folder: Path) -> StoredRuns:
-    """Read the runs of a folder. Raises UserError for runs of different work."""
-    named = computed_summaries(folder, existing_runs(folder))
-    levels = len({summary.fingerprints.recipe for _, summary in named}) > 1
-    if levels:
-        of_one_work(folder, named)
-    return StoredRuns(folder, named, levels)
+def load(output_dir: Path) -> StoredRuns:
+    """Read the runs of a directory. Raises UserError for runs of different workloads."""
+    runs = computed_summaries(output_dir, existing_run_dirs(output_dir))
+    recipes = {run.summary.fingerprints.recipe for run in runs}
+    are_load_points = len(recipes) > 1
+    if are_load_points:
+        check_same_workload(output_dir, runs)
+    return StoredRuns(output_dir, runs, are_load_points)
 
 
-def computed_summaries(root: Path, folders: Sequence[Path]) -> tuple[NamedSummary, ...]:
+def computed_summaries(root: Path, directories: Sequence[Path]) -> tuple[NamedSummary, ...]:
     """Return the summaries of runs, computed from their records.
 
     Each is named by its path below `root`.
     """
     return tuple(
-        NamedSummary(run.relative_to(root).as_posix(), run_folder.open_run(run).summary)
-        for run in folders
+        NamedSummary(run_dir.relative_to(root).as_posix(), run_folder.open_run(run_dir).summary)
+        for run_dir in directories
     )
 
 
-def headline(found: StoredRuns) -> str:
-    if not found.levels:
-        return repeats_text.headline(summarize_repeats(found.runs))
-    return sweep_report.headline(curve(found.runs))
+# Reporting
 
 
-def report(found: StoredRuns) -> Report:
-    levels = curve(found.runs)
-    return (
-        sweep_report.report(levels)
-        if found.levels
-        else repeats_report.report(summarize_repeats(found.runs), levels)
-    )
+def headline(stored: StoredRuns) -> str:
+    """Return the result of the runs in one sentence."""
+    if stored.are_load_points:
+        return sweep_report.headline(build_curve(stored.runs))
+    return repeats_text.headline(summarize_repeats(stored.runs))
 
 
-def document(found: StoredRuns) -> bytes:
+def report(stored: StoredRuns) -> Report:
+    """Return the report of the runs."""
+    curve = build_curve(stored.runs)
+    if stored.are_load_points:
+        return sweep_report.sweep_report(curve)
+    return repeats_report(summarize_repeats(stored.runs), curve)
+
+
+def document(stored: StoredRuns) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return dump_summaries(found.runs)
+    return dump_summaries(stored.runs)
 
 
-def dump_summaries(named: Sequence[NamedSummary]) -> bytes:
-    """Return the summaries of named runs as a JSON list."""
-    documents = [dump_summary(summary).decode().rstrip() for _, summary in named]
+def dump_summaries(runs: Sequence[NamedSummary]) -> bytes:
+    """Return the summaries of runs as a JSON list."""
+    documents = [dump_summary(run.summary).decode().rstrip() for run in runs]
     return ("[" + ",\n".join(documents) + "]\n").encode()
 
 
-def code(found: StoredRuns, strict: bool) -> int:
+def code(stored: StoredRuns, strict: bool) -> int:
     """Return the most severe exit code of the runs."""
-    return most_severe_exit_code(found.runs, strict)
+    return most_severe_exit_code(stored.runs, strict)
 
 
-def most_severe_exit_code(named: Sequence[NamedSummary], strict: bool) -> int:
-    """Return the most severe exit code of named runs, 0 if there are none."""
-    codes = [exit_code(summary, strict=strict, reported=True) for _, summary in named]
-    return most_severe(codes)
+def most_severe_exit_code(runs: Sequence[NamedSummary], strict: bool) -> int:
+    """Return the most severe exit code of runs, 0 if there are none."""
+    return most_severe([exit_code(run.summary, strict=strict, reported=True) for run in runs])
 
 
-def compare_side(folder: Path) -> Side:
-    """One side: repeats of one run. Raises UserError for others."""
-    return of_repeats(folder, runs(folder))
+# Comparing
 
 
-def of_repeats(folder: Path, runs: Sequence[Path]) -> Side:
-    """Return the repeats in a folder as one side of a comparison, without those that are INVALID.
+def compare_side(output_dir: Path) -> Side:
+    """Return repeats of one run as one side of a comparison. Raises UserError for other runs."""
+    return repeats_as_side(output_dir, run_dirs(output_dir))
+
+
+def repeats_as_side(output_dir: Path, directories: Sequence[Path]) -> Side:
+    """Return repeats as one side of a comparison, without those that are INVALID.
 
     A side of which every repeat is INVALID keeps them all, and `compare` judges none of it.
     Raises UserError for runs that are not repeats of one another.
     """
-    repeats = tuple(compared(run) for run in runs)
-    one_recipe(folder, [NamedSummary(run.name, run.summary) for run in repeats])
+    repeats = tuple(compared(run_dir) for run_dir in directories)
+    check_same_recipe(output_dir, [NamedSummary(run.name, run.summary) for run in repeats])
     valid_repeats = tuple(run for run in repeats if is_valid(run.summary))
     if not valid_repeats or len(valid_repeats) == len(repeats):
         return Side(name="", runs=repeats)
-    return Side(name="", runs=valid_repeats, notes=(_left_out_note(repeats),))
+    return Side(name="", runs=valid_repeats, notes=(_describe_invalid_repeats(repeats),))
 
 
-def _left_out_note(repeats: Sequence[ComparedRun]) -> str:
+def _describe_invalid_repeats(repeats: Sequence[ComparedRun]) -> str:
     """Return the note that names the INVALID repeats a comparison leaves out, with the reasons."""
     invalid_repeats = [run for run in repeats if not is_valid(run.summary)]
     names = "; ".join(
         f"{run.name} ({'; '.join(run.summary.verdict.reasons)})" for run in invalid_repeats
     )
-    counted = format.counted(len(repeats), "repeat")
+    total = format.counted(len(repeats), "repeat")
     verb = "is" if len(invalid_repeats) == 1 else "are"
-    return f"{len(invalid_repeats)} of {counted} {verb} INVALID and left out: {names}"
+    return f"{len(invalid_repeats)} of {total} {verb} INVALID and left out: {names}"
 
 
-def one_recipe(folder: Path, named: Sequence[NamedSummary]) -> None:
-    """Raises UserError unless all runs have one recipe."""
-    recipes: dict[str, str] = {}
-    for name, summary in named:
-        recipes.setdefault(summary.fingerprints.recipe, name)
-    if len(recipes) > 1:
-        hint = f"name one of them: {folder / next(iter(recipes.values()))}"
-        what = f"not repeats of one run: {', '.join(recipes.values())} have different recipes"
-        raise UserError("mismatch", what, str(folder), hint)
+def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
+    """Raise UserError unless all runs requested the same, except for the seed."""
+    run_by_recipe: dict[str, str] = {}
+    for run in runs:
+        run_by_recipe.setdefault(run.summary.fingerprints.recipe, run.name)
+    if len(run_by_recipe) <= 1:
+        return
+    names = list(run_by_recipe.values())
+    raise UserError(
+        "mismatch",
+        f"not repeats of one run: {', '.join(names)} have different recipes",
+        str(output_dir),
+        f"give the directory of one of them: {output_dir / names[0]}",
+    )
 
 
-def of_one_work(folder: Path, found: Sequence[NamedSummary]) -> None:
-    """Raises UserError unless the runs are levels of one load: same requests, model, API and SLO."""
-    (first, base), *others = found
-    for name, summary in others:
-        unlike = [
-            what
-            for what, a, b in (
-                ("workload", base.run.workload, summary.run.workload),
-                ("model", base.target.model, summary.target.model),
-                ("API", (base.run.api, base.run.stream), (summary.run.api, summary.run.stream)),
-                ("SLO", True, same_slo(base, summary)),
-            )
-            if a != b
-        ]
-        if unlike:
-            what = f"runs of different work in one folder: {first} and {name} differ in {', '.join(unlike)}"
-            raise UserError(
-                "mismatch",
-                what,
-                str(folder),
-                f"name one of them: {folder / first}; or hold them side by side: compare",
-            )
+def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
+    """Raise UserError unless the runs differ only in their load."""
+    first = runs[0]
+    for run in runs[1:]:
+        differences = _workload_differences(first.summary, run.summary)
+        if not differences:
+            continue
+        raise UserError(
+            "mismatch",
+            f"runs of different workloads in one directory: {first.name} and {run.name} differ in "
+            f"{', '.join(differences)}",
+            str(output_dir),
+            f"give the directory of one of them: {output_dir / first.name}; or use loadgen compare",
+        )
 
 
-def list_row_of_runs(found: tuple[NamedSummary, ...], folder: Path, word: str = "") -> ListRow:
-    """The row of runs that may have found a capacity: this is what it says then, and its run is the one shown."""
-    held = capacity_in(folder)
-    interval = _interval(held, curve(found)) if found and held is not None else None
-    if held is None:
-        return ListRow(word=word, runs=found)
-    return ListRow(word=held.description, answer=held.evidence, runs=found, interval=interval)
+def _workload_differences(first: Summary, second: Summary) -> list[str]:
+    """Return in what two runs differ. Load points of one sweep differ in nothing of it."""
+    differences = []
+    if first.run.workload != second.run.workload:
+        differences.append("workload")
+    if first.target.model != second.target.model:
+        differences.append("model")
+    if (first.run.api, first.run.stream) != (second.run.api, second.run.stream):
+        differences.append("API")
+    if not same_slo(first, second):
+        differences.append("SLO")
+    return differences
 
 
-def _interval(found: capacity.Capacity, levels: SweepCurve) -> RateInterval | None:
+# Listing
+
+
+def list_row_of_runs(
+    runs: tuple[NamedSummary, ...], output_dir: Path, outcome: str = ""
+) -> ListRow:
+    """Return the row of runs in the list of results.
+
+    If they have found a capacity, the row states it and shows the run that the capacity is based
+    on. Otherwise it states `outcome`.
+    """
+    found = capacity_in(output_dir)
+    if found is None:
+        return ListRow(word=outcome, runs=runs)
+    interval = _capacity_interval(found, build_curve(runs)) if runs else None
+    return ListRow(word=found.description, answer=found.evidence, runs=runs, interval=interval)
+
+
+def _capacity_interval(found: Capacity, curve: SweepCurve) -> RateInterval | None:
     """Return the interval of a capacity in output tokens/s, or None if it is not known."""
-    level = next((one for one in levels.levels if one.name == found.evidence), None)
-    if level is None or level.per_user is None or not level.output_per_s or found.low_per_s is None:
+    evidence = next((point for point in curve.load_points if point.name == found.evidence), None)
+    if evidence is None or evidence.per_user is None:
         return None
-    tokens_per_request = level.output_per_s / found.rate_per_s
+    if not evidence.output_per_s or found.low_per_s is None:
+        return None
+    tokens_per_request = evidence.output_per_s / found.rate_per_s
     return RateInterval(
-        per_user=level.per_user,
+        per_user=evidence.per_user,
         low=found.low_per_s * tokens_per_request,
         high=(found.high_per_s or found.rate_per_s) * tokens_per_request,
     )
 
 
-def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     """Yield nothing: all derived files are in the directories of the runs."""
     return iter(())
 
@@ -205,11 +250,11 @@ FUNCTIONS = ResultFunctions(
     report=report,
     document=document,
     code=code,
-    runs=runs,
+    runs=run_dirs,
     compare_side=compare_side,
     regenerate=regenerate,
 )
-"""Runs side by side, without a file that says what they are."""
+"""Runs side by side, without a file that describes them."""
 
 
 CAPACITY: ResultFunctions[Never] = ResultFunctions(

@@ -39,7 +39,7 @@ from loadgen.core.stats.quantiles import needed_samples
 from loadgen.render import text as as_text
 from loadgen.runs import text
 from loadgen.runs.progress import SHORTEST_S, Left, ProgressLine, Steps, step_words
-from loadgen.runs.table_metrics import figures
+from loadgen.runs.table_metrics import table_metrics
 
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
@@ -262,7 +262,7 @@ class Show:
                 "valid": summary.verdict.valid,
                 "slo_met": summary.goodput.met,
             }
-            say(json.dumps({"finished": verdict | figures(summary)}))
+            say(json.dumps({"finished": verdict | table_metrics(summary)}))
         elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
             table = as_text.render_sections([text.levels(self._done)], width=columns_of(sys.stderr))
             say(table.rstrip())

@@ -1,4 +1,4 @@
-"""The figures of a run for tables and plots of several: a curve over loads, the lines of a command's progress."""
+"""The metrics of a run for tables and plots of several runs, and for progress lines. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadgen.core.metrics.token_usage import per_gpu
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
 
-FIGURES = (
+TABLE_METRICS = (
     "simulated",
     "offered_rps",
     "steady_completed_rps",
@@ -22,23 +22,23 @@ FIGURES = (
     "tpot_p50_ms",
     "tpot_p99_ms",
 )
+"""The names of the metrics. They are columns of `curve.csv` and keys of `probes.jsonl`."""
 
 
-def figures(summary: Summary) -> dict[str, float | None]:
-    """The figures of a run for tables and plots, by the names in FIGURES; None where a figure is not known."""
-    tokens = summary.tokens.steady_output_per_s
-    p50 = summary.tpot_ms.p50
-    values = (
-        float(summary.target.simulated),
-        summary.load.offered_rps,
-        summary.load.steady_completed_rps,
-        summary.goodput.steady_rps,
-        tokens,
-        per_gpu(tokens, summary.target.gpus),
-        1000 / p50 if p50 else None,
-        summary.ttft_ms.p50,
-        summary.ttft_ms.p99,
-        p50,
-        summary.tpot_ms.p99,
-    )
-    return dict(zip(FIGURES, values, strict=True))
+def table_metrics(summary: Summary) -> dict[str, float | None]:
+    """Return the metrics of a run by the names of TABLE_METRICS. A value is None if not known."""
+    output_per_s = summary.tokens.steady_output_per_s
+    tpot_p50_ms = summary.tpot_ms.p50
+    return {
+        "simulated": float(summary.target.simulated),
+        "offered_rps": summary.load.offered_rps,
+        "steady_completed_rps": summary.load.steady_completed_rps,
+        "goodput_rps": summary.goodput.steady_rps,
+        "output_tokens_per_s": output_per_s,
+        "output_tokens_per_s_per_gpu": per_gpu(output_per_s, summary.target.gpus),
+        "tokens_per_s_per_user": 1000 / tpot_p50_ms if tpot_p50_ms else None,
+        "ttft_p50_ms": summary.ttft_ms.p50,
+        "ttft_p99_ms": summary.ttft_ms.p99,
+        "tpot_p50_ms": tpot_p50_ms,
+        "tpot_p99_ms": summary.tpot_ms.p99,
+    }

@@ -17,7 +17,7 @@ from loadgen.repeated import capacity
 from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.run_warnings import describe_other_work
 from loadgen.result_kinds import PAGE
-from loadgen.runs import sweep_curve
+from loadgen.runs import sweep_analysis, sweep_curve
 from loadgen.runs.headline import promises
 from loadgen.search.search_results import (
     CONFIRMING_KINDS,
@@ -198,7 +198,7 @@ def _with_sweep_state(found: Capacity | None, curve: sweep_curve.SweepCurve) -> 
         return msgspec.structs.replace(bound, state="stopped", resume_command=curve.resume)
     if found is not None:
         return found
-    has_growing_point = sweep_curve.lowest_growing(curve.levels) is not None
+    has_growing_point = sweep_analysis.lowest_growing(curve.load_points) is not None
     reason = NO_POINT_SUSTAINED if has_growing_point else NO_POINT_MET_SLO
     return msgspec.structs.replace(_as_lower_bound(nothing, reason), state="none")
 
@@ -298,7 +298,7 @@ def _find_evidence(outcome: ExperimentOutcome) -> TrialResult | None:
 def _lower_bound_reason(outcome: ExperimentOutcome) -> str:
     """Return why the capacity is only a lower bound, or "" if it is not."""
     if outcome.curve is not None:
-        return sweep_curve.bound_why(outcome.curve)
+        return sweep_curve.lower_bound_reason(outcome.curve)
     return capacity.HIGHEST_LOAD_PASSED if outcome.result.lowest_failed is None else ""
 
 

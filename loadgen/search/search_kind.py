@@ -64,7 +64,7 @@ class OpenedSearch(NamedTuple):
     @property
     def as_runs(self) -> run_directory_kind.StoredRuns:
         """The trials as load points of one workload, for a search without a result."""
-        return run_directory_kind.StoredRuns(self.output_dir, self.runs, levels=True)
+        return run_directory_kind.StoredRuns(self.output_dir, self.runs, are_load_points=True)
 
 
 def load(output_dir: Path) -> OpenedSearch:
@@ -74,7 +74,7 @@ def load(output_dir: Path) -> OpenedSearch:
         runs = run_directory_kind.load(output_dir).runs
     else:
         runs = run_directory_kind.computed_summaries(
-            output_dir, run_directory_kind.runs(output_dir)
+            output_dir, run_directory_kind.run_dirs(output_dir)
         )
     if not runs:
         raise UserError(
@@ -158,7 +158,7 @@ def document(search: OpenedSearch) -> bytes:
 def report_ended_search(output_dir: Path) -> Report:
     """Return the report of a search that has just ended, from the summaries that its runs wrote."""
     stored = experiment.read_search(output_dir)
-    runs = stored_summaries(output_dir, run_directory_kind.runs(output_dir))
+    runs = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
     return report(OpenedSearch(output_dir, runs, stored, additions=()))
 
 
@@ -177,7 +177,7 @@ def list_row(output_dir: Path) -> ListRow:
     """Return the row of a search in the list of results."""
     stored = experiment.read_search(output_dir)
     return run_directory_kind.list_row_of_runs(
-        stored_summaries(output_dir, run_directory_kind.runs(output_dir)),
+        stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir)),
         output_dir,
         "" if stored is None else stored.result.stop_reason,
     )
@@ -199,7 +199,7 @@ def _no_capacity_error(
     output_dir: Path, found: capacity.Capacity | None
 ) -> capacity.NoCapacityError:
     """Return the error that names the runs that may be compared instead."""
-    run_names = ", ".join(run.name for run in run_directory_kind.runs(output_dir)) or "none yet"
+    run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
     reason = ""
     if found is not None and found.lower_bound_reason:
         reason = f": {found.lower_bound_reason}"
@@ -291,6 +291,6 @@ FUNCTIONS = ResultFunctions(
     fits=experiment.is_search,
     schema=ExperimentPlan,
     document=document,
-    runs=run_directory_kind.runs,
+    runs=run_directory_kind.run_dirs,
     capacity=capacity_facts,
 )

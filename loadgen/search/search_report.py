@@ -22,9 +22,9 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
-from loadgen.runs import sweep_report
+from loadgen.runs import sweep_charts, sweep_report
 from loadgen.runs.headline import judged
-from loadgen.runs.sweep_curve import SweepCurve, curve
+from loadgen.runs.sweep_curve import SweepCurve, build_curve
 from loadgen.search import search_text
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
@@ -86,7 +86,7 @@ def render_search_report(source: SearchReportInput) -> Report:
     """Return the report of a search."""
     sweep_curve = None
     if source.runs:
-        sweep_curve = msgspec.structs.replace(curve(source.runs), best=source.evidence)
+        sweep_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
     warnings = [simulated_notice()] if source.search.simulated else []
     headline = search_text.headline(
         source.result, source.trials, source.search.term_names, source.unit
@@ -129,7 +129,7 @@ def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list
     limits = limits or "no load of this search missed the SLO."
     sections = [
         section("", Tiles(list(_numbers(source))), f"What limits it: {limits}"),
-        section("", *(() if sweep_curve is None else (sweep_report.measured(sweep_curve),))),
+        section("", *(() if sweep_curve is None else (sweep_report.measured_facts(sweep_curve),))),
     ]
     for addition in source.additions:
         sections += addition.sections
@@ -140,7 +140,7 @@ def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list
         ),
     ]
     if sweep_curve is not None:
-        charts = Charts(list(sweep_report.charts(sweep_curve)))
+        charts = Charts(list(sweep_charts.sweep_charts(sweep_curve)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
     return sections
 
@@ -345,7 +345,7 @@ def _dots_by_outcome(
         if not indices:
             continue
         labels = [KIND_LABELS.get(trials[index].kind, "") for index in indices]
-        links = [sweep_report.address(trials[index].run_name) for index in indices]
+        links = [sweep_charts.run_link(trials[index].run_name) for index in indices]
         yield Series(
             name=search_text.OUTCOME_LABELS[outcome],
             x=[x[index] for index in indices],

@@ -14,7 +14,7 @@ from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results import store
 from loadgen.repeated import capacity
 from loadgen.result_kinds import CapacityFacts
-from loadgen.runs import sweep_curve
+from loadgen.runs import sweep_analysis, sweep_curve
 from loadgen.search import capacity_files, experiment
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan
@@ -99,7 +99,7 @@ def judge(
 
 def _with_outcomes(trials: Sequence[TrialResult], curve: SweepCurve) -> list[TrialResult]:
     """Return the trials with the outcomes that the curve gives their load points."""
-    outcomes = {level.name: sweep_curve.outcome(level) for level in curve.levels}
+    outcomes = {point.name: sweep_analysis.slo_outcome(point) for point in curve.load_points}
     return [
         msgspec.structs.replace(trial, outcome=outcomes.get(trial.run_name, INVALID))
         for trial in trials
@@ -110,11 +110,11 @@ def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
     """Return the curve of the runs of a sweep, with the load points that have not run."""
     has_plan = experiment.command_of(output_dir) == "sweep"
     if not has_plan:  # The plan is damaged, so that only the runs show the load points.
-        return sweep_curve.curve(runs)
+        return sweep_curve.build_curve(runs)
     plan = experiment.read_plan(output_dir)
     points = {point.name: point for point in plan.load_points}
-    curve = sweep_curve.curve(runs, points)
-    finished = {level.name for level in curve.levels if level.state not in NOT_FINISHED}
+    curve = sweep_curve.build_curve(runs, points)
+    finished = {point.name for point in curve.load_points if point.state not in NOT_FINISHED}
     not_run = tuple(name for name in points if name not in finished)
     return msgspec.structs.replace(
         curve,
@@ -147,7 +147,7 @@ def _sweep_result(
 
 def _growing_load(curve: SweepCurve, judged: Sequence[TrialResult]) -> float | None:
     """Return the lowest load above the best one that was not sustained, or None."""
-    growing = sweep_curve.grew_above(curve)
+    growing = sweep_curve.lowest_growing_above_best(curve)
     if growing is None:
         return None
     return next((trial.load for trial in judged if trial.run_name == growing.name), None)

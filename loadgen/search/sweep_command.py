@@ -110,7 +110,7 @@ class _Output(NamedTuple):
 
 def _run_once(run: SweepRun, output: _Output) -> int:
     """Run a sweep, print its curve and return the exit code."""
-    from loadgen.runs.sweep_report import report
+    from loadgen.runs.sweep_report import sweep_report
     from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep
 
     outcome = run_sweep(run)
@@ -118,7 +118,7 @@ def _run_once(run: SweepRun, output: _Output) -> int:
     if curve is None:
         say(f"nothing was measured; resume with: the same command and --out {run.output_dir}")
         return INTERRUPTED
-    print_answer(curve, report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
+    print_answer(curve, sweep_report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
     resume = f"; resume with: {curve.resume}" if curve.resume else ""
     say(f"{describe_files(run.output_dir)}{resume}")
     return outcome_code(outcome, strict=output.strict)

@@ -36,12 +36,14 @@ class StoredSweep(NamedTuple):
 def load(output_dir: Path) -> StoredSweep:
     """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
     named = run_directory_kind.computed_summaries(
-        output_dir, run_directory_kind.existing_runs(output_dir)
+        output_dir, run_directory_kind.existing_run_dirs(output_dir)
     )
     curve = stored_sweep.read_curve(output_dir, named)
     for group_curve in curve.split():
-        names = {level.name for level in group_curve.levels}
-        run_directory_kind.of_one_work(output_dir, [run for run in named if run.name in names])
+        names = {point.name for point in group_curve.load_points}
+        run_directory_kind.check_same_workload(
+            output_dir, [run for run in named if run.name in names]
+        )
     return StoredSweep(named, curve)
 
 
@@ -52,7 +54,7 @@ def headline(sweep: StoredSweep) -> str:
 
 def report(sweep: StoredSweep) -> Report:
     """Return the report of the sweep."""
-    return sweep_report.report(sweep.curve)
+    return sweep_report.sweep_report(sweep.curve)
 
 
 def document(sweep: StoredSweep) -> bytes:
@@ -71,7 +73,7 @@ def list_row(output_dir: Path) -> ListRow:
     The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
     says only how far it got; its own page draws it.
     """
-    named = stored_summaries(output_dir, run_directory_kind.runs(output_dir))
+    named = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
     if experiment.command_of(output_dir) != "sweep":
         return run_directory_kind.list_row_of_runs(named, output_dir)
     plan = experiment.read_plan(output_dir)
@@ -102,7 +104,9 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     trials = experiment.read_results(output_dir, include_invalid=True)
     yield regenerate_trials(output_dir, trials)
     judged = stored_sweep.judge(output_dir, run_folder.runs_in(output_dir))
-    reports = capacity_files.render_sweep_reports(sweep_report.report(judged.curve), TABLE_FILE)
+    reports = capacity_files.render_sweep_reports(
+        sweep_report.sweep_report(judged.curve), TABLE_FILE
+    )
     for name, content in reports.items():
         yield RegeneratedFile(name, content, RECORDS)
     yield from regenerate_outputs(stored_sweep.outcome_of(output_dir, judged))
@@ -118,7 +122,7 @@ FUNCTIONS = ResultFunctions(
     headline=headline,
     report=report,
     document=document,
-    runs=run_directory_kind.runs,
+    runs=run_directory_kind.run_dirs,
     compare_side=run_directory_kind.compare_side,
     capacity=capacity_facts,
 )

@@ -15,10 +15,10 @@ from loadgen.core import format, run_folder
 from loadgen.core.errors import INTERRUPTED, UserError, most_severe
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results import store
-from loadgen.repeated.repeat_loop import repeat, seeded
+from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
 from loadgen.repeated.repeats import FILE, RepeatSummary, Repetition, summarize_repeats
-from loadgen.runs.repeats_report import report_of_levels
-from loadgen.runs.sweep_curve import curve
+from loadgen.runs.repeats_report import repeated_sweep_report
+from loadgen.runs.sweep_curve import build_curve
 from loadgen.search import experiment
 from loadgen.search.sweep_plan import Sweep, SweepRun
 from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir
@@ -44,7 +44,7 @@ class RepeatedSweep:
         """Run the repeats, print their summary and return the exit code."""
         output_dir = self._sweep_run.output_dir
         _check_not_a_single_sweep(output_dir)
-        has_completed = repeat(
+        has_completed = run_repeats(
             self._repetition,
             self._is_complete,
             self._run_repeat,
@@ -54,10 +54,12 @@ class RepeatedSweep:
         summaries = self._summarize()
         if not summaries:
             return INTERRUPTED
-        document = {"levels": dict(summaries)}
+        document = {"levels": summaries}
         store.replace(output_dir / FILE, format.document(document))
         all_runs = [run for runs in self._runs_by_point.values() for run in runs]
-        print_answer(document, report_of_levels(summaries, curve(all_runs)), as_json=as_json)
+        print_answer(
+            document, repeated_sweep_report(summaries, build_curve(all_runs)), as_json=as_json
+        )
         names = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
         say(f"results in {output_dir}: a sweep each in {names}")
         if not has_completed:
@@ -92,19 +94,20 @@ class RepeatedSweep:
         """Return the sweep with the seed of repeat `number`."""
         sweep = self._sweep_run.sweep
         points = [
-            replace(planned, workload=seeded(planned.workload, number)) for planned in sweep.points
+            replace(planned, workload=with_repeat_seed(planned.workload, number))
+            for planned in sweep.points
         ]
         return replace(sweep, points=tuple(points))
 
-    def _summarize(self) -> Sequence[tuple[str, RepeatSummary]]:
-        """Return the summary of the runs of each load point that has any, with its name."""
+    def _summarize(self) -> dict[str, RepeatSummary]:
+        """Return the summary of the runs of each load point that has any, by its name."""
         is_open_ended = self._repetition.count is None
         within = self._repetition.within if is_open_ended else None
-        return [
-            (name, summarize_repeats(runs, within=within))
+        return {
+            name: summarize_repeats(runs, within=within)
             for name, runs in self._runs_by_point.items()
             if runs
-        ]
+        }
 
 
 def _check_not_a_single_sweep(output_dir: Path) -> None:

@@ -19,7 +19,7 @@ from loadgen.core.slo import Slo
 from loadgen.result_kinds import PAGE
 from loadgen.runs.load_points import counted_points
 from loadgen.runs.sweep_curve import SweepCurve, exit_code
-from loadgen.runs.sweep_report import report
+from loadgen.runs.sweep_report import sweep_report
 from loadgen.search import capacity_files, experiment, stored_sweep
 from loadgen.search.goal import Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult
@@ -191,7 +191,7 @@ def _write_result(sweep: Sweep, output_dir: Path) -> SweepCurve | None:
         return None
     judged = stored_sweep.judge(output_dir, run_dirs)
     stored_sweep.write(output_dir, judged, sweep.workload)
-    reports = capacity_files.render_sweep_reports(report(judged.curve), TABLE_FILE)
+    reports = capacity_files.render_sweep_reports(sweep_report(judged.curve), TABLE_FILE)
     for name, content in reports.items():
         store.replace(output_dir / name, content, shared=True)
     checksums.write(output_dir)

@@ -16,7 +16,7 @@ from loadgen.core.results import store
 from loadgen.core.results.record import KIND, picked
 from loadgen.core.slo import Slo
 from loadgen.runs.headline import missed_by
-from loadgen.runs.table_metrics import figures
+from loadgen.runs.table_metrics import table_metrics
 from loadgen.search import failures
 from loadgen.search.goal import FAILED, INVALID, PASSED, Decision, Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult
@@ -117,7 +117,7 @@ def trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool) -> 
         reason=decision.reason,
         reason_code=decision.reason_code,
         run_name=finished.run_dir.name,
-        metrics=figures(summary),
+        metrics=table_metrics(summary),
         sustained=growth.sustained,
         sustained_reason=growth.reason,
         needed_load_s=growth.needed_load_s,
@@ -133,7 +133,7 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
     run_dir = output_dir / result.run_name
     summary = run_folder.kept_summary(run_dir)
     recomputed = msgspec.structs.replace(
-        result, metrics=figures(summary), duration_s=summary.window.whole.duration_s or 0.0
+        result, metrics=table_metrics(summary), duration_s=summary.window.whole.duration_s or 0.0
     )
     if result.ended_early:
         return recomputed

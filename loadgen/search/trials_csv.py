@@ -6,15 +6,16 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from loadgen.runs.sweep_curve import SweepCurve, pareto
-from loadgen.runs.table_metrics import FIGURES
+from loadgen.runs.sweep_analysis import pareto_front
+from loadgen.runs.sweep_curve import SweepCurve
+from loadgen.runs.table_metrics import TABLE_METRICS
 from loadgen.search.search_results import TrialResult
 
 CURVE_FILE = "curve.csv"
 
 CsvCell = float | int | str | None
 
-COLUMNS = ("load", "offered", "outcome", "early", "seconds", *FIGURES)
+COLUMNS = ("load", "offered", "outcome", "early", "seconds", *TABLE_METRICS)
 GROUP_COLUMNS = ("isl", "osl", "target")
 
 
@@ -29,7 +30,7 @@ def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
         for trial in trials
         if trial.is_valid
     }
-    front = pareto(points)
+    front = pareto_front(points)
     rows = [
         (*_trial_cells(trial), int(trial.number in front))
         for trial in sorted(trials, key=lambda trial: trial.load)
@@ -46,14 +47,14 @@ def render_sweep_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
     by_run_name = {trial.run_name: trial for trial in trials}
     rows = [
         (
-            level.isl,
-            level.osl,
-            level.target,
-            *_trial_cells(by_run_name[level.name]),
-            int(level.front),
+            point.isl,
+            point.osl,
+            point.target,
+            *_trial_cells(by_run_name[point.name]),
+            int(point.on_pareto_front),
         )
-        for level in curve.levels
-        if level.name in by_run_name
+        for point in curve.load_points
+        if point.name in by_run_name
     ]
     return _render_csv((*GROUP_COLUMNS, *COLUMNS, "pareto"), rows)
 
@@ -71,7 +72,7 @@ def _trial_cells(trial: TrialResult) -> tuple[CsvCell, ...]:
         trial.outcome,
         int(trial.ended_early),
         trial.duration_s,
-        *(trial.metrics.get(name) for name in FIGURES),
+        *(trial.metrics.get(name) for name in TABLE_METRICS),
     )
 
 

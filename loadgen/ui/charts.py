@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.sweep_curve import SweepLevel
+from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.ui.stored_result import StoredResult
 
 HEIGHT = 420  # of a chart, in pixels
@@ -34,7 +34,7 @@ class Measure(NamedTuple):
     head: str
     label: str
     unit: str
-    value: Callable[[SweepLevel, StoredResult], float | None]
+    value: Callable[[LoadPointResult, StoredResult], float | None]
 
     def of(self, currency: str) -> Measure:
         head, label, unit = (text.format(currency=currency) for text in self[:3])
@@ -190,7 +190,7 @@ def _lines(
                 )
 
 
-def _label(level: SweepLevel, result: StoredResult) -> str:
+def _label(level: LoadPointResult, result: StoredResult) -> str:
     """The load beside a point; of a search only that of its answer, else of the highest that held: they lie close."""
     if (
         result.kind == "search"
@@ -201,14 +201,14 @@ def _label(level: SweepLevel, result: StoredResult) -> str:
     return asked(level)
 
 
-def asked(level: SweepLevel) -> str:
+def asked(level: LoadPointResult) -> str:
     """A load in the fewest words, as it was asked for: "40/s", "16" in flight; another law as its offered rate."""
-    if plain := re.fullmatch(r"(?:\w+ ([\d.]+)(/s)|(\d+) in flight)", level.load):
+    if plain := re.fullmatch(r"(?:\w+ ([\d.]+)(/s)|(\d+) in flight)", level.load_label):
         return f"{float(plain[1] or plain[3]):.4g}{plain[2] or ''}"
-    return level.name if level.amount is None else f"{level.amount:.4g}"
+    return level.name if level.load_value is None else f"{level.load_value:.4g}"
 
 
-def _address(level: SweepLevel, result: StoredResult) -> str:
+def _address(level: LoadPointResult, result: StoredResult) -> str:
     """Return the address of the page of a point's run, as `loadgen ui` serves it.
 
     A mean of repeats has no run of its own, so it leads to the page of the result, as a single

@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 from loadgen.core import format
 from loadgen.render import page, table
-from loadgen.runs.sweep_curve import SweepCurve, SweepLevel
-from loadgen.runs.sweep_report import level_ms
+from loadgen.runs.load_point_results import LoadPointResult
+from loadgen.runs.sweep_curve import SweepCurve
+from loadgen.runs.sweep_report import latency_cell
 from loadgen.ui.charts import ACROSS, COLORED_BY, MOST_CURVES, UP, Choice, asked, charts
 from loadgen.ui.stored_result import StoredResult, of_one_work, works
 
@@ -156,18 +157,18 @@ def _row(result: StoredResult) -> tuple[str, ...]:
         format.count(curve.gpus),
         _loads(result, curve, shown),
         format.quantity(shown.output_per_s),
-        level_ms(shown, "ttft_p99"),
-        level_ms(shown, "tpot_p99"),
+        latency_cell(shown, "ttft_p99"),
+        latency_cell(shown, "tpot_p99"),
         when,
     )
 
 
-def _loads(result: StoredResult, curve: SweepCurve, shown: SweepLevel) -> str:
+def _loads(result: StoredResult, curve: SweepCurve, shown: LoadPointResult) -> str:
     """The load of a run; of several how many, and which one is shown, unless all are one or the outcome says it."""
     number = len(result.load_points)
     if number == 1:
-        repeats = len(curve.levels)
-        return shown.load if repeats == 1 else f"{repeats} times {shown.load}"
+        repeats = len(curve.load_points)
+        return shown.load_label if repeats == 1 else f"{repeats} times {shown.load_label}"
     return str(number) if shown.name == result.answer else f"{number}, shown: {asked(shown)}"
 
 

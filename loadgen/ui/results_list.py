@@ -19,7 +19,7 @@ from loadgen.result_kinds import ListRow, ResultFunctions
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary, Summary
     from loadgen.pricing.prices import Prices
-    from loadgen.runs.sweep_curve import SweepLevel
+    from loadgen.runs.load_point_results import LoadPointResult
     from loadgen.ui.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
@@ -49,7 +49,7 @@ def is_collection(folder: Path) -> bool:
     """Whether a folder holds results of several commands: neither a run, nor levels or repeats of one load."""
     from loadgen.core import run_folder
     from loadgen.core.metrics.summary import NamedSummary
-    from loadgen.runs.run_directory_kind import of_one_work
+    from loadgen.runs.run_directory_kind import check_same_workload
 
     if not folder.is_dir() or kind_of(folder):
         return False
@@ -66,7 +66,7 @@ def is_collection(folder: Path) -> bool:
     ]
     try:
         if named:
-            of_one_work(folder, named)
+            check_same_workload(folder, named)
     except LoadgenError:
         return True
     return False
@@ -99,7 +99,8 @@ def kind_of(folder: Path) -> str:
 
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     from loadgen.repeated.repeats import valid_or_all
-    from loadgen.runs.sweep_curve import average_repeats, curve
+    from loadgen.runs.load_point_results import average_repeats
+    from loadgen.runs.sweep_curve import build_curve
     from loadgen.ui.stored_result import StoredResult
 
     kind, name = result_kinds.kind_of(folder, "list_row"), folder.relative_to(root).as_posix()
@@ -127,10 +128,12 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
             return (
                 shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
             )
-        runs_curve = curve(row.runs)
+        runs_curve = build_curve(row.runs)
         points = [
             _LoadPoint(
-                level=average_repeats([level for level in runs_curve.levels if level.name in runs]),
+                level=average_repeats(
+                    [level for level in runs_curve.load_points if level.name in runs]
+                ),
                 summaries=valid_or_all(list(runs.values())),
             )
             for runs in _runs_by_load(row.runs)
@@ -161,7 +164,7 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
 class _LoadPoint(NamedTuple):
     """One load of a result: its metrics, averaged over the repeats, and the summaries of these."""
 
-    level: SweepLevel
+    level: LoadPointResult
     summaries: Sequence[Summary]
 
 
@@ -248,7 +251,7 @@ def _plain(result: StoredResult) -> dict[str, Any]:
         "loads": len(result.load_points),
         "shown": {
             "name": shown.name,
-            "load": shown.load,
+            "load": shown.load_label,
             "output_tokens_per_s": shown.output_per_s,
             "ttft_p99_ms": shown.ttft_p99,
             "tpot_p99_ms": shown.tpot_p99,

@@ -8,7 +8,9 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.result_kinds import RateInterval
-from loadgen.runs.sweep_curve import SweepCurve, SweepLevel, best
+from loadgen.runs.load_point_results import LoadPointResult
+from loadgen.runs.sweep_analysis import best_load_point
+from loadgen.runs.sweep_curve import SweepCurve
 
 ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
 
@@ -29,7 +31,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     word: str = ""
     answer: str = ""
     curve: SweepCurve | None = None
-    load_points: tuple[SweepLevel, ...] = ()
+    load_points: tuple[LoadPointResult, ...] = ()
     tpot_limit_ms: float | None = None  # of its SLO
     interval: RateInterval | None = None
     usd: dict[str, float] = {}
@@ -51,12 +53,12 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def levels(self) -> tuple[SweepLevel, ...]:
+    def levels(self) -> tuple[LoadPointResult, ...]:
         """Every run as a load point of its own, repeats too."""
-        return self.curve.levels if self.curve is not None else ()
+        return self.curve.load_points if self.curve is not None else ()
 
     @property
-    def shown(self) -> SweepLevel | None:
+    def shown(self) -> LoadPointResult | None:
         """The load point that stands for the result.
 
         That is the run that the result is based on, else the best load within the SLO, else the
@@ -65,7 +67,8 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         answer = next((level for level in self.levels if level.name == self.answer), None)
         if answer is not None:
             return answer
-        best_point = best(self.load_points) if self.curve is not None and self.curve.slo else None
+        has_slo = self.curve is not None and bool(self.curve.slo)
+        best_point = best_load_point(self.load_points) if has_slo else None
         if best_point is not None:
             return best_point
         return max(self.load_points, key=lambda level: level.output_per_s or 0.0, default=None)

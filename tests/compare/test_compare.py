@@ -280,7 +280,7 @@ def test_a_summary_alone_has_no_interval() -> None:
 def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     told = Side(
         name="other",
-        told={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
+        reported_metrics={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
         notes=("figures of other",),
     )
     found = comparison.compare([side("a", rows(1, 300)), told])
@@ -565,8 +565,8 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
     )
     foreign = Side(
         name="b",
-        told={"ttft_ms.p50": 5.0},
-        described=SideFacts(tool="GuideLLM", model="m2", url="http://b", load="4 in flight"),
+        reported_metrics={"ttft_ms.p50": 5.0},
+        reported_facts=SideFacts(tool="GuideLLM", model="m2", url="http://b", load="4 in flight"),
     )
     found = comparison.compare([a, foreign])
     first, other = found.facts

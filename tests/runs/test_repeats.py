@@ -27,10 +27,10 @@ from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import students_t
 from loadgen.render import text as as_text
-from loadgen.repeated.repeat_loop import repeat
+from loadgen.repeated.repeat_loop import run_repeats
 from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.runs import repeats_report
-from loadgen.runs.sweep_curve import curve
+from loadgen.runs.sweep_curve import build_curve
 
 pytestmark = pytest.mark.commands
 
@@ -47,7 +47,7 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
 
 def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
     named = list(zip(made.runs, runs, strict=True))
-    return as_text.render(repeats_report.report(made, curve(named)))
+    return as_text.render(repeats_report.repeats_report(made, build_curve(named)))
 
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
@@ -235,7 +235,7 @@ def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
 
     def repeated(wait: Callable[[float], None]) -> bool:
         made.clear()
-        return repeat(
+        return run_repeats(
             how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait
         )
 

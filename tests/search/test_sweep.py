@@ -32,8 +32,8 @@ from loadgen.render import html as as_page
 from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
-from loadgen.runs import sweep_curve, sweep_report
-from loadgen.runs.sweep_curve import SweepLevel
+from loadgen.runs import sweep_analysis, sweep_curve, sweep_report
+from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.goal import Outcome
@@ -112,17 +112,17 @@ def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
 
 def load_point(
     name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True
-) -> SweepLevel:
+) -> LoadPointResult:
     amount = float(name.rpartition("/")[2][1:])
     return sweep_level(
         name=name,
-        load=name,
-        amount=amount,
+        load_label=name,
+        load_value=amount,
         output_per_s=output,
         per_user=per_user,
         e2e_p50=e2e,
         valid=valid,
-        closed=name.rpartition("/")[2].startswith("c"),
+        is_closed_loop=name.rpartition("/")[2].startswith("c"),
     )
 
 
@@ -134,20 +134,22 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
         load_point("c8", 400, 20),
         load_point("c16", 405, 40),
     ]
-    assert sweep_curve.knee(curve) == "c4"
-    assert sweep_curve.knee(curve[:3]) == "", "not reached yet"
-    assert sweep_curve.knee(curve[:2]) == ""
+    assert sweep_analysis.find_knee(curve) == "c4"
+    assert sweep_analysis.find_knee(curve[:3]) == "", "not reached yet"
+    assert sweep_analysis.find_knee(curve[:2]) == ""
     unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
-    assert sweep_curve.knee(unsound) == "c8" or sweep_curve.knee(unsound) == "c2"
+    assert sweep_analysis.find_knee(unsound) == "c8" or sweep_analysis.find_knee(unsound) == "c2"
 
 
 def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
     points = [load_point("c1", 100, 10), load_point("c2", 195, 10.2), load_point("c4", 360, 11)]
     points += [load_point("c8", 400, 20), load_point("c16", 405, 40)]
     failing = [msgspec.structs.replace(one, many_errors=one.name == "c4") for one in points]
-    assert sweep_curve.knee(points) == "c4"
-    assert sweep_curve.knee(failing) != "c4"
-    assert "c4" not in [one.name for one in sweep_curve._with_fronts(failing) if one.front]
+    assert sweep_analysis.find_knee(points) == "c4"
+    assert sweep_analysis.find_knee(failing) != "c4"
+    assert "c4" not in [
+        one.name for one in sweep_curve.mark_pareto_front(failing) if one.on_pareto_front
+    ]
 
 
 @pytest.mark.parametrize(("failing", "code"), [(1, 0), (2, 1)])
@@ -159,7 +161,7 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
             fail(found, 0.3)
         summary = summarize(RunManifest(state="finished"), found)
         named.append(NamedSummary(f"c{number + 1}", summary))
-    curve = sweep_curve.curve(named)
+    curve = sweep_curve.build_curve(named)
     assert sweep_curve.exit_code(curve) == code
 
 
@@ -168,7 +170,9 @@ def test_no_load_point_is_better_than_one_on_the_pareto_front(
     points: list[tuple[int, int]],
 ) -> None:
     found = [load_point(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
-    front = sweep_curve.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
+    front = sweep_analysis.pareto_front(
+        {one.name: (one.output_per_s, one.per_user) for one in found}
+    )
     assert front
     for one, (x, y) in zip(found, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
@@ -196,36 +200,28 @@ def write_three_runs(folder: Path) -> Path:
 
 
 def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
-    found = sweep_curve.curve(
+    found = sweep_curve.build_curve(
         [
-            (f.name, run_folder.open_run(f).summary)
+            NamedSummary(f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
-    assert [one.name for one in found.levels] == ["c4", "c8", "c16"], (
+    assert [one.name for one in found.load_points] == ["c4", "c8", "c16"], (
         "in order of load, not of letters"
     )
-    assert [one.amount for one in found.levels] == [4, 8, 16]
-    for one in found.levels:
+    assert [one.load_value for one in found.load_points] == [4, 8, 16]
+    for one in found.load_points:
         assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
         assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
     assert found.best == "c16"
     text, pasted = (
-        as_text.render(sweep_report.report(found)),
-        as_markdown.render(sweep_report.report(found)),
+        as_text.render(sweep_report.sweep_report(found)),
+        as_markdown.render(sweep_report.sweep_report(found)),
     )
-    assert (
-        re.search(r"\nLevels\n.*\nload ", text)
-        and "\n4 in flight" in text
-        and "best within the SLO" in text
-    )
-    assert "capacity may be far higher" in " ".join(text.split()), (
-        "no level above the best one was tried"
-    )
-    assert " requests/s completed, " in " ".join(text.split()), (
-        "`size` counts the load that was offered"
-    )
-    assert pasted.count("\n| ") == 5 and "Best level within the SLO" in pasted
+    assert re.search(r"\n  4 in flight +met", text)
+    assert "Test higher loads" in text, "no load point above the best one was tried"
+    assert pasted.count("\n| ") == 5
+    assert "Best load point" in pasted
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -260,8 +256,8 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
     )
 
 
-def curve_of(*found: SweepLevel) -> sweep_curve.SweepCurve:
-    held = sweep_curve.best(found)
+def curve_of(*found: LoadPointResult) -> sweep_curve.SweepCurve:
+    held = sweep_analysis.best_load_point(found)
     return sweep_curve.SweepCurve(
         workload="w",
         model="m",
@@ -270,19 +266,19 @@ def curve_of(*found: SweepLevel) -> sweep_curve.SweepCurve:
         version="0",
         started="2026-01-01",
         slo="TTFT p95 at most 2,000 ms",
-        levels=found,
+        load_points=found,
         knee="",
         best="" if held is None else held.name,
     )
 
 
-def describe_curve(*found: SweepLevel) -> str:
-    return " ".join(sweep_report.sentences(curve_of(*found)))
+def describe_curve(*found: LoadPointResult) -> str:
+    return " ".join(sweep_report.result_sentences(curve_of(*found)))
 
 
 def load_point_with_slo(
     name: str, met: bool | None, *, valid: bool = True, **changed: object
-) -> SweepLevel:
+) -> LoadPointResult:
     return msgspec.structs.replace(load_point(name, 100, 10, valid=valid), slo_met=met, **changed)
 
 
@@ -290,35 +286,31 @@ def test_the_text_states_why_no_load_point_is_the_best() -> None:
     none_valid = describe_curve(
         load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", True, valid=False)
     )
-    assert "No level kept the SLO" not in none_valid
-    assert (
-        "Nothing is known about the SLO (TTFT p95 at most 2,000 ms): no level is a valid measurement"
-        in none_valid
-    )
-    assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
+    assert "No load point is a valid" in none_valid
+    assert "2 of 2 load points" in none_valid
+    assert "2 of them met" in none_valid
     missed = describe_curve(
         load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", False)
     )
-    assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
-    assert "1 of 2 levels is not valid or too short, 1 of them within every limit" in missed
-    assert "undecided: they need more requests" in describe_curve(
-        load_point_with_slo("c1", None), load_point_with_slo("c2", None)
-    )
+    assert "No load point met" in missed
+    assert "even c2" in missed
+    assert "1 of 2 load points" in missed
+    assert "1 of them met" in missed
+    undecided = describe_curve(load_point_with_slo("c1", None), load_point_with_slo("c2", None))
+    assert "2 of 2 load points have too few" in undecided
     cut = describe_curve(load_point_with_slo("c1", True, state="interrupted"))
-    assert "Nothing is known" in cut, "an interrupted level decides nothing"
-    assert "Nothing is known" in describe_curve(load_point_with_slo("c512", True, full=False)), (
-        "nor one whose lanes were never all at work"
-    )
+    assert "No load point is a valid" in cut, "an interrupted run decides nothing"
+    too_short = describe_curve(load_point_with_slo("c512", True, reached_concurrency=False))
+    assert "No load point is a valid" in too_short
 
 
 def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
     kept, missed = load_point_with_slo("c4", True), load_point_with_slo("c8", False)
-    assert "c4 kept the SLO, c8 missed it, and the end lies between" in describe_curve(kept, missed)
+    assert "c8 missed it" in describe_curve(kept, missed)
     for other in (load_point_with_slo("c8", True, valid=False), load_point_with_slo("c8", None)):
-        assert "no level above c4 is a valid measurement that decides the SLO" in describe_curve(
-            kept, other
-        )
-    assert "started at once" in describe_curve(msgspec.structs.replace(kept, at_once=True), missed)
+        assert "no load point above c4" in describe_curve(kept, other)
+    at_once = msgspec.structs.replace(kept, started_at_once=True)
+    assert "started at once" in describe_curve(at_once, missed)
     assert "bound" not in describe_curve(
         load_point_with_slo("r4", True), load_point_with_slo("r8", False)
     ), "rates enclose it, and have an interval"
@@ -332,22 +324,17 @@ def test_a_load_point_above_one_that_missed_the_slo_is_not_the_best() -> None:
         load_point_with_slo("r8", True),
     )
     assert found.best == "r2"
-    assert (
-        "r8 kept it too, but no capacity lies above a level that missed it (r4)"
-        in describe_curve(*found.levels)
-    )
+    assert "but r4 missed it" in describe_curve(*found.load_points)
     none = describe_curve(load_point_with_slo("r4", False), load_point_with_slo("r8", True))
-    assert "No level kept the SLO" not in none, "one did"
-    assert (
-        "r4 missed it, and no level below it kept it. What is above it and kept it is none: r8"
-        in none
-    )
+    assert "No load point met" not in none, "one did"
+    assert "r4 missed it" in none
+    assert "higher loads met it (r8)" in none
     again = curve_of(
         load_point_with_slo("r1/c4", True),
         load_point_with_slo("r2/c4", False),
         load_point_with_slo("r1/c8", True),
     ).best
-    assert again == "", "of two runs of a level one missed"
+    assert again == "", "of two runs of a load point one missed"
 
 
 def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
@@ -356,8 +343,8 @@ def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
         load_point_with_slo("c16", True, requests_per_s=19.5),
     )
     assert curve_of(fewer, most).best == "c8"
-    assert "c16 kept it too, but completed less: 19.5 requests/s" in describe_curve(fewer, most)
-    assert "the highest load that was tried still kept the SLO" in describe_curve(fewer, most)
+    assert "fewer requests: 19.5 req/s" in describe_curve(fewer, most)
+    assert "lower bound" in describe_curve(fewer, most)
     open_loop = curve_of(
         load_point_with_slo("r8", True, requests_per_s=8.0),
         load_point_with_slo("r16", True, requests_per_s=7.9),
@@ -369,20 +356,20 @@ def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
 
 def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: Path) -> None:
     named = [
-        (run.name, run_folder.open_run(run).summary)
+        NamedSummary(run.name, run_folder.open_run(run).summary)
         for run in sorted(write_three_runs(tmp_path).glob("*/"))
     ]
-    lanes = sweep_curve.curve([(f"run of {name}", summary) for name, summary in named])
-    assert all(one.closed for one in lanes.levels)
-    assert "started at once" in sweep_curve.bound_why(
-        lanes
-    ) or "still kept" in sweep_curve.bound_why(lanes)
+    lanes = sweep_curve.build_curve(
+        [NamedSummary(f"run of {name}", summary) for name, summary in named]
+    )
+    assert all(one.is_closed_loop for one in lanes.load_points)
+    assert sweep_curve.lower_bound_reason(lanes) != ""
     stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
     runs.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
-    (rate,) = sweep_curve.curve(
-        [("cloud-a", run_folder.open_run(tmp_path / "open").summary)]
-    ).levels
-    assert not rate.closed and rate.amount == pytest.approx(3.0, rel=0.2)
+    (rate,) = sweep_curve.build_curve(
+        [NamedSummary("cloud-a", run_folder.open_run(tmp_path / "open").summary)]
+    ).load_points
+    assert not rate.is_closed_loop and rate.load_value == pytest.approx(3.0, rel=0.2)
 
 
 def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
@@ -392,13 +379,11 @@ def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
     )
     found = curve_of(lasts, grew)
     assert found.best == "r8"
-    assert "r16 kept it too, but grew while it went on: it would not last" in describe_curve(
-        lasts, grew
-    )
-    assert "r8 kept the SLO, r16 grew, and the end lies between" in sweep_curve.bound_why(found)
+    assert "r16 met the SLO but" in describe_curve(lasts, grew)
+    assert "r16 was not sustained" in sweep_curve.lower_bound_reason(found)
     assert curve_of(grew).best == ""
-    assert describe_curve(grew).startswith("No level within the SLO")
-    assert "undecided" not in describe_curve(grew)
+    assert "queue kept growing" in describe_curve(grew)
+    assert "too few requests" not in describe_curve(grew)
 
 
 def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None:
@@ -406,9 +391,7 @@ def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None
     growing = load_point_with_slo("r16", True, sustained=False)
     passed_above = load_point_with_slo("r32", True)
     assert curve_of(sustained, growing, passed_above).best == "r8"
-    assert "no capacity lies above a level that grew (r16)" in describe_curve(
-        sustained, growing, passed_above
-    )
+    assert "the lower load r16" in describe_curve(sustained, growing, passed_above)
     assert curve_of(growing, passed_above).best == ""
 
 
@@ -534,14 +517,12 @@ def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
     before = (out / "c8" / "summary.json").stat().st_mtime_ns
     assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
     told = capsys.readouterr()
-    assert "3 of 4 load points are done" in told.err and told.out.startswith(
-        "**SIMULATED**: a model of a server"
-    )
+    assert "3 of 4 load points are done" in told.err and told.out.startswith("**SIMULATED**")
     assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
     assert (out / "sweep.md").read_text() == told.out
     assert exits("report", str(out)) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("SIMULATED: a model of a server answered") and "32 in flight" in shown
+    assert shown.startswith("SIMULATED") and "32 in flight" in shown
     assert "Pareto" in (out / "report.html").read_text()
     assert (
         exits(
@@ -794,14 +775,14 @@ def test_wrong_options_are_refused(
 def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = sweep_curve.curve(
+    found = sweep_curve.build_curve(
         [
-            (f.name, run_folder.open_run(f).summary)
+            NamedSummary(f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
     path = tmp_path / "page.html"
-    store.replace(path, as_page.render(sweep_report.report(found)).encode())
+    store.replace(path, as_page.render(sweep_report.sweep_report(found)).encode())
     with Browser() as browser:
         for width in (1280, 390):
             browser.look(width=width)

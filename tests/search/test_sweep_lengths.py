@@ -22,8 +22,9 @@ from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs import sweep_curve, sweep_report
+from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.load_points import LoadPoint, PointGroup
-from loadgen.runs.sweep_curve import GroupCurve, SweepCurve, SweepLevel
+from loadgen.runs.sweep_curve import GroupCurve, SweepCurve
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep, sweep_kind
 
 LOAD = (
@@ -81,14 +82,14 @@ def test_too_many_load_points_are_refused() -> None:
 
 def load_point(
     isl: int, load: int, output: float, per_user: float, **changed: object
-) -> SweepLevel:
+) -> LoadPointResult:
     """Return a valid load point with these tokens/s in all and per user."""
     name = f"isl{isl}-{changed.get('target', '')}-c{load}"
     fields = {
         "name": name,
         "isl": isl,
-        "load": f"{load} in flight",
-        "amount": float(load),
+        "load_label": f"{load} in flight",
+        "load_value": float(load),
         "ok": 99,
         "output_per_s": output,
         "per_user": per_user,
@@ -96,7 +97,7 @@ def load_point(
     return sweep_level(**(fields | changed))
 
 
-def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
+def curve_of(*found: LoadPointResult, slo: str = "") -> SweepCurve:
     """Return a sweep over several lengths or targets with these load points."""
     groups = dict.fromkeys(one.group for one in found)
     curves = [
@@ -111,7 +112,7 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
         version="1",
         started="2026-01-01T00:00",
         slo=slo,
-        levels=found,
+        load_points=found,
         knee="",
         best="",
         groups=tuple(curves),
@@ -119,7 +120,7 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
 
 
 def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
-    found = sweep_curve._with_fronts(
+    found = sweep_curve.mark_pareto_front(
         [
             load_point(500, 1, 10, 50, target="a"),
             load_point(500, 2, 40, 20, target="a"),
@@ -127,7 +128,7 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
             load_point(900, 1, 1, 1, target="a"),
         ]
     )
-    assert [one.front for one in found] == [False, True, True, True]
+    assert [one.on_pareto_front for one in found] == [False, True, True, True]
 
 
 def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> None:
@@ -139,7 +140,7 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
     )
     assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
     first, second = curve.split()
-    assert [one.name for one in first.levels] == ["isl500--c1", "isl500--c2"]
+    assert [one.name for one in first.load_points] == ["isl500--c1", "isl500--c2"]
     assert first.best == "isl500--c1" and second.best == "isl900--c1"
 
 
@@ -175,7 +176,7 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         load_point(4000, 1, 7, 9, valid=False),
         slo="s",
     )
-    said = list(sweep_report.sentences(curve))
+    said = list(sweep_report.result_sentences(curve))
     assert "ISL 500, 1 in flight: 10.0" in said[0] and "ISL 900" in said[1]
     assert "ISL 2,000" in said[2] and "ISL 3,000" in said[3] and "ISL 4,000" in said[4]
 
@@ -274,7 +275,7 @@ def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_r
     again = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
     curve = sweep_kind.load(folder).curve
     assert curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == again
-    text = as_text.render(sweep_report.report(curve))
+    text = as_text.render(sweep_report.sweep_report(curve))
     assert "2 of 4 load points have not run yet." in text and again in text
     capsys.readouterr()
     assert exits(*shlex.split(again)[1:], "--json") == 0

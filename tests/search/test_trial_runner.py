@@ -103,7 +103,7 @@ def test_a_trial_is_judged_as_its_run_is(
     workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
 ) -> None:
     """What is promised of tasks and of classes bounds the load as well: run, search and sweep have one verdict."""
-    from loadgen.runs.sweep_curve import curve
+    from loadgen.runs.sweep_curve import build_curve
 
     folder = tmp_path / "search"
     asked = [
@@ -132,7 +132,7 @@ def test_a_trial_is_judged_as_its_run_is(
     assert {trial.outcome for trial in trials_of_it} == {"under", "over"}
     assert any(missed in trial.reason for trial in trials_of_it)
     assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
-    words = curve([(trial.run_name, summaries[trial.run_name]) for trial in full]).slo
+    words = build_curve([(trial.run_name, summaries[trial.run_name]) for trial in full]).slo
     assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
 
 

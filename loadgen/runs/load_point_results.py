@@ -1,0 +1,261 @@
+"""The metrics of one load point: what a run at that load has measured. Pure.
+
+`sweep_curve.py` puts the load points of a sweep side by side.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.core.metrics.summary import fails_by_errors
+from loadgen.core.metrics.token_usage import per_gpu
+from loadgen.runs.headline import brief
+from loadgen.runs.load_points import PointGroup
+from loadgen.runs.rates import headline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.core.metrics.part_summaries import StageSummary
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.runs.load_points import LoadPoint
+
+LATENCY_QUANTILES = ("p50", "p99")
+"""The percentiles of TTFT, TPOT and E2E latency that are checked for enough samples."""
+
+
+class LoadPointResult(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "load_label": "load",
+        "load_value": "amount",
+        "slo_attainment": "goodput",
+        "is_closed_loop": "closed",
+        "on_pareto_front": "front",
+        "started_at_once": "at_once",
+        "reached_concurrency": "full",
+    },
+):
+    """The metrics of a run at one load.
+
+    Rates are per second, over the steady-state window if there is one. Latencies are in ms. A
+    metric is None if it is not known.
+
+    Attributes:
+        name: The name of the directory of the run, for example "c8" or "isl500-osl100-r2.5".
+        isl: The prompt length in tokens, if the sweep has several.
+        osl: The output length in tokens, if the sweep has several.
+        target: The target, if the sweep has several.
+        load_label: The load as text, for example "8 in flight".
+        load_value: The number of virtual users, or the offered requests per second.
+        ok: The number of requests that succeeded.
+        failed: The number of requests that failed or were dropped.
+        per_gpu: Output tokens per second and GPU. Null if the number of GPUs is not known.
+        per_user: The tokens per second that one user sees: 1 / TPOT p50.
+        unsupported: The names of the latencies above that have too few samples.
+        slo_attainment: The fraction of requests that met every objective of the SLO.
+        slo_met: Whether the run met the SLO. Null without an SLO, and if it is undecided.
+        state: How the run ended, for example "finished" or "interrupted".
+        is_closed_loop: Whether virtual users sent the load.
+        on_pareto_front: Whether no other load point has both a higher throughput per GPU and a
+            higher throughput per user.
+        started_at_once: Whether all virtual users started at the same time.
+        reached_concurrency: Whether all virtual users were active at the same time for a while.
+            Always true in an open loop.
+        total_per_gpu: Input and output tokens per second and GPU.
+        sustained: Whether TTFT and concurrency did not grow. Null if it is not known.
+        many_errors: Whether there is no SLO, and too many requests failed.
+    """
+
+    name: str
+    isl: int | None = None
+    osl: int | None = None
+    target: str = ""
+    load_label: str
+    load_value: float | None
+    ok: int
+    failed: int
+    requests_per_s: float | None
+    output_per_s: float | None
+    per_gpu: float | None
+    per_user: float | None
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+    e2e_p50: float | None
+    unsupported: tuple[str, ...]
+    slo_attainment: float | None
+    slo_met: bool | None
+    slo_undecided: bool = False
+    valid: bool
+    state: str
+    simulated: bool
+    is_closed_loop: bool = False
+    on_pareto_front: bool = False
+    started_at_once: bool = False
+    reached_concurrency: bool = True
+    total_per_gpu: float | None = None
+    sustained: bool | None = None
+    many_errors: bool = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the metrics describe a server that served its load."""
+        return self.valid and not self.many_errors
+
+    @property
+    def group(self) -> PointGroup:
+        """What the load point has in common with the others of its curve."""
+        return PointGroup(isl=self.isl, osl=self.osl, target=self.target)
+
+    @property
+    def short_label(self) -> str:
+        """The load as text, or the name of the run if the load is not known."""
+        return self.load_label or self.name
+
+    @property
+    def label(self) -> str:
+        """The load as text, after the lengths and the target if the sweep has several."""
+        return ", ".join(filter(None, (self.group.label, self.short_label)))
+
+
+def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> LoadPointResult:
+    """Return the metrics of the run `name`.
+
+    `point` is the load point that a sweep requested. It is None for a run of another command.
+    """
+    load = summary.load
+    rates = headline(summary)
+    gpus = summary.target.gpus
+    tpot_p50 = summary.tpot_ms.p50
+    concurrency = _measured_concurrency(summary.stages)
+    is_closed_loop = concurrency is not None
+    has_steady_state = summary.window.steady.duration_s is not None
+    return LoadPointResult(
+        name=name,
+        isl=None if point is None else point.isl,
+        osl=None if point is None else point.osl,
+        target="" if point is None else point.target,
+        load_label=brief(load.arrival),
+        load_value=load.offered_rps if concurrency is None else float(concurrency),
+        ok=summary.requests.ok,
+        failed=summary.requests.decided - summary.requests.ok,
+        requests_per_s=rates.requests,
+        output_per_s=rates.output,
+        per_gpu=per_gpu(rates.output, gpus),
+        per_user=1000 / tpot_p50 if tpot_p50 else None,
+        ttft_p50=summary.ttft_ms.p50,
+        ttft_p99=summary.ttft_ms.p99,
+        tpot_p50=tpot_p50,
+        tpot_p99=summary.tpot_ms.p99,
+        e2e_p50=summary.e2e_ms.p50,
+        unsupported=_latencies_with_few_samples(summary),
+        slo_attainment=summary.goodput.share,
+        slo_met=summary.goodput.met,
+        slo_undecided=summary.goodput.undecided,
+        valid=summary.verdict.valid,
+        state=summary.run.state,
+        simulated=summary.target.simulated,
+        is_closed_loop=is_closed_loop,
+        started_at_once=_started_at_once(summary.stages),
+        reached_concurrency=has_steady_state or not is_closed_loop,
+        total_per_gpu=per_gpu(rates.total, gpus),
+        sustained=summary.sustainable.sustained,
+        many_errors=fails_by_errors(summary),
+    )
+
+
+def _measured_concurrency(stages: Sequence[StageSummary]) -> int | None:
+    """Return the number of virtual users of the measured load. Return None in an open loop."""
+    return next((stage.concurrency for stage in stages if stage.measured), None)
+
+
+def _latencies_with_few_samples(summary: Summary) -> tuple[str, ...]:
+    """Return the names of the percentiles with too few samples, for example "ttft_p99"."""
+    distributions = {"ttft": summary.ttft_ms, "tpot": summary.tpot_ms, "e2e": summary.e2e_ms}
+    return tuple(
+        f"{metric}_{quantile}"
+        for metric, distribution in distributions.items()
+        for quantile in LATENCY_QUANTILES
+        if distribution.count and quantile not in distribution.supported
+    )
+
+
+def _started_at_once(stages: Sequence[StageSummary]) -> bool:
+    """Return whether all virtual users started at the same time, which the user has to request.
+
+    Only the first stage with several virtual users starts them. A stage with a ramp of its own
+    starts them one after the other.
+    """
+    closed_loops = [
+        stage
+        for stage in stages
+        if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"
+    ]
+    return bool(closed_loops) and closed_loops[0].ramp_s == 0
+
+
+AVERAGED_METRICS = (
+    "requests_per_s",
+    "output_per_s",
+    "per_gpu",
+    "total_per_gpu",
+    "per_user",
+    "ttft_p50",
+    "ttft_p99",
+    "tpot_p50",
+    "tpot_p99",
+    "e2e_p50",
+    "slo_attainment",
+)
+"""The metrics of a load point of which repeats have a mean."""
+
+
+def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
+    """Return the load point that stands for repeats of one load.
+
+    It has the means of the valid repeats, or of all if none is valid. It met the SLO if every
+    repeat did. Its name states the load and how many runs were averaged. A single repeat stands
+    for itself.
+    """
+    counted = [repeat for repeat in repeats if repeat.valid] or list(repeats)
+    first = counted[0]
+    if len(counted) == 1:
+        return first
+    means = {
+        metric: _mean([getattr(repeat, metric) for repeat in counted])
+        for metric in AVERAGED_METRICS
+    }
+    unsupported = {latency for repeat in counted for latency in repeat.unsupported}
+    return msgspec.structs.replace(
+        first,
+        **means,
+        name=f"{first.short_label}, mean of {len(counted)} runs",
+        ok=sum(repeat.ok for repeat in counted),
+        failed=sum(repeat.failed for repeat in counted),
+        unsupported=tuple(sorted(unsupported)),
+        slo_met=_true_of_all([repeat.slo_met for repeat in counted]),
+        slo_undecided=any(repeat.slo_undecided for repeat in counted),
+        sustained=_true_of_all([repeat.sustained for repeat in counted]),
+        simulated=any(repeat.simulated for repeat in counted),
+        reached_concurrency=all(repeat.reached_concurrency for repeat in counted),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a value is not known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _true_of_all(values: Sequence[bool | None]) -> bool | None:
+    """Return False if one value is False, None if one is not known, else True."""
+    if False in values:
+        return False
+    return None if None in values else True

@@ -1,0 +1,258 @@
+"""The charts of a sweep: latency, throughput and SLO attainment over the load, the Pareto front.
+
+Pure: a `SweepCurve` in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+from urllib.parse import quote
+
+from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
+from loadgen.runs.load_point_results import LoadPointResult
+from loadgen.runs.sweep_curve import SweepCurve
+
+P50_COLOR = "c1"
+P99_COLOR = "c2"
+THROUGHPUT_COLOR = "c3"
+KNEE_COLOR = "c4"
+FRONT_COLOR = "c4"
+DOMINATED_COLOR = "c6"
+P99_DASH = "5 4"
+LINE_WIDTH = 1.8
+THROUGHPUT_PER_GPU = "tokens/s per GPU"
+TOTAL_THROUGHPUT = "total tokens/s"
+GPUS_UNKNOWN = "total of all GPUs, because the number of GPUs is not known (--gpus)"
+
+
+def run_link(run_name: str) -> str:
+    """Return the address to which a point of a chart leads: the summary of its run.
+
+    The address is relative to the page. `loadgen ui` shows the page of the run there.
+    """
+    return f"{quote(run_name)}/summary.json"
+
+
+# One curve
+
+
+def sweep_charts(curve: SweepCurve) -> Iterator[Chart]:
+    """Yield the charts of one curve: latency over throughput, Pareto front, metrics over load."""
+    points = [point for point in curve.load_points if point.output_per_s is not None]
+    if not points:
+        return
+    marks = _throughput_marks(curve, points)
+    yield Chart(
+        title="TTFT against throughput",
+        x=_throughput_axis(),
+        y=_latency_axis(),
+        marks=marks,
+        series=(
+            _latency_series(points, "ttft_p50", "p50", P50_COLOR),
+            _latency_series(points, "ttft_p99", "p99", P99_COLOR, dash=P99_DASH),
+        ),
+    )
+    yield Chart(
+        title="E2E latency against throughput",
+        x=_throughput_axis(),
+        y=_latency_axis(),
+        marks=marks,
+        series=(_latency_series(points, "e2e_p50", "p50", P50_COLOR),),
+    )
+    yield from _pareto_charts(points)
+    yield from _charts_over_load(points)
+
+
+def _throughput_axis() -> Axis:
+    return Axis(label="output tokens/s", unit="tokens/s", min=0)
+
+
+def _latency_axis() -> Axis:
+    return Axis(label="ms, log", unit="ms", log=True)
+
+
+def _throughput_marks(curve: SweepCurve, points: Sequence[LoadPointResult]) -> tuple[Mark, ...]:
+    """Return lines at the throughput of the knee and of the best load point within the SLO."""
+    marks = []
+    for point in points:
+        if point.name == curve.knee:
+            marks.append(Mark(x=point.output_per_s, label="knee", color=KNEE_COLOR))
+        if point.name == curve.best:
+            marks.append(Mark(x=point.output_per_s, label="← SLO met", color="good"))
+    return tuple(marks)
+
+
+def _latency_series(
+    points: Sequence[LoadPointResult], metric: str, name: str, color: str, *, dash: str = ""
+) -> Series:
+    """Return a latency over the throughput, for example `ttft_p50`.
+
+    A dashed line has no labels, because it has the same points as a solid one.
+    """
+    return Series(
+        name=name,
+        x=[point.output_per_s or 0.0 for point in points],
+        y=[getattr(point, metric) for point in points],
+        color=color,
+        dots=True,
+        labels=() if dash else tuple(point.name for point in points),
+        dash=dash,
+        links=_links(points),
+    )
+
+
+def _links(points: Sequence[LoadPointResult]) -> tuple[str, ...]:
+    return tuple(run_link(point.name) for point in points)
+
+
+def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
+    """Yield throughput and SLO attainment over the load, if several loads are known."""
+    loads = [point.load_value for point in points if point.load_value is not None]
+    if len(loads) < len(points) or len(points) == 1:
+        return
+    is_closed_loop = points[0].is_closed_loop
+    load_axis = Axis(
+        label="concurrent requests, log" if is_closed_loop else "offered requests/s, log", log=True
+    )
+    throughput = Series(
+        x=loads,
+        y=[point.output_per_s for point in points],
+        color=THROUGHPUT_COLOR,
+        dots=True,
+        links=_links(points),
+    )
+    yield Chart(
+        title="Throughput against load",
+        x=load_axis,
+        y=Axis(label="tokens/s", unit="tokens/s", min=0),
+        series=(throughput,),
+    )
+    if all(point.slo_attainment is None for point in points):
+        return
+    attainment = Series(
+        x=loads,
+        y=[point.slo_attainment for point in points],
+        color="good",
+        dots=True,
+        links=_links(points),
+    )
+    yield Chart(
+        title="SLO attainment against load",
+        x=load_axis,
+        y=Axis(label="% of requests", format="percent", min=0, max=1),
+        series=(attainment,),
+    )
+
+
+def _pareto_charts(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
+    """Yield the chart of throughput per GPU against throughput per user, if both are known."""
+    known_points = [point for point in points if point.per_user is not None]
+    if not known_points:
+        return
+    known_points.sort(key=_tokens_per_user)
+    has_gpus = all(point.per_gpu is not None for point in known_points)
+    front = [point for point in known_points if point.on_pareto_front]
+    dominated = [point for point in known_points if not point.on_pareto_front]
+    series = []
+    if front:
+        series.append(_pareto_series(front, "Pareto front", FRONT_COLOR, has_gpus=has_gpus))
+    if dominated:
+        dominated_series = _pareto_series(
+            dominated, "dominated", DOMINATED_COLOR, has_gpus=has_gpus, line_width=0
+        )
+        series.append(dominated_series)
+    unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
+    yield Chart(
+        title=f"{_capitalize(unit)} against tokens/s per user",
+        note="" if has_gpus else GPUS_UNKNOWN,
+        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", pad=True),
+        y=Axis(label=unit, unit=unit, min=0),
+        series=tuple(series),
+    )
+
+
+def _tokens_per_user(point: LoadPointResult) -> float:
+    return point.per_user or 0.0
+
+
+def _pareto_series(
+    points: Sequence[LoadPointResult],
+    name: str,
+    color: str,
+    *,
+    has_gpus: bool,
+    line_width: float = LINE_WIDTH,
+) -> Series:
+    """Return the throughput of load points over the throughput per user, per GPU if it is known."""
+    return Series(
+        name=name,
+        x=[_tokens_per_user(point) for point in points],
+        y=[point.per_gpu if has_gpus else point.output_per_s for point in points],
+        color=color,
+        width=line_width,
+        dots=True,
+        labels=tuple(point.name for point in points),
+        links=_links(points),
+    )
+
+
+def _capitalize(text: str) -> str:
+    """Return the text with an upper-case first letter, and the other letters as they are."""
+    return text[:1].upper() + text[1:]
+
+
+# Several targets
+
+
+class _TargetAxis(NamedTuple):
+    """A metric over which the throughput of several targets is compared."""
+
+    metric: str
+    label: str
+    unit: str
+
+
+TARGET_AXES = (
+    _TargetAxis("per_user", "tokens/s per user (1 / TPOT p50)", "tokens/s per user"),
+    _TargetAxis("ttft_p50", "TTFT p50, ms", "ms"),
+)
+
+
+def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
+    """Yield the charts that compare several targets at the same lengths, with a series for each."""
+    valid_points = [point for curve in curves for point in curve.load_points if point.valid]
+    has_gpus = all(point.per_gpu is not None for point in valid_points)
+    unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
+    for axis in TARGET_AXES:
+        series = [
+            _target_series(curve, axis.metric, COLORS[index % len(COLORS)], has_gpus=has_gpus)
+            for index, curve in enumerate(curves)
+        ]
+        if not any(target.x for target in series):
+            continue
+        yield Chart(
+            title=f"{_capitalize(unit)} against {axis.label}",
+            note="" if has_gpus else GPUS_UNKNOWN,
+            x=Axis(label=axis.label, unit=axis.unit, pad=True),
+            y=Axis(label=f"output {unit}", unit=unit, min=0),
+            series=tuple(series),
+        )
+
+
+def _target_series(curve: SweepCurve, metric: str, color: str, *, has_gpus: bool) -> Series:
+    """Return the valid load points of one target as a line, with `metric` on the x axis."""
+    points = [
+        point for point in curve.load_points if point.valid and getattr(point, metric) is not None
+    ]
+    points.sort(key=attrgetter(metric))
+    return Series(
+        name=curve.load_points[0].target,
+        x=[getattr(point, metric) for point in points],
+        y=[point.per_gpu if has_gpus else point.output_per_s for point in points],
+        color=color,
+        dots=True,
+        labels=tuple(point.short_label for point in points),
+        links=_links(points),
+    )
