@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loadgen.core import format
 from loadgen.render.section import Table
@@ -21,6 +21,9 @@ LOAD_POINT_METRICS = {
     "e2e_ms.p50": "E2E p50",
 }
 """The metrics in the table of repeated load points, by their paths, with the column names."""
+LOAD_POINT_PATHS = tuple(LOAD_POINT_METRICS)
+BRIEF_LOAD_POINT_PATHS = ("tokens.steady_output_per_s", "ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50")
+"""The metrics of load points that a terminal shows by default."""
 LOAD_POINT_UNITS = "Latencies in ms. Mean of the runs ± half of its 95 % confidence interval."
 BRIEF_METRICS = (
     "ttft_ms.p50",
@@ -164,14 +167,20 @@ def describe_repeated_points(repeats_by_point: Mapping[str, RepeatSummary]) -> s
     return f"{points} with up to {runs} each: {', '.join(repeats_by_point)}."
 
 
-def load_points_table(repeats_by_point: Mapping[str, RepeatSummary]) -> Table:
-    """Return a table with a row for each load point: its metrics as means ± half an interval."""
+def load_points_table(
+    repeats_by_point: Mapping[str, RepeatSummary], paths: Sequence[str] = LOAD_POINT_PATHS
+) -> Table:
+    """Return a table with a row for each load point: its metrics as means ± half an interval.
+
+    `paths` are keys of LOAD_POINT_METRICS.
+    """
     rows = []
     for name, repeats in repeats_by_point.items():
         metrics = {metric.metric: metric for metric in repeats.metrics}
-        cells = [_mean_with_half_width(metrics.get(path)) for path in LOAD_POINT_METRICS]
+        cells = [_mean_with_half_width(metrics.get(path)) for path in paths]
         rows.append((name, _describe_run_count(repeats), *cells))
-    return Table(("load point", "runs", *LOAD_POINT_METRICS.values()), rows)
+    columns = [LOAD_POINT_METRICS[path] for path in paths]
+    return Table(("load point", "runs", *columns), rows)
 
 
 def _describe_run_count(repeats: RepeatSummary) -> str:

@@ -91,6 +91,9 @@ def repeated_sweep_report(
     ]
     sentence = repeats_text.describe_repeated_points(repeats_by_point)
     table = repeats_text.load_points_table(repeats_by_point)
+    brief_table = repeats_text.load_points_table(
+        repeats_by_point, repeats_text.BRIEF_LOAD_POINT_PATHS
+    )
     units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
     return _report(
         f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
@@ -104,7 +107,7 @@ def repeated_sweep_report(
         ],
         brief=[
             section("", f"{runs.workload} on {runs.target}, {sentence}"),
-            section("", table, units, indented=True),
+            section("", brief_table, units, indented=True),
         ],
     )
 

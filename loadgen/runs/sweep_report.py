@@ -6,6 +6,7 @@ The charts are in `sweep_charts.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from loadgen.core import format
 from loadgen.core.metrics.reasons import STATES
@@ -106,7 +107,7 @@ def sweep_report(curve: SweepCurve) -> Report:
         ],
         brief=[
             section("", title),
-            section("", load_point_table(curve, BRIEF_COLUMNS), BRIEF_UNITS, indented=True),
+            section("", brief_load_point_table(curve), BRIEF_UNITS, indented=True),
             section("", *result_sentences(curve), indented=True),
             *resume_sections,
         ],
@@ -173,26 +174,48 @@ def _chart_sections(curve: SweepCurve) -> Iterator[Section]:
 # The table of load points
 
 
-def load_point_table(curve: SweepCurve, columns: Sequence[str] = TABLE_HEADER) -> Table:
-    """Return a table with a row for each load point.
+def load_point_table(curve: SweepCurve) -> Table:
+    """Return a table with a row for each load point and all metrics.
 
-    It has the columns with these names, without those that are empty in every row. The last column
-    without a name marks the knee, the best load point and the Pareto front.
+    Columns that are empty in every row are left out. The last column, without a name, marks the
+    knee, the best load point and the Pareto front.
     """
-    all_rows = [_table_row(curve, point) for point in curve.load_points]
+    rows = [(*_metric_cells(curve, point), _remarks(curve, point)) for point in curve.load_points]
+    return _table_of_filled_columns(rows, TABLE_HEADER, "remarks")
+
+
+def brief_load_point_table(curve: SweepCurve) -> Table:
+    """Return a table with the key metrics of each load point, for a terminal.
+
+    Columns that are empty in every row are left out. The last column, without a name, marks the
+    knee and the best load point.
+    """
+    rows = [
+        (*_metric_cells(curve, point), _brief_remark(curve, point)) for point in curve.load_points
+    ]
+    return _table_of_filled_columns(rows, BRIEF_COLUMNS, "")
+
+
+def _table_of_filled_columns(
+    rows: Sequence[Sequence[str]], columns: Sequence[str], kind: Literal["", "remarks"]
+) -> Table:
+    """Return rows under TABLE_HEADER as a table of these columns, without those that are empty.
+
+    The column of the load is always shown.
+    """
     shown_columns = []
     for index, name in enumerate(TABLE_HEADER):
-        is_filled = any(row[index] not in (format.NONE, "") for row in all_rows)
+        is_filled = any(row[index] not in (format.NONE, "") for row in rows)
         if name in columns and (is_filled or index == LOAD_COLUMN):
             shown_columns.append(index)
     header = [TABLE_HEADER[index] for index in shown_columns]
-    rows = [tuple(row[index] for index in shown_columns) for row in all_rows]
+    shown_rows = [tuple(row[index] for index in shown_columns) for row in rows]
     text_columns = 1 + header.index("SLO")
-    return Table(header, rows, "remarks" if header[-1] == "" else "", label_columns=text_columns)
+    return Table(header, shown_rows, kind if header[-1] == "" else "", label_columns=text_columns)
 
 
-def _table_row(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
-    """Return the cells of a load point under TABLE_HEADER."""
+def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
+    """Return the cells of a load point under TABLE_HEADER, apart from the last one."""
     total_per_gpu = format.quantity(point.total_per_gpu) if curve.groups else ""
     return (
         point.target,
@@ -207,7 +230,6 @@ def _table_row(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_user),
         *(latency_cell(point, name) for name in LATENCIES),
         format.percent(point.slo_attainment),
-        ", ".join(_remarks(curve, point)),
     )
 
 
@@ -237,18 +259,29 @@ def slo_label(point: LoadPointResult) -> str:
     return "undecided" if point.slo_undecided else "none"
 
 
-def _remarks(curve: SweepCurve, point: LoadPointResult) -> Iterator[str]:
-    """Yield what is special about a load point."""
+def _brief_remark(curve: SweepCurve, point: LoadPointResult) -> str:
+    """Return whether a load point is the knee or the best one of its curve, or is incomplete."""
+    remarks = []
     if point.state != "finished":
-        yield STATES.get(point.state, point.state).partition(":")[0]
+        remarks.append(_state_label(point))
     if not point.reached_concurrency:
-        yield "too short for its concurrency"
+        remarks.append("too short for its concurrency")
     if point.name in {curve.best, *(group.best for group in curve.groups)}:
-        yield "best within the SLO"
+        remarks.append("best")
     if point.name in {curve.knee, *(group.knee for group in curve.groups)}:
-        yield "knee"
-    if point.on_pareto_front:
-        yield "Pareto"
+        remarks.append("knee")
+    return ", ".join(remarks)
+
+
+def _state_label(point: LoadPointResult) -> str:
+    """Return how a run ended that did not come to its end, for example "interrupted"."""
+    return STATES.get(point.state, point.state).partition(":")[0]
+
+
+def _remarks(curve: SweepCurve, point: LoadPointResult) -> str:
+    """Return what is special about a load point."""
+    front = "Pareto" if point.on_pareto_front else ""
+    return ", ".join(filter(None, (_brief_remark(curve, point), front)))
 
 
 # The result in sentences

@@ -128,10 +128,14 @@ def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
     for addition in search.additions:
         sections += addition.sections
         warnings += addition.notices
-    sections.append(section("Go on with", Quoted(resume_command)))
+    resume_section = section("Resume with", Quoted(resume_command))
     unfinished = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
     return msgspec.structs.replace(
-        so_far, notices=warnings, headline=[unfinished, *so_far.headline], sections=sections
+        so_far,
+        notices=warnings,
+        headline=[unfinished, *so_far.headline],
+        sections=[*sections, resume_section],
+        brief=[section("", unfinished), *so_far.brief, resume_section],
     )
 
 
@@ -139,7 +143,7 @@ def _describe_unfinished(output_dir: Path) -> str:
     """Return what is known of a search that was killed, as `cost` and `size` state it."""
     so_far = capacity_in(output_dir)
     known = "" if so_far is None else f" ({so_far.description})"
-    return f"The search has not ended{known}: these are its trials so far."
+    return f"The search has not ended{known}. These are its trials so far."
 
 
 def _resume_command(output_dir: Path, stored: StoredSearch | None) -> str:

@@ -403,7 +403,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     )
     assert exits("report", str(tmp_path / "both")) == 2
     assert (
-        "runs of different work in one folder: a and b differ in workload, SLO"
+        "a and b differ in workload, SLO"
         in capsys.readouterr().err
     )
     recorder = Compactor(one)

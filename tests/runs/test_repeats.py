@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
 
 
 def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
-    named = list(zip(made.runs, runs, strict=True))
-    return as_text.render(repeats_report.repeats_report(made, build_curve(named)))
+    named = [NamedSummary(name, run) for name, run in zip(made.runs, runs, strict=True)]
+    report = repeats_report.repeats_report(made, build_curve(named))
+    return as_text.render(report, full=True)
 
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
@@ -76,9 +78,10 @@ def test_repeats_say_whether_the_slo_was_met() -> None:
             summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)]), three
         ).split()
     )
-    assert "SLO met by 1 of 3 runs; missed by r1, r2: TTFT p99" in said and " MISSED " in said
+    assert "1 of 3 runs; missed by r1, r2: TTFT p99" in said
+    assert " missed " in said
     kept = [three[0]] * 2
-    assert "SLO met by 2 of 2 runs: TTFT p99" in shown(
+    assert "2 of 2 runs: TTFT p99" in shown(
         summarize_repeats([NamedSummary("a", kept[0]), NamedSummary("b", kept[1])]), kept
     )
 
@@ -101,7 +104,8 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
     assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
     assert made.valid and made.excluded_runs == ("r3",) and made.runs == ("r1", "r2", "r3")
     text = " ".join(shown(made, [first, second, invalid(third)]).split())
-    assert "1 of 3 runs is INVALID and left out of the means: r3" in text
+    assert "1 of 3 runs is INVALID" in text
+    assert "means: r3" in text
 
 
 def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
@@ -121,7 +125,7 @@ def test_auto_repeats_until_enough_runs_are_valid() -> None:
 def test_one_run_has_no_interval() -> None:
     made = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
     assert all(one.low is None and one.high is None and one.spread is None for one in made.metrics)
-    assert "no interval" in shown(made, summaries(1))
+    assert "no confidence interval" in shown(made, summaries(1))
 
 
 def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
@@ -142,11 +146,9 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     told = capsys.readouterr()
-    assert (
-        told.out.startswith("SIMULATED")
-        and "3 runs of one load" in told.out
-        and "nothing to wait for" in told.err
-    )
+    assert told.out.startswith("SIMULATED")
+    assert "3 runs" in told.out
+    assert "No pause" in told.err
     made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
     assert (
         "repeats.json" in (checksums.read(out) or {})
@@ -163,7 +165,7 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
     assert "the folder holds results" in capsys.readouterr().err
     assert exits("report", str(out), "--no-html") == 0
-    assert "3 runs of one load" in capsys.readouterr().out
+    assert "3 runs" in capsys.readouterr().out
     other = tmp_path / "b"
     assert exits("run", "qa", *SIM, "--repeat", "auto,within=20%", "-o", str(other), "--json") == 0
     assert json.loads(capsys.readouterr().out)["tight"] is True
@@ -190,7 +192,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
     )
     assert exits(*command, "--repeat", "2") == 0
     told = capsys.readouterr().out
-    assert "\nr10       2" in told and "±" in told
+    assert re.search(r"\n  r10 +2 .*±", told)
     assert exits(*command, "--repeat", "3", "--json") == 0
     captured = capsys.readouterr()
     assert captured.err.count("2 of 2 load points are done") == 2, "the first two sweeps stand"
@@ -265,7 +267,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[
         0
     ].terms
-    assert any("nothing to wait for" in line for line in said)
+    assert any("No pause" in line for line in said)
     assert judge_again(folder) == found
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]

@@ -177,7 +177,7 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         slo="s",
     )
     said = list(sweep_report.result_sentences(curve))
-    assert "ISL 500, 1 in flight: 10.0" in said[0] and "ISL 900" in said[1]
+    assert "ISL 500, 1 in flight, 10.0" in said[0] and "ISL 900" in said[1]
     assert "ISL 2,000" in said[2] and "ISL 3,000" in said[3] and "ISL 4,000" in said[4]
 
 

@@ -18,7 +18,7 @@ from synthetic_searches import S, make_runner, planned_trial, workload_at
 from loadgen.core import run_folder
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.results.record import KIND, ROW, STATUS
@@ -132,8 +132,10 @@ def test_a_trial_is_judged_as_its_run_is(
     assert {trial.outcome for trial in trials_of_it} == {"under", "over"}
     assert any(missed in trial.reason for trial in trials_of_it)
     assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
-    words = build_curve([(trial.run_name, summaries[trial.run_name]) for trial in full]).slo
-    assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
+    runs = [NamedSummary(trial.run_name, summaries[trial.run_name]) for trial in full]
+    objectives = build_curve(runs).slo
+    assert "of tasks within" in objectives
+    assert ("qa: TTFT p95" in objectives) == (workload == "mixed")
 
 
 def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
