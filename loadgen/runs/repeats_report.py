@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.render.page import Axis, Band, Chart, Mark, Tile, Series
+from loadgen.render.page import Axis, Band, Chart, Mark, Series, Tile
 from loadgen.render.section import (
     Charts,
     Kind,
     Links,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
     Tiles,
-    Notice,
     section,
     simulated_notice,
 )

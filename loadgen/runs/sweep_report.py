@@ -13,12 +13,12 @@ from loadgen.core.metrics.reasons import STATES
 from loadgen.render.section import (
     Charts,
     Facts,
+    Notice,
     Paragraph,
     Quoted,
     Report,
     Section,
     Table,
-    Notice,
     named_facts,
     section,
     simulated_notice,

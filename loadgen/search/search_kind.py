@@ -12,7 +12,7 @@ from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.render.additions import ExtraSections
-from loadgen.render.section import Paragraph, Quoted, Report, Notice, section
+from loadgen.render.section import Notice, Paragraph, Quoted, Report, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import run_directory_kind

@@ -11,7 +11,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.render.additions import ExtraSections
-from loadgen.render.page import Axis, Band, Chart, Mark, Tile, Series
+from loadgen.render.page import Axis, Band, Chart, Mark, Series, Tile
 from loadgen.render.section import (
     Charts,
     Kind,

@@ -24,7 +24,7 @@ from loadgen.search.sweep_plan import Sweep, SweepRun
 from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 
 class RepeatedSweep:
