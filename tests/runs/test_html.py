@@ -402,10 +402,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
         tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
     )
     assert exits("report", str(tmp_path / "both")) == 2
-    assert (
-        "a and b differ in workload, SLO"
-        in capsys.readouterr().err
-    )
+    assert "a and b differ in workload, SLO" in capsys.readouterr().err
     recorder = Compactor(one)
     assert recorder.finish()
     store.drop_spool(one)
