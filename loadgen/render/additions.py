@@ -1,4 +1,4 @@
-"""What another kind of result in the folder of a run, or of a search, adds to its report. Values only."""
+"""What another kind of result adds to the report of a run or search in the same folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from loadgen.render.section import Notice, Paragraph, Section
 
 
 class ExtraSections(Struct, frozen=True, kw_only=True):
-    """The part of one kind. All of it may be left out.
+    """Additions of one kind of result, for example MLPerf, to the report of a run or search.
 
-    notices: for the top. verdict_text: a verdict of its own, `is_good` or not. replace_tiles: gives the run's tiles, changed;
-    metrics: the same in words, for a page without these tiles. sections: below the first ones; appendix: makes those
-    near the end of the page of a run, when there is one. document: what `--json` prints in the place of the summary.
-    exit_code: the exit code (strict) beside that of the run.
+    Attributes:
+        notices: Notices for the top of the report.
+        verdict_text: The verdict of this kind, or "" if it has none.
+        is_good: Whether the verdict is a good one, which decides its color.
+        metrics: The metrics behind the verdict, as text that follows it.
+        replace_tiles: Takes the tiles of the run and returns the tiles to show.
+        sections: Sections for the middle of the report.
+        appendix: Creates sections for the end of the page of a run.
+        document: What `loadgen report --json` prints in place of the summary.
+        exit_code: Returns the exit code of this kind, given whether `--strict` is set. The command
+            exits with the worst code.
     """
 
     notices: tuple[Notice, ...] = ()
@@ -30,10 +37,7 @@ class ExtraSections(Struct, frozen=True, kw_only=True):
     exit_code: Callable[[bool], int] | None = None
 
     def headline(self) -> Iterator[Paragraph]:
-        """The verdict with its figures, where there is one."""
+        """Yield the verdict with its metrics, or nothing if there is no verdict."""
         if self.verdict_text:
-            yield Paragraph(
-                f"{self.verdict_text} {self.metrics}".rstrip(),
-                "good" if self.is_good else "bad",
-                large=True,
-            )
+            text = f"{self.verdict_text} {self.metrics}".rstrip()
+            yield Paragraph(text, "good" if self.is_good else "bad", large=True)

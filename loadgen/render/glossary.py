@@ -1,7 +1,7 @@
 """The public terms of loadgen and what each one means.
 
-Code, options, output, JSON texts and documentation use exactly these terms. Every page of a report ends with the
-terms, and `docs/reference/glossary.md` is generated from them.
+Code, options, output, JSON texts and documentation use exactly these terms. Every page of a report
+ends with the terms, and `docs/reference/glossary.md` is generated from them.
 """
 
 from __future__ import annotations

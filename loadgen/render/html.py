@@ -1,8 +1,9 @@
-"""A report as one HTML page, and sections on a page that has others. Pure; `page.Page` is the frame, and escapes."""
+"""Renders a report as one HTML page, and sections on a page that has other content."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import singledispatch
 from html import escape
 
 from loadgen.render.page import Page
@@ -21,122 +22,135 @@ from loadgen.render.section import (
     Signatures,
     Table,
     Tiles,
+    is_empty,
 )
+
+MIN_SECTIONS_FOR_CONTENTS = 6
+"""A page with at least so many sections that have an id begins with links to them."""
 
 
 def render(report: Report) -> str:
-    """The text of the whole file."""
-    sheet = Page(report.page_title or report.title, report.generated_by)
-    for one in (*([report.verdict] if report.verdict is not None else []), *report.notices):
-        sheet.mark(one.label, one.text, one.kind)
-    sheet.heading(report.title)
-    for said in report.headline:
-        sheet.say(said.text, f"sentence {said.kind}".rstrip())
-    sections = list(_made(report.sections))
-    _contents(sheet, sections)
-    add_sections(sheet, sections)
-    return sheet.render()
+    """Return the report as the text of an HTML file."""
+    page = Page(report.page_title or report.title, report.generated_by)
+    if report.verdict is not None:
+        page.add_notice(report.verdict.label, report.verdict.text, report.verdict.kind)
+    for notice in report.notices:
+        page.add_notice(notice.label, notice.text, notice.kind)
+    page.add_title(report.title)
+    for paragraph in report.headline:
+        page.add_paragraph(paragraph.text, _large(paragraph.kind))
+    sections = list(_sections_to_show(report.sections))
+    _add_contents(page, sections)
+    add_sections(page, sections)
+    return page.render()
 
 
-def _made(sections: Iterable[Section | PageOnly]) -> Iterator[Section]:
-    """The sections that have something to show, with those that are made when a page is."""
+def add_sections(page: Page, sections: Iterable[Section | PageOnly]) -> None:
+    """Append sections to a page."""
+    for section in _sections_to_show(sections):
+        if section.folded:
+            with page.folded(section.head or str(section.folded), id=section.id):
+                _add_parts(page, section)
+            continue
+        if section.head:
+            page.add_heading(section.head, is_subsection=section.small, id=section.id)
+        _add_parts(page, section)
+
+
+def _sections_to_show(sections: Iterable[Section | PageOnly]) -> Iterator[Section]:
+    """Yield the sections that have something to show, and create those that only pages have."""
     for section in sections:
         if not isinstance(section, Section):
-            yield from _made(section())
-        elif not section.text_only and any(map(_is_there, section.parts)):
+            yield from _sections_to_show(section())
+        elif not section.text_only and not all(map(is_empty, section.parts)):
             yield section
 
 
-LONG_FROM = 6  # sections with a place of their own: a page that has as many gets contents
+def _add_contents(page: Page, sections: Sequence[Section]) -> None:
+    """Append links to the sections of a long page. A link to a folded section unfolds it."""
+    targets = [section for section in sections if section.id and section.head]
+    if len(targets) < MIN_SECTIONS_FOR_CONTENTS:
+        return
+    links = [f'<a href="#{escape(section.id)}">{escape(section.head)}</a>' for section in targets]
+    page.add_html(f'<nav class="soft" aria-label="contents">{" · ".join(links)}</nav>')
 
 
-def _contents(sheet: Page, sections: Sequence[Section]) -> None:
-    """Links to the sections of a long page; one that is folded unfolds."""
-    places = [(section.id, section.head) for section in sections if section.id and section.head]
-    if len(places) >= LONG_FROM:
-        links = " · ".join(f'<a href="#{escape(id)}">{escape(head)}</a>' for id, head in places)
-        sheet.add(f'<nav class="soft" aria-label="contents">{links}</nav>')
+def _add_parts(page: Page, section: Section) -> None:
+    for part in section.parts:
+        if not is_empty(part):
+            _add_part(part, page)
 
 
-def add_sections(sheet: Page, sections: Iterable[Section | PageOnly]) -> None:
-    """Append sections to a page."""
-    for section in _made(sections):
-        if section.folded:
-            with sheet.details(section.head or str(section.folded), id=section.id):
-                _parts(sheet, section)
-            continue
-        if section.head and section.small:
-            sheet.add(f"<h3>{escape(section.head)}</h3>")
-        elif section.head:
-            sheet.section(section.head, id=section.id)
-        _parts(sheet, section)
+def _large(kind: str) -> str:
+    """Return the CSS classes of a paragraph in large letters."""
+    return f"sentence {kind}".rstrip()
 
 
-def _is_there(part: Part) -> bool:
-    """Whether a part has anything to show."""
-    match part:
-        case str():
-            return bool(part)
-        case Paragraph():
-            return bool(part.text)
-        case Bullets():
-            return bool(part.sentences)
-        case Facts():
-            return any(words for _, words in part.rows)
-        case Table() | Bars():
-            return bool(part.rows)
-        case Quoted():
-            return bool(part.text)
-        case Links():
-            return bool(part.rows)
-        case Signatures():
-            return bool(part.names)
-        case Tiles():
-            return bool(part.tiles)
-        case Charts():
-            return bool(part.charts)
+@singledispatch
+def _add_part(part: Part, page: Page) -> None:  # noqa: ARG001 - the implementations use it
+    """Append a part to a page. There is one implementation for each type of part."""
+    raise TypeError(f"no part of a section: {part!r}")
 
 
-def _parts(sheet: Page, section: Section) -> None:
-    for part in filter(_is_there, section.parts):
-        match part:
-            case str():
-                sheet.say(part)
-            case Paragraph():
-                sheet.say(part.text, f"sentence {part.kind}".rstrip() if part.large else part.kind)
-            case Bullets():
-                sheet.listed(part.sentences, part.kind)
-            case Facts():
-                sheet.facts(**dict(part.rows))
-            case Table():
-                sheet.table(part.head, part.rows, part.kind, part.ids)
-            case Quoted():
-                sheet.add(f"<pre>{escape(part.text)}</pre>")
-            case Links():
-                links = ", ".join(
-                    f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in part.rows
-                )
-                sheet.add(f"<p>{escape(part.text)}: {links}.</p>")
-            case Signatures():
-                lines = (
-                    f"<div><b>{escape(party)}</b> {escape(name)}{_TO_SIGN}"
-                    for party, name in part.names.items()
-                )
-                sheet.add(f'<div class="signed">{"".join(lines)}</div>')
-            case Tiles():
-                sheet.tiles(part.tiles)
-            case Bars():
-                _bars(sheet, part)
-            case Charts():
-                sheet.charts(part.charts)
+@_add_part.register
+def _(part: str, page: Page) -> None:
+    page.add_paragraph(part)
 
 
-_TO_SIGN = "<p>name, date, signature</p></div>"
+@_add_part.register
+def _(part: Paragraph, page: Page) -> None:
+    page.add_paragraph(part.text, _large(part.kind) if part.large else part.kind)
 
 
-def _bars(sheet: Page, part: Bars) -> None:
+@_add_part.register
+def _(part: Bullets, page: Page) -> None:
+    page.add_bullets(part.sentences, part.kind)
+
+
+@_add_part.register
+def _(part: Facts, page: Page) -> None:
+    page.add_facts(part.rows)
+
+
+@_add_part.register
+def _(part: Table, page: Page) -> None:
+    page.add_table(part.head, part.rows, part.kind, part.ids)
+
+
+@_add_part.register
+def _(part: Quoted, page: Page) -> None:
+    page.add_html(f"<pre>{escape(part.text)}</pre>")
+
+
+@_add_part.register
+def _(part: Links, page: Page) -> None:
+    links = [f'<a href="{escape(path)}">{escape(name)}</a>' for name, path in part.rows]
+    page.add_html(f"<p>{escape(part.text)}: {', '.join(links)}.</p>")
+
+
+@_add_part.register
+def _(part: Signatures, page: Page) -> None:
+    lines = [
+        f"<div><b>{escape(role)}</b> {escape(name)}<p>name, date, signature</p></div>"
+        for role, name in part.names.items()
+    ]
+    page.add_html(f'<div class="signed">{"".join(lines)}</div>')
+
+
+@_add_part.register
+def _(part: Tiles, page: Page) -> None:
+    page.add_tiles(part.tiles)
+
+
+@_add_part.register
+def _(part: Bars, page: Page) -> None:
     if part.title:
-        sheet.add(f"<h3>{escape(part.title)}</h3>")
-    sheet.bars(part.rows, unit=part.unit, line=part.line, low=part.low, number=part.number)
+        page.add_heading(part.title, is_subsection=True)
+    page.add_bars(part.rows, unit=part.unit, line=part.line, low=part.low, number=part.number)
     if part.legend:
-        sheet.legend(part.legend)
+        page.add_legend(part.legend)
+
+
+@_add_part.register
+def _(part: Charts, page: Page) -> None:
+    page.add_charts(part.charts)

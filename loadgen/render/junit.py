@@ -1,20 +1,27 @@
-"""JUnit XML, the format of test outcomes that every build server reads. Pure: takes cases, returns text."""
+"""Renders test outcomes as JUnit XML, the format that CI servers read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
+from xml.etree import ElementTree
 
 import msgspec
 
 Outcome = Literal["passed", "failed", "error", "skipped"]
 OUTCOME_OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}
-"""Whether a promise was met -> the outcome of its case."""
+"""The outcome of a test case by whether its objective was met. None means undecided."""
+
+_OUTCOME_TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One test case. `text` is the reason, on one or more lines; for a passed case it is the output."""
+    """One test case.
+
+    `text` is the reason of the outcome, or the output of a passed case. Its first line is the
+    message that CI servers show in their overview.
+    """
 
     name: str
     group: str
@@ -23,41 +30,55 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulated_case(group: str) -> Case:
-    """Return the case that marks a result of a simulated server. It passes: it judges nothing."""
-    name = "SIMULATED: a performance model answered, and no real server was measured"
+    """Return the case that marks the result of a simulated server. It passes: it judges nothing."""
+    name = "SIMULATED: results come from a performance model, not from real hardware"
     return Case(name=name, group=group, outcome="passed")
 
 
-_TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
-
-
 def render(suite: str, cases: Sequence[Case]) -> str:
-    """An XML document with one test suite, ending in a newline."""
-    from xml.etree import ElementTree
-
-    count = Counter(case.outcome for case in cases)
-    totals = {"failures": count["failed"], "errors": count["error"], "skipped": count["skipped"]}
-    attributes = {name: str(value) for name, value in {"tests": len(cases), **totals}.items()}
+    """Return an XML document with one test suite, ending in a newline."""
+    attributes = _count_attributes(cases)
     root = ElementTree.Element("testsuites", attributes)
-    own = ElementTree.SubElement(root, "testsuite", {"name": _printable(suite), **attributes})
+    suite_attributes = {"name": _without_illegal_characters(suite), **attributes}
+    suite_element = ElementTree.SubElement(root, "testsuite", suite_attributes)
     for case in cases:
-        names = {"classname": _printable(case.group), "name": _printable(case.name)}
-        test = ElementTree.SubElement(own, "testcase", names)
-        text = _printable(case.text)
-        if case.outcome != "passed":
-            first = text.splitlines()[0] if text else case.outcome
-            ElementTree.SubElement(test, _TAGS[case.outcome], message=first).text = text
-        elif text:
-            ElementTree.SubElement(test, "system-out").text = text
+        _append_case(suite_element, case)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
 
-def _printable(text: str) -> str:
-    """The text without the characters that XML 1.0 does not allow."""
-    return "".join(
-        c
-        for c in text
-        if c in "\t\n\r"
-        or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
-    )
+def _count_attributes(cases: Sequence[Case]) -> dict[str, str]:
+    outcomes = Counter(case.outcome for case in cases)
+    return {
+        "tests": str(len(cases)),
+        "failures": str(outcomes["failed"]),
+        "errors": str(outcomes["error"]),
+        "skipped": str(outcomes["skipped"]),
+    }
+
+
+def _append_case(suite_element: ElementTree.Element, case: Case) -> None:
+    attributes = {
+        "classname": _without_illegal_characters(case.group),
+        "name": _without_illegal_characters(case.name),
+    }
+    case_element = ElementTree.SubElement(suite_element, "testcase", attributes)
+    text = _without_illegal_characters(case.text)
+    if case.outcome != "passed":
+        message = text.splitlines()[0] if text else case.outcome
+        tag = _OUTCOME_TAGS[case.outcome]
+        ElementTree.SubElement(case_element, tag, message=message).text = text
+    elif text:
+        ElementTree.SubElement(case_element, "system-out").text = text
+
+
+def _without_illegal_characters(text: str) -> str:
+    """Return the text without the characters that XML 1.0 does not allow."""
+    return "".join(filter(_is_legal_in_xml, text))
+
+
+def _is_legal_in_xml(character: str) -> bool:
+    if character in "\t\n\r":
+        return True
+    is_surrogate = 0xD800 <= ord(character) <= 0xDFFF
+    return character >= " " and not is_surrogate and character not in "\ufffe\uffff"

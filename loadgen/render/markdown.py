@@ -1,11 +1,10 @@
-"""A report as Markdown, for the summary of a build or a comment on a change. Pure."""
+"""Renders a report as Markdown, for the summary of a CI job or a comment on a pull request."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from loadgen.render import table
 from loadgen.render.section import (
     Bullets,
     Facts,
@@ -16,60 +15,78 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
+    is_empty,
 )
+from loadgen.render.table import format_markdown
+
+_MARKUP = re.compile(r"([\\`*<\[]|\b_|_\b)")
+"""Characters that could begin a tag, emphasis, code or a link."""
 
 
 def render(report: Report) -> str:
-    """The whole report, ending in a newline; what a page alone draws is left out."""
-    blocks = [f"**{one.label}**: {escape(one.text)}" for one in report.notices]
+    """Return the report as Markdown that ends in a newline, without what only a page shows."""
+    blocks = [f"**{notice.label}**: {escape(notice.text)}" for notice in report.notices]
     blocks.append(f"### {escape(report.title)}")
-    blocks += [f"**{escape(said.text)}**" for said in report.headline]
+    blocks += [f"**{escape(paragraph.text)}**" for paragraph in report.headline]
     if report.verdict is not None:
         blocks.append(f"**{escape(f'{report.verdict.label}: {report.verdict.text}')}**")
-    return "\n\n".join([*blocks, *render_sections(report.sections)]) + "\n"
+    blocks += render_sections(report.sections)
+    return "\n\n".join(blocks) + "\n"
 
 
 def render_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
-    """The blocks of sections, to be set apart by an empty line; [] where they are empty."""
-    return [
-        block for section in sections if isinstance(section, Section) for block in _section(section)
-    ]
+    """Return the blocks of sections, which have to be separated by empty lines."""
+    blocks: list[str] = []
+    for section in sections:
+        if isinstance(section, Section) and not section.page_only:
+            blocks += _render_section(section)
+    return blocks
 
 
-def escape(words: str) -> str:
-    """Words of somebody as one line without markup of theirs: no tag, no emphasis, no code, no link."""
-    return re.sub(r"([\\`*<\[]|\b_|_\b)", r"\\\1", " ".join(words.split()))
+def escape(text: str) -> str:
+    """Return the text on one line, with all Markdown markup in it escaped."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
-def _section(section: Section) -> list[str]:
-    blocks = (
-        []
-        if section.page_only
-        else [block for part in section.parts if (block := "\n".join(_part(part)))]
-    )
-    head = f"{'#####' if section.small else '####'} {escape(section.head)}"
-    return [head, *blocks] if blocks and section.head else blocks
+def _render_section(section: Section) -> list[str]:
+    rendered = [_render_part(part) for part in section.parts if not is_empty(part)]
+    blocks = [block for block in rendered if block]
+    if not blocks or not section.head:
+        return blocks
+    level = "#####" if section.small else "####"
+    return [f"{level} {escape(section.head)}", *blocks]
 
 
-def _part(part: Part) -> Iterator[str]:
+def _render_part(part: Part) -> str:
+    """Return a part as one block, or "" if only a page shows it."""
+    block = ""
     match part:
         case str():
-            yield escape(part)
+            block = escape(part)
         case Paragraph():
-            words = escape(part.text)
-            yield f"**{words}**" if part.large and words else words
+            text = escape(part.text)
+            block = f"**{text}**" if part.large else text
         case Bullets():
-            yield from (f"- {escape(sentence)}" for sentence in part.sentences)
+            block = "\n".join(f"- {escape(sentence)}" for sentence in part.sentences)
         case Facts():
-            yield from (f"- {escape(name)}: {escape(words)}" for name, words in part.rows if words)
+            items = [f"- {escape(name)}: {escape(text)}" for name, text in part.rows if text]
+            block = "\n".join(items)
         case Table():
-            if part.rows:
-                left = len(part.head) if part.kind == "prose" else part.label_columns
-                rows = [[escape(cell) for cell in row] for row in part.rows]
-                head = [escape(cell) for cell in part.head]
-                yield table.format_markdown(head, rows, left, remarks=bool(part.kind)).rstrip()
+            block = _render_table(part)
         case Quoted():
-            fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", part.text))])
-            yield f"{fence}text\n{part.text.rstrip()}\n{fence}"
-        case _:
-            return  # only a page draws these
+            block = _render_quoted(part)
+    return block
+
+
+def _render_table(table: Table) -> str:
+    label_columns = len(table.head) if table.kind == "prose" else table.label_columns
+    head = [escape(cell) for cell in table.head]
+    rows = [[escape(cell) for cell in row] for row in table.rows]
+    return format_markdown(head, rows, label_columns, remarks=bool(table.kind)).rstrip()
+
+
+def _render_quoted(quoted: Quoted) -> str:
+    """Return the text between fences that are longer than any fence inside it."""
+    longest = max(map(len, re.findall("`+", quoted.text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{quoted.text.rstrip()}\n{fence}"

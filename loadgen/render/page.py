@@ -1,7 +1,7 @@
-"""The frame of every HTML page: style sheet, script, charts and tables in one file that needs no network.
+"""The frame of every HTML page: style sheet, script, charts and tables in one file without links.
 
-Pure, except that it reads `page.css` and `page.js` from its own folder. It knows nothing about runs: `html.py` puts
-reports on it. The browser draws the charts at the available width, so that their text is readable on a phone.
+The page works without a network. The browser draws the charts with `page.js` at the available
+width, so that their text is readable on a phone. `html.py` puts reports on these pages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,27 +21,31 @@ import msgspec
 from loadgen.core import format
 from loadgen.render.glossary import GLOSSARY
 
-FEW = 4  # columns that fit a phone; a row of more becomes a card there
-COLORS = (
-    "c1",
-    "c2",
-    "c3",
-    "c4",
-    "c5",
-    "c6",
-)  # CSS variables of page.css, as are "good", "bad", "warn", "soft"
-WIDE = 120  # letters of a fact that are more than a column holds well
+MAX_PHONE_COLUMNS = 4
+"""Columns of a table that fit a phone. With more, each row becomes a card on a narrow screen."""
 
+MAX_COLUMN_FACT = 120
+"""Characters of a fact that fit a column of facts. A longer one takes the full width."""
 
-def escape(text: str) -> str:
-    """`html.escape`. Its module makes tables of all entities, which only a page has to wait for, not each run."""
-    from html import escape
-
-    return escape(text)
+COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")
+"""CSS variables of `page.css` for series. "good", "bad", "warn" and "soft" are colors too."""
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One axis. Without `min` and `max` its range is that of the data. `nines` prints -log10(1 - p) as p90, p99, ..."""
+    """One axis of a chart.
+
+    Attributes:
+        label: What the axis shows.
+        unit: The unit of its values.
+        format: How tick labels are written. "nines" writes -log10(1 - p) as p90, p99 and so on.
+        log: Whether the scale is logarithmic.
+        min: The least value shown. If None, that of the data.
+        max: The largest value shown. If None, that of the data.
+        pad: Whether the range extends a little beyond the data.
+        integer_ticks: Whether ticks stand at whole numbers only.
+        clip_outliers: Whether the range of a y axis ends at a multiple of the median if few values
+            are far above it, so that these do not flatten all others.
+    """
 
     label: str = ""
     unit: str = ""
@@ -49,13 +54,26 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min: float | None = None
     max: float | None = None
     pad: bool = False
-    integer_ticks: bool = False  # it counts: no tick between two whole numbers
+    integer_ticks: bool = False
+    clip_outliers: bool = False
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or one kind of bar or point. Where x > `solid_until`, a line is dashed: too few samples support it.
+    """One line, or one kind of bar or point, of a chart.
 
-    `width` 0: dots only. `low`, `high`: the interval of each y.
+    Attributes:
+        x: The x values.
+        y: The y values. None leaves a gap.
+        color: A name of `COLORS`, or another CSS variable of the page.
+        name: Its entry in the legend.
+        dash: The dash pattern of SVG, or "" for a solid line.
+        width: The width of the line in pixels. 0 draws dots only.
+        solid_until: Where x is larger, the line is dashed: too few samples support it.
+        dots: Whether points are marked.
+        labels: A label for each point.
+        links: The target of each point: an id on this page, or a file relative to it.
+        low: The lower end of the interval of each y.
+        high: The upper end of the interval of each y.
     """
 
     x: Sequence[float]
@@ -67,7 +85,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     solid_until: float | None = None
     dots: bool = False
     labels: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()  # where each point leads: a place on this page, or a file beside it
+    links: tuple[str, ...] = ()
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
 
@@ -83,7 +101,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dashed line at one x or one y. With `extends_axis`, the y axis is extended to include it."""
+    """A dashed line at one x or one y. With `extends_axis`, the y axis includes it in any case."""
 
     x: float | None = None
     y: float | None = None
@@ -93,7 +111,23 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One chart: lines, bars (`step` wide, stacked), a scatter plot, or cells of (left, right, low, high, count)."""
+    """One chart.
+
+    Attributes:
+        title: The title above the chart.
+        x: The x axis.
+        y: The y axis.
+        kind: Lines, bars, a scatter plot ("cloud") or a two-dimensional histogram ("cells").
+        note: A sentence below the title.
+        series: The data of all kinds but "cells".
+        bands: Shaded intervals.
+        marks: Dashed lines.
+        cells: The cells of a histogram: left, right, low, high and the number of samples.
+        step: The width of a bar.
+        stack: Whether bars of several series are stacked.
+        wide: Whether the chart takes the full width of the page.
+        height: The height in pixels. 0 is the default height.
+    """
 
     title: str
     x: Axis
@@ -107,11 +141,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: float | None = None
     stack: bool = False
     wide: bool = False
-    height: int = 0  # in pixels; 0: the usual one
+    height: int = 0
 
 
 class Tile(NamedTuple):
-    """One headline number: its name, value and unit, and the text beside it."""
+    """One headline number in a card: its name, value and unit, and a note below it."""
 
     name: str
     value: str
@@ -120,7 +154,14 @@ class Tile(NamedTuple):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A row of `Page.bars`: its figure as text, segments of (start, end, colour, meaning), an interval as a whisker."""
+    """One horizontal bar.
+
+    Attributes:
+        name: The text left of the bar.
+        text: The text right of it, usually its value.
+        segments: The parts of the bar: start, end, color and meaning.
+        whisker: The ends of an interval that is drawn over the bar.
+    """
 
     name: str
     text: str = ""
@@ -129,196 +170,187 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """Collects the parts of a page from top to bottom; `render` returns the text of the file."""
+    """Collects the content of a page from top to bottom."""
 
-    def __init__(self, title: str, made_by: str) -> None:
-        self._title, self._made_by = title, made_by
-        self._parts: list[str] = []
+    def __init__(self, title: str, generated_by: str) -> None:
+        """Begin a page with the title of the browser tab, and the command that generates it."""
+        self._title = title
+        self._generated_by = generated_by
+        self._blocks: list[str] = []
         self._charts: list[Chart] = []
 
-    def add(self, *html: str) -> None:
-        """Append HTML. The caller must have passed every outside string through `escape`."""
-        self._parts += html
+    def add_html(self, *html: str) -> None:
+        """Append HTML. The caller must have escaped every string from outside."""
+        self._blocks += html
 
-    def say(self, text: str, kind: str = "") -> None:
-        """Append a paragraph; `kind`: "soft", "sentence good", ... of page.css."""
-        self.add(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
-
-    def heading(self, title: str) -> None:
+    def add_title(self, title: str) -> None:
         """Append the title of the page."""
-        self.add(f"<h1>{escape(title)}</h1>")
+        self.add_html(f"<h1>{escape(title)}</h1>")
 
-    def mark(self, word: str, text: str, kind: Literal["good", "bad", "warn"] = "warn") -> None:
-        """Append a large box with what the reader has to know first: `word` in bold, then `text`."""
-        self.add(f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>')
+    def add_heading(self, title: str, *, is_subsection: bool = False, id: str = "") -> None:
+        """Append the heading of a section or subsection."""
+        level = "h3" if is_subsection else "h2"
+        self.add_html(f"<{level}{_id_attribute(id)}>{escape(title)}</{level}>")
 
-    def tiles(self, numbers: Sequence[Tile]) -> None:
-        """Append the headline numbers, each in a card."""
-        cards = (
-            f"<div><dt>{escape(n.name)}</dt>"
-            f"<dd>{escape(n.value)} <small>{escape(n.unit if n.value != format.NONE else '')}</small></dd>"
-            f"<p>{escape(n.note)}</p></div>"
-            for n in numbers
+    def add_paragraph(self, text: str, css_classes: str = "") -> None:
+        """Append a paragraph with classes of `page.css`, like "soft" or "sentence good"."""
+        attribute = f' class="{css_classes}"' if css_classes else ""
+        self.add_html(f"<p{attribute}>{escape(text)}</p>")
+
+    def add_notice(
+        self, label: str, text: str, kind: Literal["good", "bad", "warn"] = "warn"
+    ) -> None:
+        """Append a box with what the reader has to know first: the label in bold, then the text."""
+        self.add_html(
+            f'<div class="mark {kind}" role="note"><b>{escape(label)}</b>{escape(text)}</div>'
         )
-        self.add(f'<dl class="five">{"".join(cards)}</dl>')
 
-    def facts(self, **facts: str | Iterable[str]) -> None:
-        """Append short facts by name (`_` for a space). Several values are joined; what is empty is left out."""
-        items = []
-        for name, value in facts.items():
-            text = value if isinstance(value, str) else ", ".join(filter(None, value))
-            if text:
-                wide = (
-                    ' class="wide"' if len(text) > WIDE else ""
-                )  # a row of its own, not a column of a dozen lines
-                items.append(
-                    f"<div{wide}><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>"
-                )
-        self.add(f'<dl class="facts">{"".join(items)}</dl>')
+    def add_tiles(self, tiles: Sequence[Tile]) -> None:
+        """Append headline numbers, each in a card."""
+        cards = [_tile_html(tile) for tile in tiles]
+        self.add_html(f'<dl class="five">{"".join(cards)}</dl>')
 
-    def table(
+    def add_facts(self, facts: Iterable[tuple[str, str]]) -> None:
+        """Append short facts by name. Facts with an empty text are left out."""
+        items = [_fact_html(name, text) for name, text in facts if text]
+        self.add_html(f'<dl class="facts">{"".join(items)}</dl>')
+
+    def add_table(
         self,
         head: Sequence[str],
         rows: Sequence[Sequence[str]],
         kind: Literal["", "prose", "remarks"] = "",
         ids: Sequence[str] = (),
     ) -> None:
-        """Append a table of plain-text cells; nothing without rows.
+        """Append a table of plain-text cells, or nothing if there are no rows.
 
-        `kind`: "prose", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
-        links to them.
+        Args:
+            head: The name of each column.
+            rows: The cells of each row.
+            kind: "remarks" if the last column holds sentences, which wrap. "prose" if all do.
+            ids: The HTML id of each row, so that links can lead to it.
         """
-        if rows:
-            heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-            marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
-            wide = " wide" if kind != "prose" and len(head) > FEW else ""
-            names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
-            cells = ("".join(map(_cell, row, names)) for row in rows)
-            body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))
-            body = (
-                re.sub(_UNITS, "\\1\u00a0\\2", body) if kind else body
-            )  # a number stays with its unit
-            rows_html = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
-            self.add(f'<div class="scroll"><table class="{kind}{wide}">{rows_html}</table></div>')
+        if not rows:
+            return
+        becomes_cards = kind != "prose" and len(head) > MAX_PHONE_COLUMNS
+        cell_attributes = [f' data-head="{escape(name)}"' if becomes_cards else "" for name in head]
+        row_ids = ids or [""] * len(rows)
+        body = "".join(
+            f"<tr{_id_attribute(id)}>{''.join(map(_cell_html, row, cell_attributes))}</tr>"
+            for id, row in zip(row_ids, rows, strict=True)
+        )
+        if kind:
+            body = _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", body)
+        head_cells = "".join(f"<th>{escape(name)}</th>" for name in head)
+        css_classes = f"{kind} wide" if becomes_cards else kind
+        self.add_html(
+            f'<div class="scroll"><table class="{css_classes}"><thead><tr>{head_cells}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
 
-    def listed(self, sentences: Iterable[str], kind: str = "") -> None:
-        """Append a bulleted list of sentences; nothing when there are none."""
+    def add_bullets(self, sentences: Iterable[str], kind: str = "") -> None:
+        """Append a bulleted list of sentences, or nothing if there are none."""
         items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
         if items:
-            self.add(f'<ul class="said {kind}">{items}</ul>')
+            self.add_html(f'<ul class="said {kind}">{items}</ul>')
 
     @contextmanager
-    def details(self, summary: str, *, id: str = "") -> Iterator[None]:
-        """What is appended inside unfolds under `summary`."""
-        place = f' id="{escape(id)}"' if id else ""
-        self.add(f"<details{place}><summary>{escape(summary)}</summary>")
+    def folded(self, summary: str, *, id: str = "") -> Iterator[None]:
+        """Fold what is appended inside the `with` block. A click on the summary unfolds it."""
+        self.add_html(f"<details{_id_attribute(id)}><summary>{escape(summary)}</summary>")
         yield
-        self.add("</details>")
+        self.add_html("</details>")
 
-    def bars(
+    def add_bars(
         self,
-        rows: Sequence[Bar],
+        bars: Sequence[Bar],
         *,
         unit: str = "",
         line: float | None = None,
         low: float | None = None,
         number: Callable[[float], str] = format.quantity,
     ) -> None:
-        """Append horizontal bars on one scale, which covers all of them; `line`: a value marked in every row.
+        """Append horizontal bars on one scale that covers all of them.
 
-        They need no script: names and figures are text that wraps. `number` writes the ends of the scale.
+        They are HTML, not a chart of the script, so that long names and values wrap.
+
+        Args:
+            bars: The bars.
+            unit: The unit of the scale.
+            line: A value that is marked in every row, for example a limit.
+            low: A value that the scale has to include, usually 0.
+            number: Formats the ends of the scale.
         """
-        if not rows:
+        if not bars:
             return
-        ends = [end for row in rows for start, stop, *_ in row.segments for end in (start, stop)]
-        ends += [end for row in rows for end in row.whisker or ()]
-        ends += [value for value in (line, low) if value is not None]
-        least, most = min(ends, default=0.0), max(ends, default=1.0)
-        scale = 100 / ((most - least) or 1.0)
+        scale = _BarScale.covering(bars, [value for value in (line, low) if value is not None])
+        self.add_html('<div class="bars">')
+        for bar in bars:
+            self.add_html(_bar_html(bar, scale, line))
+        least = f"<em>{escape(number(scale.low))}</em>"
+        most = f"<em>{escape(number(scale.high) + unit)}</em>"
+        self.add_html(f"<div><span></span><div>{least}{most}</div><span></span></div></div>")
 
-        def span(start: float, end: float) -> str:
-            return f"left:{(start - least) * scale:.2f}%;width:{(end - start) * scale:.2f}%"
+    def add_legend(self, colors: Mapping[str, str]) -> None:
+        """Append what the colors of bars mean: the color of each meaning."""
+        items = [
+            f'<span style="color:var(--{color})">■</span> {escape(meaning)}'
+            for meaning, color in colors.items()
+        ]
+        self.add_html(f'<p class="soft">{" ".join(items)}</p>')
 
-        self.add('<div class="bars">')
-        for row in rows:
-            marks = [
-                f'<i style="{span(start, end)};background:var(--{color})" title="{escape(meaning)}"></i>'
-                for start, end, color, meaning in row.segments
-            ]
-            marks += [f'<b style="{span(*row.whisker)}"></b>'] if row.whisker is not None else []
-            marks += [f'<u style="{span(line, line)}"></u>'] if line is not None else []
-            name, text = escape(row.name), escape(row.text)
-            self.add(
-                f"<div><span>{name}</span><div>{''.join(marks)}</div><span>{text}</span></div>"
-            )
-        ends_html = f"<em>{escape(number(least))}</em><em>{escape(number(most) + unit)}</em>"
-        self.add(f"<div><span></span><div>{ends_html}</div><span></span></div></div>")
-
-    def legend(self, colors: Mapping[str, str]) -> None:
-        """Append what the colours of bars mean."""
-        items = (
-            f'<span style="color:var(--{color})">■</span> {escape(name)}'
-            for name, color in colors.items()
-        )
-        self.add(f'<p class="soft">{" ".join(items)}</p>')
-
-    def section(self, title: str, *, id: str = "") -> None:
-        id_attribute = f' id="{escape(id)}"' if id else ""
-        self.add(f"<h2{id_attribute}>{escape(title)}</h2>")
-
-    def charts(self, charts: Iterable[Chart]) -> None:
-        """Append charts, side by side where the page is wide enough. Without charts, nothing is added."""
-        figures = [self._figure(chart) for chart in charts]
+    def add_charts(self, charts: Iterable[Chart]) -> None:
+        """Append charts, side by side where the page is wide enough."""
+        figures = [self._figure_html(chart) for chart in charts]
         if figures:
-            self.add('<div class="charts">', *figures, "</div>")
+            self.add_html('<div class="charts">', *figures, "</div>")
 
-    def _figure(self, chart: Chart) -> str:
-        self._charts.append(chart)
+    def _figure_html(self, chart: Chart) -> str:
+        """Return the place of a chart. The script draws the chart from the data in the page."""
         css_class = ' class="wide"' if chart.wide else ""
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-        number = len(self._charts) - 1
-        return f'<figure{css_class} data-chart="{number}"><figcaption>{escape(chart.title)}</figcaption>{note}</figure>'
+        number = len(self._charts)
+        self._charts.append(chart)
+        return (
+            f'<figure{css_class} data-chart="{number}">'
+            f"<figcaption>{escape(chart.title)}</figcaption>{note}</figure>"
+        )
 
     def render(self) -> str:
-        """The text of the whole HTML file."""
+        """Return the text of the whole HTML file."""
         data = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
+        blocks = "\n".join(self._blocks)
         return (
             f'{head()}<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<link rel="icon" href="data:,">'
-            f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n<body><main>\n"
-            f'<div class="top"><span>{escape(self._made_by)}</span>'
-            '<div><a href="#glossary">glossary</a><button id="print" type="button">print or PDF</button>'
+            f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n"
+            f'<body><main>\n<div class="top"><span>{escape(self._generated_by)}</span>'
+            '<div><a href="#glossary">glossary</a>'
+            '<button id="print" type="button">print or PDF</button>'
             '<button id="theme" type="button">theme: auto</button></div></div>\n'
-            + "\n".join(self._parts)
-            + _glossary()
-            + "\n<noscript><p>The charts need JavaScript, which is in this file; every table is complete without.</p>"
-            f'</noscript></main>\n<script type="application/json" id="charts">{data}</script>\n'
+            f"{blocks}{_glossary_html()}\n"
+            "<noscript><p>The charts need JavaScript, which is in this file. The tables do not.</p>"
+            "</noscript></main>\n"
+            f'<script type="application/json" id="charts">{data}</script>\n'
             f"<script>{asset('page.js')}</script></body></html>\n"
         )
 
 
-def _glossary() -> str:
-    """Return the folded list of terms at the end of a page."""
-    entries = "".join(
-        f"<div><dt>{escape(term)}</dt><dd>{escape(meaning)}</dd></div>"
-        for term, meaning in GLOSSARY.items()
-    )
-    summary = "<summary>Glossary</summary>"
-    return f'<details id="glossary">{summary}<dl class="facts">{entries}</dl></details>'
-
-
 @cache
 def policy() -> str:
-    """Content security policy: the browser loads nothing from outside the file, and runs the script of pages alone."""
+    """Return the content security policy of every page.
+
+    The browser loads nothing from outside the file and runs only the script `page.js`.
+    """
     script = base64.b64encode(hashlib.sha256(asset("page.js").encode()).digest()).decode()
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; img-src data:; "
-        "form-action 'self'; base-uri 'none'"
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; "
+        "img-src data:; form-action 'self'; base-uri 'none'"
     )
 
 
 def head() -> str:
-    """How every page begins. Whatever follows in such a file, the browser keeps to the policy in it."""
+    """Return the beginning of every page, with its content security policy."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
@@ -327,29 +359,117 @@ def head() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file in this folder: `page.css` or `page.js`."""
+    """Return the text of a file in this folder: `page.css` or `page.js`."""
     return Path(__file__).with_name(name).read_text("utf-8")
 
 
-_WORDS = {
-    "good": ("PASS", "met", "VALID", "better", "passed", "passes", "held"),
-    "bad": ("FAIL", "FAILED", "MISSED", "INVALID", "worse", "missed", "fault", "fails"),
+_VERDICT_WORDS = {
+    "good": ("PASS", "SLO MET", "met", "VALID", "better", "passed", "passes", "held", "ok"),
+    "bad": (
+        "FAIL",
+        "FAILED",
+        "SLO MISSED",
+        "MISSED",
+        "INVALID",
+        "worse",
+        "missed",
+        "failed",
+        "fault",
+        "fails",
+    ),
     "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
 }
-VERDICTS = {word: kind for kind, words in _WORDS.items() for word in words}
-"""A verdict in a cell -> its colour."""
-_UNITS = r"([0-9]) (ms|s|min|h|%)(?![\w])"
+VERDICT_KINDS = {word: kind for kind, words in _VERDICT_WORDS.items() for word in words}
+"""The color of a cell that begins with a verdict."""
 
 
-def _cell(text: str, attribute: str) -> str:
-    """Return a cell of a table as HTML. `attribute` holds the head of its column, for phones.
+def verdict_word(cell: str) -> str:
+    """Return the beginning of a cell, where its verdict stands if it has one: `met` of `met: 3`."""
+    return re.split("[:,(]", cell)[0].strip()
+
+
+_NUMBER_AND_UNIT = re.compile(r"([0-9]) (ms|s|min|h|%)(?![\w])")
+"""A number and its unit, between which a line must not break."""
+
+
+class _BarScale(NamedTuple):
+    """The scale of horizontal bars, from which positions in percent of the width follow."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def covering(cls, bars: Sequence[Bar], values: Sequence[float]) -> _BarScale:
+        """Return a scale that includes all bars and the given values."""
+        ends = list(values)
+        for bar in bars:
+            for start, end, *_ in bar.segments:
+                ends += [start, end]
+            ends += bar.whisker or ()
+        return cls(min(ends, default=0.0), max(ends, default=1.0))
+
+    def css_span(self, start: float, end: float) -> str:
+        """Return the CSS position of the interval from `start` to `end`."""
+        percent_per_unit = 100 / ((self.high - self.low) or 1.0)
+        left = (start - self.low) * percent_per_unit
+        width = (end - start) * percent_per_unit
+        return f"left:{left:.2f}%;width:{width:.2f}%"
+
+
+def _bar_html(bar: Bar, scale: _BarScale, line: float | None) -> str:
+    marks = [
+        f'<i style="{scale.css_span(start, end)};background:var(--{color})" '
+        f'title="{escape(meaning)}"></i>'
+        for start, end, color, meaning in bar.segments
+    ]
+    if bar.whisker is not None:
+        marks.append(f'<b style="{scale.css_span(*bar.whisker)}"></b>')
+    if line is not None:
+        marks.append(f'<u style="{scale.css_span(line, line)}"></u>')
+    name = f"<span>{escape(bar.name)}</span>"
+    text = f"<span>{escape(bar.text)}</span>"
+    return f"<div>{name}<div>{''.join(marks)}</div>{text}</div>"
+
+
+def _tile_html(tile: Tile) -> str:
+    unit = "" if tile.value == format.NONE else tile.unit
+    return (
+        f"<div><dt>{escape(tile.name)}</dt>"
+        f"<dd>{escape(tile.value)} <small>{escape(unit)}</small></dd>"
+        f"<p>{escape(tile.note)}</p></div>"
+    )
+
+
+def _fact_html(name: str, text: str) -> str:
+    css_class = ' class="wide"' if len(text) > MAX_COLUMN_FACT else ""
+    return f"<div{css_class}><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
+
+
+def _cell_html(text: str, attribute: str) -> str:
+    """Return a cell of a table. `attribute` holds the name of its column, for phones.
 
     A text that starts with ~ is marked as uncertain, and a verdict has its color.
     """
     content = escape(text)
-    kind = VERDICTS.get(re.split("[:,]", text)[0])
+    kind = VERDICT_KINDS.get(re.split("[:,]", text)[0])
     if kind:
         return f'<td{attribute} class="{kind}"><b>{content}</b></td>'
     if text.startswith("~"):
         return f'<td{attribute} class="unsure">{content}</td>'
     return f"<td{attribute}>{content}</td>"
+
+
+def _id_attribute(id: str) -> str:
+    return f' id="{escape(id)}"' if id else ""
+
+
+def _glossary_html() -> str:
+    """Return the glossary, folded at the end of the page."""
+    items = "".join(
+        f"<div><dt>{escape(term)}</dt><dd>{escape(meaning)}</dd></div>"
+        for term, meaning in GLOSSARY.items()
+    )
+    return (
+        '<details id="glossary"><summary>Glossary</summary>'
+        f'<dl class="facts">{items}</dl></details>'
+    )

@@ -1,7 +1,8 @@
-"""What an answer says, before it is text, Markdown or HTML: a report of sections, each a head, rows and remarks.
+"""The content of a report, before it is rendered: sections of paragraphs, facts, tables and charts.
 
-Values only. Every cell and every sentence is words already: no figure is computed or rounded here. `text.py`,
-`markdown.py` and `html.py` write the same report in three ways; outside strings are escaped there and nowhere else.
+These are values only. Every cell and every sentence is already text: renderers compute and round
+nothing. `text.py`, `markdown.py` and `html.py` render the same report in three formats, and each
+of them escapes strings from outside.
 """
 
 from __future__ import annotations
@@ -15,36 +16,54 @@ from loadgen.core import format
 from loadgen.render.page import Bar, Chart, Tile
 
 Kind = Literal["", "good", "bad", "warn", "soft"]
-"""How words are coloured, on a page and on a terminal that has colours; "soft": a legend."""
+"""The color of a text, on a page and on a terminal with colors. "soft" is for legends."""
 
 
 class Paragraph(msgspec.Struct, frozen=True):
-    """A paragraph. `large`: it is an answer."""
+    """A paragraph. A page shows a `large` one as a result, in larger letters."""
 
     text: str
     kind: Kind = ""
     large: bool = False
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.text
+
 
 class Bullets(msgspec.Struct, frozen=True):
-    """Sentences, one under the other. "warn": each speaks against a figure."""
+    """A bulleted list of sentences. The kind "warn" marks each as a warning."""
 
     sentences: Sequence[str]
     kind: Literal["", "warn"] = ""
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.sentences
+
 
 class Facts(msgspec.Struct, frozen=True):
-    """Short facts by name; what is empty is left out."""
+    """Pairs of a name and a text. Pairs with an empty text are left out."""
 
     rows: Sequence[tuple[str, str]]
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not any(text for _, text in self.rows)
+
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of cells under a head; nothing without rows.
+    """Rows of cells under a head. Without rows, nothing is shown.
 
-    label_columns: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
-    "prose", every column is. wrap_columns: one column for each thing compared, so that those without room may follow below.
-    ids: a place on the page for each row.
+    Attributes:
+        head: The name of each column.
+        rows: The cells of each row, one per column.
+        kind: "remarks" if the last column holds sentences, "prose" if every column does.
+        label_columns: How many columns at the left hold labels. The others hold numbers, which are
+            right-aligned.
+        wrap_columns: Whether columns that do not fit the width continue below, each block with the
+            label columns. For tables with one column per item that is compared.
+        ids: On a page, the HTML id of each row.
     """
 
     head: Sequence[str]
@@ -54,34 +73,67 @@ class Table(msgspec.Struct, frozen=True):
     wrap_columns: bool = False
     ids: Sequence[str] = ()
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.rows
+
 
 class Quoted(msgspec.Struct, frozen=True):
-    """Lines of somebody else, or of a file, letter by letter."""
+    """Lines that are shown as they are: a command, a file, or the output of another program."""
 
     text: str
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.text
+
 
 class Links(msgspec.Struct, frozen=True):
-    """Words, and behind them names that lead to files beside the page. Text and Markdown leave it out, as the next."""
+    """A text followed by links, each a name and the path of a file relative to the page.
+
+    Only a page shows links. The same holds for the classes below.
+    """
 
     text: str
     rows: Sequence[tuple[str, str]]
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.rows
+
 
 class Signatures(msgspec.Struct, frozen=True):
-    """A line to sign on for each party, by its name where it is known."""
+    """A line to sign on for each party: its role, and its name or "" if it is not known."""
 
     names: Mapping[str, str]
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.names
+
 
 class Tiles(msgspec.Struct, frozen=True):
-    """The few numbers to see first, drawn large on a page. They stand in another part too: text leaves these out."""
+    """The headline numbers of a page, each in a card. Another part has to repeat them for text."""
 
     tiles: Sequence[Tile]
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.tiles
+
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Horizontal bars on one scale, as `page.Page.bars` takes them, under a title. Only a page draws them."""
+    """Horizontal bars on one scale.
+
+    Attributes:
+        rows: The bars.
+        title: The heading above them.
+        unit: The unit of the scale.
+        line: A value that is marked in every row, for example a limit.
+        low: A value that the scale has to include, usually 0.
+        number: Formats the ends of the scale.
+        legend: The color of each meaning.
+    """
 
     rows: Sequence[Bar]
     title: str = ""
@@ -91,25 +143,45 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
     number: Callable[[float], str] = format.quantity
     legend: Mapping[str, str] | None = None
 
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.rows
+
 
 class Charts(msgspec.Struct, frozen=True):
-    """Charts beside each other. Only a page draws them: what they show stands in a table, or on a page alone."""
+    """Charts, side by side where the page is wide enough."""
 
     charts: Sequence[Chart]
+
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to show."""
+        return not self.charts
 
 
 Part = (
     str | Paragraph | Bullets | Facts | Table | Quoted | Links | Signatures | Tiles | Bars | Charts
 )
-"""A part of a section, from top to bottom; a `str` is a paragraph."""
+"""A part of a section. A `str` is a paragraph."""
+
+
+def is_empty(part: Part) -> bool:
+    """Return True if a part has nothing to show."""
+    return not part if isinstance(part, str) else part.is_empty()
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A head and the parts below it; where the parts are empty the head is left out too. Made by `section`.
+    """A heading and the parts below it. A section whose parts are all empty is left out.
 
-    small: it belongs to the section before. folded: a page shows it when asked, under its head or these
-    words. page_only: text and Markdown leave it
-    out; text_only: a page does. indented: a text indents the parts by two columns. id: a place on the page.
+    Attributes:
+        head: The heading. Without one, the section continues the previous section.
+        parts: The parts, from top to bottom.
+        small: Whether the section is a subsection of the previous one.
+        folded: Whether a page shows the section only when the reader unfolds it. A string is the
+            text to click on if the section has no heading.
+        page_only: Whether text and Markdown leave the section out.
+        text_only: Whether a page leaves the section out.
+        indented: Whether text indents the parts by two columns.
+        id: The HTML id of the section on a page.
     """
 
     head: str
@@ -132,7 +204,7 @@ def section(
     indented: bool = False,
     id: str = "",
 ) -> Section:
-    """A section; without a head it is what stands first, or goes on with the one before."""
+    """Create a section whose parts are given one by one."""
     return Section(
         head=head,
         parts=parts,
@@ -146,11 +218,11 @@ def section(
 
 
 PageOnly = Callable[[], Iterable[Section]]
-"""Sections that only a page has, and that take work to make: they are made when a page is written."""
+"""Creates sections that only a page has and that are expensive. Called when a page is rendered."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """What a reader has to know before any figure: SIMULATED, INVALID, and what that means here."""
+    """What a reader has to know before any number, like SIMULATED or INVALID, and what it means."""
 
     label: str
     text: str
@@ -158,13 +230,20 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: what has to be known first, the answer itself, and the sections below it.
+    """The output of a command, or the content of a result.
 
-    title: of page and Markdown, and of a text that does not begin with its answer. headline_last: a text says it at its
-    end, since what stands above is long. generated_by: the command and its version, at the top of a page. page_title: the name of
-    the page in a browser, where it is not the title. verdict: whether the measurement is sound: first on a
-    page, behind the answer in a text. brief: the few lines that a terminal prints by default, in place of everything
-    but the warnings. Pages, Markdown and `--full` ignore it.
+    Attributes:
+        title: The title of the page and of the Markdown. Text shows it only without a headline.
+        generated_by: The command and its version. Only a page shows it.
+        sections: What follows the headline.
+        notices: What the reader has to know first.
+        headline: The result in one or a few sentences.
+        headline_last: Whether text shows the headline at its end, where the reader of a long
+            output looks first.
+        verdict: Whether the measurement is valid. A page shows it first, text shows it last.
+        page_title: The title of the browser tab, if it differs from `title`.
+        brief: The few lines that a terminal shows by default in place of everything but the
+            notices. Pages, Markdown and `--full` ignore it.
     """
 
     title: str
@@ -179,17 +258,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulated_notice(
-    text: str = "a model of a server answered: nothing here was measured on hardware",
+    text: str = "results come from a performance model, not from real hardware",
 ) -> Notice:
-    """The warning of every result that a simulated server gave."""
+    """Return the notice of every result of a simulated server."""
     return Notice("SIMULATED", text)
 
 
 def named_facts(**named: str | Iterable[str]) -> Facts:
-    """Facts by name (`_` for a space). Several values are joined; what is empty is left out."""
+    """Create facts from keywords, with a space for each `_`.
+
+    Several texts of one fact are joined by commas. Empty texts are left out.
+    """
     rows = []
     for name, value in named.items():
-        words = value if isinstance(value, str) else ", ".join(filter(None, value))
-        if words:
-            rows.append((name.replace("_", " "), words))
+        text = value if isinstance(value, str) else ", ".join(filter(None, value))
+        if text:
+            rows.append((name.replace("_", " "), text))
     return Facts(rows)

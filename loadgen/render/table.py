@@ -1,52 +1,67 @@
-"""Tables as text and as Markdown, and lines of prose, for every report; `page.table` makes the same in HTML. Pure."""
+"""Tables and prose as lines of text, and tables as Markdown."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 100  # columns of a report on a terminal
+WIDTH = 100
+"""Columns of text that does not go to a terminal."""
 
 
-def format_text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a text table, each column as wide as its widest cell.
+def format_text(
+    head: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int = 1
+) -> list[str]:
+    """Return a table as lines of text, the head first. Each column is as wide as its widest cell.
 
-    The first `left` columns are left-aligned; the others are right-aligned.
+    The first `label_columns` columns are left-aligned, the others right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
-        cells = zip(row, widths, strict=True)
-        aligned = (
-            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells)
-        )
-        lines.append("  ".join(aligned).rstrip())
+        cells = [
+            f"{cell:<{width}}" if index < label_columns else f"{cell:>{width}}"
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 
 def format_markdown(
-    head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    label_columns: int = 1,
+    *,
+    remarks: bool = False,
 ) -> str:
-    """The same as Markdown, ending in a newline. `remarks`: the last column is left-aligned too."""
+    """Return a table as Markdown that ends in a newline.
+
+    The first `label_columns` columns are left-aligned, and so is the last one with `remarks`.
+    """
     last = len(head) - 1
-    rule = [":--" if i < left or (remarks and i == last) else "--:" for i in range(len(head))]
-    lines = (
-        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
-        for row in (head, rule, *rows)
-    )
-    return "\n".join(lines) + "\n"
+    rule = [
+        ":--" if index < label_columns or (remarks and index == last) else "--:"
+        for index in range(len(head))
+    ]
+    lines = []
+    for row in (head, rule, *rows):
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
 
 
-def wrap_text(words: str, first: str = "", rest: str = "", width: int = WIDTH) -> list[str]:
-    """Lines of at most `width` columns: the first begins with `first`, the others with `rest`.
+def wrap_text(
+    text: str, first_indent: str = "", other_indent: str = "", width: int = WIDTH
+) -> list[str]:
+    """Return lines of at most `width` columns, the first one indented differently.
 
-    No word is cut, at its hyphens or elsewhere: flags, names and URLs stay whole.
+    Words are never broken, not even at hyphens, so that flags, names and URLs can be copied.
     """
     return textwrap.wrap(
-        words,
+        text,
         width,
-        initial_indent=first,
-        subsequent_indent=rest,
+        initial_indent=first_indent,
+        subsequent_indent=other_indent,
         break_on_hyphens=False,
         break_long_words=False,
     )

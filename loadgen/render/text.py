@@ -1,15 +1,16 @@
-"""A report as text for a terminal. Pure."""
+"""Renders a report as text for a terminal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from loadgen.render import table
-from loadgen.render.page import VERDICTS
+from loadgen.render.page import VERDICT_KINDS, verdict_word
 from loadgen.render.section import (
     Bullets,
     Facts,
+    Notice,
     PageOnly,
     Paragraph,
     Part,
@@ -17,14 +18,17 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
+    is_empty,
 )
-from loadgen.render.table import WIDTH, wrap_text
+from loadgen.render.table import WIDTH, format_text, wrap_text
 
-LABEL = 11  # least width of the names of facts
-ROOM = 36  # least width of a last column of sentences; longer ones that have less stand below their row
-_COLOURS = {"good": "32", "bad": "31", "warn": "33", "bold": "1"}
-Paint = Callable[[str, str], str]
-"""Words and a kind -> the words in its colour, or as they are."""
+MIN_LABEL_WIDTH = 11
+"""Least width of the column with the names of facts, so that successive facts line up."""
+
+MIN_REMARK_WIDTH = 36
+"""Least width of a column of sentences. With less room, sentences stand below their rows."""
+
+_ANSI_COLORS = {"good": "32", "bad": "31", "warn": "33", "bold": "1"}
 
 
 def render(report: Report, *, full: bool = False, color: bool = False, width: int = WIDTH) -> str:
@@ -33,216 +37,289 @@ def render(report: Report, *, full: bool = False, color: bool = False, width: in
     A report with a brief form is rendered in that form unless `full` is True. Lines have at most
     `width` columns; tables and names may be wider.
     """
-    paint = painter(color)
-    lines = [
-        line
-        for one in report.notices
-        for line in _warned(one.label, one.text, one.kind, paint, width)
-    ]
+    renderer = TextRenderer(color=color, width=width)
     if report.brief and not full:
-        lines += _below(report.brief, paint, width, begun=bool(lines))
-        return "\n".join(lines) + "\n"
-    answer = [line for said in report.headline for line in _part(said, paint, width, "")]
-    if answer and not report.headline_last:
-        lines += answer
+        lines = renderer.brief_lines(report)
     else:
-        lines += [paint(line, "bold") for line in wrap_text(report.title, width=width)]
-    lines += _below(report.sections, paint, width, begun=True)
-    lines += ["", *answer] if answer and report.headline_last else []
-    if report.verdict is not None:
-        words = f"{report.verdict.label}: {report.verdict.text}"
-        lines += [paint(line, report.verdict.kind) for line in wrap_text(words, width=width)]
+        lines = renderer.full_lines(report)
     return "\n".join(lines) + "\n"
 
 
 def render_sections(
     sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH
 ) -> str:
-    """Sections as they stand below another text, ending in a newline; "" where they are empty."""
-    lines = _below(sections, painter(color), width, begun=False)
+    """Return sections as text that ends in a newline, or "" if they have nothing to show."""
+    lines = TextRenderer(color=color, width=width).section_lines(sections)
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def painter(color: bool) -> Paint:
-    """What colours words by kind, and leaves them as they are where colours are not wanted."""
+class TableLines(NamedTuple):
+    """A table as lines of text."""
 
-    def paint(words: str, kind: str) -> str:
-        return f"\x1b[{_COLOURS[kind]}m{words}\x1b[0m" if kind in _COLOURS and words else words
+    head: list[str]
+    rows: list[str]
 
-    return paint if color else lambda words, kind: words
-
-
-def _warned(word: str, words: str, kind: str, paint: Paint, width: int) -> Iterator[str]:
-    first, *others = wrap_text(f"{word}: {words}", rest="  ", width=width)
-    yield first.replace(word, paint(word, kind), 1)
-    yield from others
+    @property
+    def width(self) -> int:
+        """The columns of the widest line."""
+        return max(map(len, (*self.head, *self.rows)))
 
 
-def _below(
-    sections: Sequence[Section | PageOnly], paint: Paint, width: int, *, begun: bool
-) -> list[str]:
-    """The lines of sections, with an empty one between them. begun: lines stand above."""
-    lines: list[str] = []
-    for section in sections:
-        if (
-            not isinstance(section, Section)
-            or section.page_only
-            or not (own := _section(section, paint, width))
-        ):
-            continue
-        lines += [""] * ((begun or bool(lines)) and not section.small)
-        lines += [paint(line, "bold") for line in wrap_text(section.head, width=width)] + own
-    return lines
+class TextRenderer:
+    """Renders reports and their parts as lines of text.
 
-
-def _section(section: Section, paint: Paint, width: int) -> list[str]:
-    """Return the lines of the parts of a section, without its head."""
-    margin = "  " if section.indented else ""
-    lines: list[str] = []
-    for part in section.parts:
-        own = list(_part(part, paint, width - len(margin), "  " * section.small))
-        lines += [""] if lines and own and isinstance(part, Table) else []
-        lines += own
-    return [f"{margin}{line}".rstrip() for line in lines]
-
-
-def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
-    match part:
-        case str():
-            yield from wrap_text(part, indent, indent, width)
-        case Paragraph():
-            yield from (
-                paint(line, part.kind) for line in wrap_text(part.text, indent, indent, width)
-            )
-        case Bullets():
-            lead = f"  {'!' if part.kind == 'warn' else '-'} "
-            for sentence in part.sentences:
-                yield from wrap_text(sentence, lead, "    ", width)
-        case Facts():
-            label = max([LABEL, *(len(name) + 2 for name, words in part.rows if words)])
-            for name, words in part.rows:
-                yield from wrap_text(words, f"{name:<{label}}", " " * label, width)
-        case Table():
-            if part.rows:
-                yield from _table(part, paint, width)
-        case Quoted():
-            yield from part.text.splitlines()
-        case _:
-            return  # only a page draws these
-
-
-def _table(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    if part.wrap_columns:
-        yield from _in_columns(part, paint, width)
-    elif part.kind:
-        yield from _with_sentences(part, paint, width)
-    else:
-        above, lines = _fitted(part.head, part.rows, part.label_columns, width)
-        if max(map(len, (*above, *lines))) > width and len(part.head) > part.label_columns + 1:
-            yield from _in_columns(part, paint, width)
-        else:
-            yield from above
-            yield from map(_coloured, part.rows, lines, [paint] * len(part.rows))
-
-
-def _lines(
-    head: Sequence[str], rows: Sequence[Sequence[str]], left: int, paint: Paint, width: int
-) -> Iterator[str]:
-    above, lines = _fitted(head, rows, left, width)
-    yield from above
-    yield from map(_coloured, rows, lines, [paint] * len(rows))
-
-
-def _fitted(
-    head: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int
-) -> tuple[list[str], list[str]]:
-    """The lines of the head, and those of the rows. Of a table that is too wide the head takes two lines: the last word
-    of each name of a figure stands below the others.
+    Lines have at most `width` columns. With `color`, verdicts and headings have ANSI colors.
     """
-    first, *lines = table.format_text(head, rows, left)
-    if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head[left:]):
-        return [first], lines
-    parts = [("", "", name) if i < left else name.rpartition(" ") for i, name in enumerate(head)]
-    upper, lower, *lines = table.format_text(
-        [part[0] for part in parts], [[part[2] for part in parts], *rows], left
-    )
-    return [upper, lower], lines
 
+    def __init__(self, *, color: bool, width: int) -> None:
+        """Render with these colors and this width."""
+        self._color = color
+        self._width = width
 
-def _coloured(row: Sequence[str], line: str, paint: Paint) -> str:
-    """A line of a table, its verdicts in their colours."""
-    for cell in row:
-        word = re.split("[:,(]", cell)[0].strip()
-        if kind := VERDICTS.get(word):
-            line = re.sub(
-                rf"(?<!\w){re.escape(word)}(?!\w)",
-                lambda found: paint(found[0], kind),
-                line,
-                count=1,
-            )
-    return line
+    def brief_lines(self, report: Report) -> list[str]:
+        """Return the notices and the brief form of a report."""
+        lines = self._notices(report.notices)
+        return lines + self.section_lines(report.brief, follows_text=bool(lines))
 
-
-def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    """A table whose last column is sentences: they wrap in the room they have, or else stand below their row."""
-    left = len(part.head) - 1 if part.kind == "prose" else part.label_columns
-    rows = [row[:-1] for row in part.rows]
-    needed = min(ROOM, max(len(row[-1]) for row in part.rows))
-    above, lines = [""], [""] * len(rows)
-    for free in (needed + 2, 0):  # with room for the sentences, else without
-        if left or part.head[1:]:
-            above, lines = _fitted(part.head[:-1], rows, left, width - free)
-        at = max(map(len, (*above, *lines))) + 2
-        room = width - at
-        if beside := room >= needed:
-            break
-    if at - 2 > width:
-        yield from _with_sentences_below(part, paint, width)
-        return
-    *upper, last = above
-    yield from upper
-    first = f"{last:<{at}}{part.head[-1]}" if beside else last
-    yield from [first.rstrip()] if first.strip() else []
-    for row, whole in zip(part.rows, lines, strict=True):
-        said = wrap_text(row[-1], width=room if beside else width - 4)
-        if not beside:
-            yield _coloured(row[:-1], whole, paint)
-            yield from (f"    {line}" for line in said)
+    def full_lines(self, report: Report) -> list[str]:
+        """Return a whole report, except what only a page shows."""
+        headline = [line for paragraph in report.headline for line in self._part(paragraph)]
+        lines = self._notices(report.notices)
+        if headline and not report.headline_last:
+            lines += headline
         else:
-            start, *others = said or [""]
-            yield _coloured(row, f"{whole:<{at}}{start}".rstrip(), paint)
-            yield from (f"{'':<{at}}{line}" for line in others)
+            lines += self._heading(report.title)
+        lines += self.section_lines(report.sections, follows_text=True)
+        if headline and report.headline_last:
+            lines += ["", *headline]
+        if report.verdict is not None:
+            text = f"{report.verdict.label}: {report.verdict.text}"
+            kind = report.verdict.kind
+            lines += [self._paint(line, kind) for line in wrap_text(text, width=self._width)]
+        return lines
 
+    def section_lines(
+        self, sections: Sequence[Section | PageOnly], *, follows_text: bool = False
+    ) -> list[str]:
+        """Return the lines of sections, with an empty line before each that is no subsection.
 
-def _with_sentences_below(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    """Yield a table whose figures do not fit beside each other, then the sentence of each row."""
-    rows = [row[:-1] for row in part.rows]
-    left = 1 if part.kind == "prose" else part.label_columns
-    yield from _in_columns(Table(part.head[:-1], rows, label_columns=left), paint, width)
-    sentences = [(row[0].strip(), row[-1]) for row in part.rows if row[-1]]
-    if sentences:
-        yield ""
-    for label, sentence in sentences:
-        yield from wrap_text(f"{label}: {sentence}", "", "    ", width)
+        The first section has an empty line before it only if it `follows_text`.
+        """
+        lines: list[str] = []
+        for section in sections:
+            body = self._section_body(section)
+            if not isinstance(section, Section) or not body:
+                continue
+            if (lines or follows_text) and not section.small:
+                lines.append("")
+            lines += self._heading(section.head)
+            lines += body
+        return lines
 
+    def _section_body(self, section: Section | PageOnly) -> list[str]:
+        """Return the lines of the parts of a section, which are empty if only a page has them."""
+        if not isinstance(section, Section) or section.page_only:
+            return []
+        margin = "  " if section.indented else ""
+        renderer = TextRenderer(color=self._color, width=self._width - len(margin))
+        lines: list[str] = []
+        for part in section.parts:
+            part_lines = list(renderer._part(part, indent="  " if section.small else ""))
+            if lines and part_lines and isinstance(part, Table):
+                lines.append("")
+            lines += part_lines
+        return [f"{margin}{line}".rstrip() for line in lines]
 
-def _in_columns(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    """Yield the lines of a table in blocks of as many columns as fit.
+    def _heading(self, text: str) -> list[str]:
+        return [self._paint(line, "bold") for line in wrap_text(text, width=self._width)]
 
-    The columns that do not fit follow below, and each block begins with the columns of labels.
-    """
-    labels = list(range(max(part.label_columns, 1)))
-    widths = [max(map(len, column)) for column in zip(part.head, *part.rows, strict=True)]
-    first = len(labels)
-    while first < len(part.head):
-        last = first
-        used = sum(widths[label] + 2 for label in labels) + widths[first]
-        while last + 1 < len(part.head) and used + 2 + widths[last + 1] <= width:
-            last += 1
-            used += 2 + widths[last]
-        if first > len(labels):
+    def _notices(self, notices: Sequence[Notice]) -> list[str]:
+        lines: list[str] = []
+        for notice in notices:
+            text = f"{notice.label}: {notice.text}"
+            first, *others = wrap_text(text, other_indent="  ", width=self._width)
+            lines.append(first.replace(notice.label, self._paint(notice.label, notice.kind), 1))
+            lines += others
+        return lines
+
+    def _part(self, part: Part, indent: str = "") -> Iterator[str]:
+        """Yield the lines of a part; none for a part that only a page shows."""
+        if is_empty(part):
+            return
+        match part:
+            case str():
+                yield from wrap_text(part, indent, indent, self._width)
+            case Paragraph():
+                for line in wrap_text(part.text, indent, indent, self._width):
+                    yield self._paint(line, part.kind)
+            case Bullets():
+                yield from self._bullets(part)
+            case Facts():
+                yield from self._facts(part)
+            case Table():
+                yield from self._table(part)
+            case Quoted():
+                yield from part.text.splitlines()
+
+    def _bullets(self, bullets: Bullets) -> Iterator[str]:
+        bullet = "  ! " if bullets.kind == "warn" else "  - "
+        for sentence in bullets.sentences:
+            yield from wrap_text(sentence, bullet, "    ", self._width)
+
+    def _facts(self, facts: Facts) -> Iterator[str]:
+        name_widths = [len(name) + 2 for name, text in facts.rows if text]
+        label_width = max([MIN_LABEL_WIDTH, *name_widths])
+        for name, text in facts.rows:
+            yield from wrap_text(text, f"{name:<{label_width}}", " " * label_width, self._width)
+
+    def _table(self, table: Table) -> Iterator[str]:
+        if table.wrap_columns:
+            yield from self._column_blocks(table)
+        elif table.kind:
+            yield from self._table_with_remarks(table)
+        else:
+            formatted = _format_table(table, self._width)
+            has_two_metrics = len(table.head) > table.label_columns + 1
+            if formatted.width > self._width and has_two_metrics:
+                yield from self._column_blocks(table)
+            else:
+                yield from self._colored_table(table, formatted)
+
+    def _colored_table(self, table: Table, formatted: TableLines) -> Iterator[str]:
+        for line in formatted.head:
+            yield self._color_verdicts(table.head, line)
+        for row, line in zip(table.rows, formatted.rows, strict=True):
+            yield self._color_verdicts(row, line)
+
+    def _table_with_remarks(self, table: Table) -> Iterator[str]:
+        """Yield a table whose last column holds sentences.
+
+        The sentences wrap in the room beside the other columns. If there is too little, each
+        stands below its row, or below the whole table if not even the other columns fit.
+        """
+        labels = len(table.head) - 1 if table.kind == "prose" else table.label_columns
+        columns = Table(table.head[:-1], [row[:-1] for row in table.rows], "", label_columns=labels)
+        needed = min(MIN_REMARK_WIDTH, max(len(row[-1]) for row in table.rows))
+        formatted = _format_table(columns, self._width - needed - 2)
+        if formatted.width + 2 + needed <= self._width:
+            yield from self._remarks_beside(table, formatted)
+            return
+        formatted = _format_table(columns, self._width)
+        if formatted.width <= self._width:
+            yield from self._remarks_below_rows(table, formatted)
+        else:
+            yield from self._remarks_below_table(table)
+
+    def _remarks_beside(self, table: Table, formatted: TableLines) -> Iterator[str]:
+        remark_column = formatted.width + 2
+        *upper_head, last_head = formatted.head
+        yield from upper_head
+        head_line = f"{last_head:<{remark_column}}{table.head[-1]}".rstrip()
+        if head_line:
+            yield head_line
+        for row, line in zip(table.rows, formatted.rows, strict=True):
+            remark_lines = wrap_text(row[-1], width=self._width - remark_column) or [""]
+            first_line = f"{line:<{remark_column}}{remark_lines[0]}".rstrip()
+            yield self._color_verdicts(row, first_line)
+            for remark_line in remark_lines[1:]:
+                yield f"{'':<{remark_column}}{remark_line}"
+
+    def _remarks_below_rows(self, table: Table, formatted: TableLines) -> Iterator[str]:
+        yield from filter(str.strip, formatted.head)
+        for row, line in zip(table.rows, formatted.rows, strict=True):
+            yield self._color_verdicts(row[:-1], line)
+            yield from wrap_text(row[-1], "    ", "    ", self._width)
+
+    def _remarks_below_table(self, table: Table) -> Iterator[str]:
+        rows = [row[:-1] for row in table.rows]
+        labels = 1 if table.kind == "prose" else table.label_columns
+        yield from self._column_blocks(Table(table.head[:-1], rows, label_columns=labels))
+        remarks = [(row[0].strip(), row[-1]) for row in table.rows if row[-1]]
+        if remarks:
             yield ""
-        columns = [*labels, *range(first, last + 1)]
-        rows = [[row[i] for i in columns] for row in part.rows]
-        yield from _lines([part.head[i] for i in columns], rows, len(labels), paint, width)
-        first = last + 1
+        for label, remark in remarks:
+            yield from wrap_text(f"{label}: {remark}", "", "    ", self._width)
+
+    def _column_blocks(self, table: Table) -> Iterator[str]:
+        """Yield a table in blocks of as many columns as fit, each with the label columns."""
+        labels = list(range(max(table.label_columns, 1)))
+        for number, block in enumerate(_split_columns(table, len(labels), self._width)):
+            if number:
+                yield ""
+            columns = [*labels, *block]
+            part = Table(
+                [table.head[column] for column in columns],
+                [[row[column] for column in columns] for row in table.rows],
+                label_columns=len(labels),
+            )
+            yield from self._colored_table(part, _format_table(part, self._width))
+
+    def _color_verdicts(self, row: Sequence[str], line: str) -> str:
+        """Return the line of a table row with its verdicts in color."""
+        if not self._color:
+            return line
+        for cell in row:
+            word = verdict_word(cell)
+            kind = VERDICT_KINDS.get(word)
+            if kind:
+                pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
+                line = re.sub(pattern, self._paint(word, kind), line, count=1)
+        return line
+
+    def _paint(self, text: str, kind: str) -> str:
+        """Return a text in the color of a kind, or as it is if colors are off or there is none."""
+        ansi_color = _ANSI_COLORS.get(kind)
+        if not self._color or not text or ansi_color is None:
+            return text
+        return f"\x1b[{ansi_color}m{text}\x1b[0m"
+
+
+def _format_table(table: Table, width: int) -> TableLines:
+    """Return the lines of a table.
+
+    If they are wider than `width`, the head takes two lines: the last word of each column name
+    stands in the second one.
+    """
+    head, rows = table.head, table.rows
+    labels = table.label_columns
+    if not head:
+        return TableLines([""], [""] * len(rows))
+    head_line, *row_lines = format_text(head, rows, labels)
+    formatted = TableLines([head_line], row_lines)
+    if formatted.width <= width or not any(" " in name for name in head[labels:]):
+        return formatted
+    names = [_split_column_name(name, is_label=i < labels) for i, name in enumerate(head)]
+    upper_names = [name.upper for name in names]
+    lower_names = [name.lower for name in names]
+    upper, lower, *row_lines = format_text(upper_names, [lower_names, *rows], labels)
+    return TableLines([upper, lower], row_lines)
+
+
+class _TwoLineName(NamedTuple):
+    """The name of a column, split over two lines."""
+
+    upper: str
+    lower: str
+
+
+def _split_column_name(name: str, *, is_label: bool) -> _TwoLineName:
+    if is_label:
+        return _TwoLineName("", name)
+    upper, _, lower = name.rpartition(" ")
+    return _TwoLineName(upper, lower)
+
+
+def _split_columns(table: Table, labels: int, width: int) -> Iterator[range]:
+    """Yield the columns of each block of a table, without the first `labels` columns."""
+    columns = zip(table.head, *table.rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    label_width = sum(label + 2 for label in widths[:labels])
+    start = labels
+    while start < len(widths):
+        stop = start + 1
+        block_width = label_width + widths[start]
+        while stop < len(widths) and block_width + 2 + widths[stop] <= width:
+            block_width += 2 + widths[stop]
+            stop += 1
+        yield range(start, stop)
+        start = stop

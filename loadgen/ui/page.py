@@ -63,34 +63,40 @@ def render(
         f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder")
     )
     if served and any(result.going_on for result in listed):
-        sheet.add(f'<meta http-equiv="refresh" content="{LOOKS_AGAIN_S}">')
+        sheet.add_html(f'<meta http-equiv="refresh" content="{LOOKS_AGAIN_S}">')
     if any(level.simulated for result in drawn for level in result.levels) or any(
         one.simulated for one in listed
     ):
-        sheet.mark("SIMULATED", "some of these were answered by a model of a server: not hardware")
-    sheet.heading(f"{title}: {format.counted(len(results), 'result')}")
+        sheet.add_notice(
+            "SIMULATED", "some of these were answered by a model of a server: not hardware"
+        )
+    sheet.add_title(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
-        sheet.say(
+        sheet.add_paragraph(
             "No results yet. Runs, sweeps, searches and validations appear here when they end."
         )
     if drawn:
         others = len(works(results)) - 1
         more = f" {format.counted(others, 'other kind')} of work not drawn." if others else ""
-        sheet.say(f"Drawn: {drawn[0].work}.{more}")
-    sheet.charts(charts(drawn, choice, currency, links=served))
+        sheet.add_paragraph(f"Drawn: {drawn[0].work}.{more}")
+    sheet.add_charts(charts(drawn, choice, currency, links=served))
     unpriced = [result.name for result in drawn if not result.usd]
     if drawn and currency and choice.y in ("", "usd") and unpriced:
         why = "its machine has no price (--shape names it), or its runs are too short for a steady rate"
-        sheet.say(f"No cost of {', '.join(unpriced)}: {why}. loadgen cost says which.", "soft")
+        sheet.add_paragraph(
+            f"No cost of {', '.join(unpriced)}: {why}. loadgen cost says which.", "soft"
+        )
     if drawn:
-        sheet.say(
+        sheet.add_paragraph(
             "One point is one load, the mean of its repeats. Dotted: the SLO was missed, or the "
             "measurement is not valid. Dashed vertical lines: the limit of the SLO. Thick ones: the "
             "interval of a capacity, or of the mean of repeats.",
             "soft",
         )
-    sheet.section("Results")
-    sheet.add(_form(results, drawn, listed, choice, wanted) if served else _table(listed, drawn))
+    sheet.add_heading("Results")
+    sheet.add_html(
+        _form(results, drawn, listed, choice, wanted) if served else _table(listed, drawn)
+    )
     return sheet.render()
 
 
@@ -115,7 +121,8 @@ def render_text(results: Sequence[StoredResult]) -> str:
     head = HEAD[:3] + HEAD[5:]
     rows = [row[:3] + row[5:] for row in map(_row, results)]
     return (
-        "\n".join(table.format_text(head, rows, left=3)) + "\nlatencies in ms; ~: too few samples\n"
+        "\n".join(table.format_text(head, rows, label_columns=3))
+        + "\nlatencies in ms; ~: too few samples\n"
     )
 
 
@@ -284,7 +291,7 @@ def plain(title: str, text: str, home: str, *, version: str, refresh_s: int = 0)
     """A page of preformatted text. home: address of the list. refresh_s: it asks for itself again so often."""
     sheet = page.Page(title, f"loadgen {version} ui")
     again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    sheet.add(
+    sheet.add_html(
         f'{again}<p><a href="{home}">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>'
     )
     return sheet.render()

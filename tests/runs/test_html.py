@@ -561,7 +561,7 @@ def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) ->
 @pytest.mark.processes
 def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Path) -> None:
     sheet = page.Page("x", "x")
-    sheet.add("<img src='http://example.invalid/x.png'>")
+    sheet.add_html("<img src='http://example.invalid/x.png'>")
     path = tmp_path / "asks.html"
     path.write_text(sheet.render())
     browser.open(path)
