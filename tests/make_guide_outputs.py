@@ -10,8 +10,8 @@
 
 The commands of a page run in their order in one temporary folder, with bash, as a reader would type
 them. Only standard output is shown. YAML blocks that begin with a comment such as `# contract.yaml`
-are written to files of that name first. Dates are replaced by a fixed one, so that a page changes only when the
-output does.
+are written to files of that name first. Dates are replaced by a fixed one, so that a page changes
+only when the output does.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def render_page(page: Path) -> str:
 
 
 def _commands_of(block: str) -> list[str]:
-    """Return the commands of a console block. A command can continue on the next line after `\\`."""
+    """Return the commands of a console block. A backslash continues one on the next line."""
     commands = []
     lines = iter(block.splitlines())
     for line in lines:
         if not line.startswith("$ "):
             continue
-        command = line.removeprefix("$ ")
-        while command.endswith("\\"):
-            command += "\n" + next(lines)
-        commands.append(command)
+        command_lines = [line.removeprefix("$ ")]
+        while command_lines[-1].endswith("\\"):
+            command_lines.append(next(lines))
+        commands.append("\n".join(command_lines))
     return commands
 
 

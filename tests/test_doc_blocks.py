@@ -103,7 +103,7 @@ def _read_workload(text: str, folder: Path) -> None:
 
 
 def _read_block(text: str, folder: Path) -> None:
-    """Read a block with the reader that its keys ask for. Raises Faults for what it refuses."""
+    """Read a block with the reader that its keys require. Raises CombinedError if it is refused."""
     text = text.replace("levels: [...]\n", SIMPLE_LEVEL)
     file = folder / "block.yaml"
     document = yaml.safe_load(text)

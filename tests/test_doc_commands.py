@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from command_line import exits
 from test_doc_blocks import BLOCKS, reader_files  # noqa: F401 - the fixture
-from test_docs import DOTS, LINES, ROOT
+from test_docs import BLOCK_COMMAND_LINES, ROOT
 
 from loadgen.contracts.loading import load_contract
 
@@ -22,6 +22,7 @@ PLACEHOLDERS = {
     "Qwen/Qwen3-8B": "cl100k",
 }
 """What a reader puts in the place of a word, so that the command can be checked."""
+PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDERS)))
 FILES_OF_PAGES = {
     "rack.yaml": "# rack.yaml",
     "targets.yaml": "# rack.yaml",
@@ -35,32 +36,36 @@ NEEDS_MORE = {"--shard", "--resume", "--ray", "--target", "--extend", "--bundle"
 """Options whose commands need results or machines that a dry run does not have."""
 
 
-def _words(line: str) -> list[str]:
-    """Return the words of a command line, without what a shell does with its output."""
-    words = shlex.split(line, comments=True)[1:]
-    end = next((place for place, word in enumerate(words) if word in (">", "|", "&&")), None)
-    words = words[:end]
-    return [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if word not in DOTS or before[:1] == "-"
-    ]
+class PageCommand(NamedTuple):
+    """A command of a page, as the words after `loadgen`."""
+
+    page: Path
+    words: list[str]
+
+    @property
+    def label(self) -> str:
+        """Return the name of the tests of this command."""
+        return f"{self.page.name}-{' '.join(self.words)[:60]}"
 
 
-def _commands(*names: str) -> list[tuple[Path, list[str]]]:
+def _find_commands(*names: str) -> list[PageCommand]:
+    """Return the commands of these names that a dry run can check."""
     commands = []
-    for page, line, is_in_sentence in LINES:
-        words = _words(line)
+    for line in BLOCK_COMMAND_LINES:
+        words = line.split_words()
         options = {word.partition("=")[0] for word in words}
-        is_checkable = not is_in_sentence and not options & NEEDS_MORE
-        is_of_plugin = "acme" in line  # test_worked_package.py installs it and runs these
-        if is_checkable and words[0] in names and "$" not in line and not is_of_plugin:
-            commands.append((page, words))
+        has_shell_variable = "$" in line.text
+        is_of_plugin = "acme" in line.text  # test_worked_package.py installs it and runs these
+        is_checkable = not (options & NEEDS_MORE or has_shell_variable or is_of_plugin)
+        if is_checkable and words[0] in names:
+            commands.append(PageCommand(line.page, words))
     return commands
 
 
-def _name(value: object) -> str:
-    return value.name if isinstance(value, Path) else " ".join(map(str, value))[:60]  # type: ignore[call-overload]
+LOADS = _find_commands("run", "sweep", "search")
+CONTRACTS = [
+    command for command in _find_commands("validate") if not command.words[1].endswith("/")
+]
 
 
 @pytest.fixture
@@ -76,10 +81,6 @@ def reader_folder(reader_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path: 
     return reader_files
 
 
-LOADS = _commands("run", "sweep", "search")
-CONTRACTS = [(page, words) for page, words in _commands("validate") if words[1][-1] != "/"]
-
-
 def test_there_are_commands_to_check() -> None:
     assert len(LOADS) > 30
     assert len(CONTRACTS) > 4
@@ -87,22 +88,24 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.commands
 @pytest.mark.usefixtures("reader_folder")
-@pytest.mark.parametrize(("page", "words"), LOADS, ids=_name)
+@pytest.mark.parametrize("command", LOADS, ids=[command.label for command in LOADS])
 def test_every_command_with_a_load_passes_a_dry_run(
-    page: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    command: PageCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = [re.sub("|".join(map(re.escape, PLACEHOLDERS)), _filled, word) for word in words]
-    extra = [] if "--dry-run" in typed else ["--dry-run"]
-    code = exits(*typed, *extra)
-    assert code == 0, f"{page.name}: {' '.join(words)}: {capsys.readouterr().err}"
+    words = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.words]
+    if "--dry-run" not in words:
+        words.append("--dry-run")
+    exit_code = exits(*words)
+    assert exit_code == 0, f"{command.page.name}: {' '.join(words)}: {capsys.readouterr().err}"
 
 
-def _filled(match: re.Match[str]) -> str:
+def _replace_placeholder(match: re.Match[str]) -> str:
     return PLACEHOLDERS[match[0]]
 
 
 @pytest.mark.usefixtures("reader_folder")
-@pytest.mark.parametrize("words", [words for _, words in CONTRACTS], ids=_name)
-def test_every_contract_that_a_command_names_can_be_carried_out(words: list[str]) -> None:
+@pytest.mark.parametrize("command", CONTRACTS, ids=[command.label for command in CONTRACTS])
+def test_every_contract_of_a_command_can_be_loaded(command: PageCommand) -> None:
+    words = command.words
     gpus = int(words[words.index("--gpus") + 1]) if "--gpus" in words else None
     load_contract(Path(words[1]), gpus=gpus)

@@ -1,10 +1,11 @@
-"""The pages of the documentation: every link leads somewhere, and every command line is one that the tool takes."""
+"""The links of the documentation lead somewhere, and its commands are valid."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import typer
@@ -23,15 +24,66 @@ PAGES = [
     *sorted(ROOT.glob("results/*/README.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-BLOCK = re.compile(
-    r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$"
-)  # indented text, or between fences
-DOTS = ("...", "…")
+CODE_BLOCK = re.compile(r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$")
+"""Matches an indented line of code, or a fenced block."""
+COMMAND_IN_SENTENCE = re.compile(r"`(loadgen [a-z][^`]*)`")
+COMMAND_IN_BLOCK = re.compile(r"\s*(\$ )?loadgen [a-z]")
+ELLIPSES = ("...", "…")
+SHELL_OPERATORS = (">", "|", "&&")
+
+
+class CommandLine(NamedTuple):
+    """A command line of a page."""
+
+    page: Path
+    text: str
+    is_in_sentence: bool  # then required arguments may be left out
+
+    @property
+    def label(self) -> str:
+        """Return the name of the tests of this command line."""
+        return f"{self.page.name}:{self.text[:60]}"
+
+    def split_words(self) -> list[str]:
+        """Return the words after `loadgen`, without those that belong to the shell.
+
+        An ellipsis that is not the value of an option stands for more arguments, and is left out.
+        """
+        words = shlex.split(self.text, comments=True)[1:]
+        end = next((i for i, word in enumerate(words) if word in SHELL_OPERATORS), len(words))
+        words = words[:end]
+        return [
+            word
+            for previous, word in zip(["", *words], words, strict=False)
+            if word not in ELLIPSES or previous.startswith("-")
+        ]
+
+
+def _find_command_lines(page: Path) -> list[CommandLine]:
+    """Return the command lines of a page. A line that ends with a backslash continues."""
+    text = page.read_text("utf-8")
+    in_sentences = [
+        CommandLine(page, match.replace("\n", " "), True)
+        for match in COMMAND_IN_SENTENCE.findall(text)
+    ]
+    code = "\n".join(CODE_BLOCK.findall(text)).replace("\\\n", " ")
+    in_blocks = [
+        CommandLine(page, line.strip().removeprefix("$ "), False)
+        for line in code.splitlines()
+        if COMMAND_IN_BLOCK.match(line)
+    ]
+    return in_sentences + in_blocks
+
+
+COMMAND_LINES = [line for page in PAGES for line in _find_command_lines(page)]
+BLOCK_COMMAND_LINES = [line for line in COMMAND_LINES if not line.is_in_sentence]
+COMMANDS_WITH_TARGET = ("run", "sweep", "search", "validate", "mlperf", "answers")
+TARGET_OPTIONS = {"-u", "--url", "--targets", "--target", "--resume", "--extend"}
 
 
 def _anchors(page: Path) -> set[str]:
-    heads = re.findall(r"(?m)^#+ (.*)$", page.read_text("utf-8"))
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text("utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -42,79 +94,45 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         path, _, anchor = target.partition("#")
         file = page.parent / path if path else page
         assert file.exists(), f"{page.name} points at {target}"
-        assert not anchor or file.suffix != ".md" or anchor in _anchors(file), (
+        has_anchors = file.suffix == ".md"
+        assert not anchor or not has_anchors or anchor in _anchors(file), (
             f"{page.name} points at {target}"
         )
 
 
-def _commands(page: Path) -> list[tuple[str, bool]]:
-    """The command lines of a page, and whether each stands within a sentence, where arguments may be left out.
-
-    After a backslash a line goes on in the next.
-    """
-    text = page.read_text("utf-8")
-    lines = "\n".join(BLOCK.findall(text)).replace("\\\n", " ").splitlines()
-    told = [
-        (match.replace("\n", " "), True) for match in re.findall(r"`(loadgen [a-z][^`]*)`", text)
-    ]
-    return told + [
-        (line.strip().removeprefix("$ "), False)
-        for line in lines
-        if re.match(r"\s*(\$ )?loadgen [a-z]", line)
-    ]
-
-
-LINES = [(page, line, told) for page in PAGES for line, told in _commands(page)]
-
-
 def test_there_are_commands_to_check() -> None:
-    assert len(LINES) > 150
-
-
-SENDING = ("run", "sweep", "search", "validate", "mlperf", "answers")
-"""The commands that send a load, and so need a target."""
-TARGET_OPTIONS = ("-u", "--url", "--targets", "--target", "--resume", "--extend")
-BLOCK_LINES = [(page, line) for page, line, is_in_sentence in LINES if not is_in_sentence]
+    assert len(COMMAND_LINES) > 150
 
 
 @pytest.mark.parametrize(
-    ("page", "line"), BLOCK_LINES, ids=[f"{page.name}:{line[:60]}" for page, line in BLOCK_LINES]
+    "line", BLOCK_COMMAND_LINES, ids=[line.label for line in BLOCK_COMMAND_LINES]
 )
-def test_every_command_that_sends_a_load_names_its_target(page: Path, line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
+def test_every_command_that_sends_a_load_names_its_target(line: CommandLine) -> None:
+    words = line.split_words()
     judges_a_folder = words[0] == "validate" and words[1].endswith("/")
     reads_a_verdict = words[:2] == ["mlperf", "verdict"]
-    if words[0] in SENDING and not judges_a_folder and not reads_a_verdict:
-        assert {word.partition("=")[0] for word in words} & {*TARGET_OPTIONS}, f"{page}: {line}"
+    if words[0] in COMMANDS_WITH_TARGET and not judges_a_folder and not reads_a_verdict:
+        options = {word.partition("=")[0] for word in words}
+        assert options & TARGET_OPTIONS, f"{line.page}: {line.text}"
 
 
-@pytest.mark.parametrize(
-    ("page", "line", "told"), LINES, ids=[f"{page.name}:{line[:60]}" for page, line, _ in LINES]
-)
-def test_every_command_is_one_that_the_tool_takes(page: Path, line: str, told: bool) -> None:
-    words = shlex.split(line, comments=True)[1:]
-    words = words[
-        : next((place for place, word in enumerate(words) if word in (">", "|", "&&")), None)
-    ]
-    # dots that are no value of a flag stand for more of the same
-    words = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if word not in DOTS or before[:1] == "-"
-    ]
+@pytest.mark.parametrize("line", COMMAND_LINES, ids=[line.label for line in COMMAND_LINES])
+def test_every_command_is_valid(line: CommandLine) -> None:
+    words = line.split_words()
     path: list[str] = []
     command = find_command()
     while hasattr(command, "list_commands"):
-        if told and not words:
+        if line.is_in_sentence and not words:
             return
-        assert words, f"{page.name}: {line}: no command"
+        assert words, f"{line.label}: no command"
         path.append(words.pop(0))
         command = find_command(*path)
-        assert command is not None, f"{page.name}: {line}: no command {path}"
+        assert command is not None, f"{line.label}: no command {path}"
     try:
         command.make_context("loadgen", expand_repeated_values(words))
     except typer.Exit:  # of --help
         return
     except ClickException as error:
-        if not (told and type(error).__name__ == "MissingParameter"):
-            pytest.fail(f"{page.name}: {line}: {error.format_message()}")
+        is_incomplete = type(error).__name__ == "MissingParameter"
+        if not (line.is_in_sentence and is_incomplete):
+            pytest.fail(f"{line.page.name}: {line.text}: {error.format_message()}")
