@@ -28,6 +28,7 @@ FILES_OF_PAGES = {
     "targets.yaml": "# rack.yaml",
     "truth.yaml": "name: truth",
     "poc.yaml": "# poc.yaml",
+    "small.yaml": "# small.yaml",
     "mine.yaml": "name: chatbot",
     "contract.yaml": "name: traffic",
 }
