@@ -1,4 +1,4 @@
-"""`loadgen sim`: serve the simulated endpoint in the foreground."""
+"""The command `loadgen sim`: serve a simulated model in the foreground."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ class SimOptions:
         "127.0.0.1"
     )
     port: Annotated[
-        int, typer.Option(metavar="N", help="Port; 0 takes any free one.", min=0, max=65535)
+        int, typer.Option(metavar="N", help="Port; 0 picks a free one.", min=0, max=65535)
     ] = 8000
     dialect: Annotated[
         Literal["trtllm", "openai"],
-        typer.Option(metavar="API", help="Whose API: trtllm, openai."),
+        typer.Option(metavar="API", help="Server to imitate: trtllm or openai."),
     ] = "trtllm"
-    model: Annotated[str, typer.Option(metavar="NAME", help="Name in /v1/models.")] = "sim"
+    model: Annotated[str, typer.Option(metavar="NAME", help="Model name in /v1/models.")] = "sim"
     preset: Annotated[
         str,
         typer.Option(
             metavar="NAME",
             help=(
-                "Physical model: gb300-vm, b200x8, ... or a YAML file; replaces the flags of time."
+                "Performance model: gb300-vm, b200x8, ... or a YAML file. Replaces --ttft, --itl "
+                "and the other latency options."
             ),
             autocompletion=completion.complete_choice(completion.list_presets),
         ),
@@ -49,53 +50,55 @@ class SimOptions:
         typer.Option(
             "--trtllm-version",
             metavar="VERSION",
-            help="What /version says. Before 1.3, timings of requests are at /perf_metrics.",
+            help="Version in /version. Before 1.3, request timings are at /perf_metrics.",
         ),
     ] = "1.3.0"
     cores: Annotated[
-        int, typer.Option(metavar="N", help="Processes behind the one port.", min=1, max=256)
+        int, typer.Option(metavar="N", help="Server processes that share the port.", min=1, max=256)
     ] = 1
     ttft: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="Time to first token: 120ms, normal:120ms,20ms or lognormal:120ms,0.25.",
+            help="Time to first token, such as 120ms, normal:120ms,20ms, lognormal:120ms,0.25.",
         ),
     ] = "lognormal:120ms,0.25"
     itl: Annotated[
-        str, typer.Option(metavar="TIME", help="Time between tokens, written likewise.")
+        str, typer.Option(metavar="TIME", help="Time between tokens, in the same format as --ttft.")
     ] = "5ms"
     per_input_token: Annotated[
-        str, typer.Option(metavar="TIME", help="Added to the time to first token per prompt token.")
+        str, typer.Option(metavar="TIME", help="Additional TTFT for each prompt token.")
     ] = "0"
     stream_interval: Annotated[
         int, typer.Option(metavar="N", help="Tokens per event after the first.", min=1)
     ] = 1
     slots: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Requests served at once; others queue.", min=1),
+        typer.Option(metavar="N", help="Requests served at the same time; others queue.", min=1),
     ] = None
     lockstep: Annotated[
-        bool, typer.Option("--lockstep", help="All streams emit at the same instants.")
+        bool, typer.Option("--lockstep", help="All streams emit at the same times.")
     ] = False
     flood: Annotated[
-        bool, typer.Option("--flood", help="No time between tokens, many events per write.")
+        bool, typer.Option("--flood", help="Send tokens without delay, many events per write.")
     ] = False
     max_seq_len: Annotated[
-        int, typer.Option(metavar="TOKENS", help="Prompt and answer together, in tokens.", min=2)
+        int,
+        typer.Option(metavar="TOKENS", help="Context length: prompt and output, in tokens.", min=2),
     ] = 131_072
     max_num_tokens: Annotated[
         int,
-        typer.Option(metavar="TOKENS", help="Longest prompt, 0 for no limit of its own.", min=0),
+        typer.Option(metavar="TOKENS", help="Longest prompt; 0 for the context length.", min=0),
     ] = 0
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Decides texts, lengths, times and faults.", min=0)
+        int,
+        typer.Option(metavar="N", help="Seed of texts, lengths, latencies and failures.", min=0),
     ] = 0
     worse: Annotated[
         float,
         typer.Option(
-            metavar="SHARE",
-            help="Share of the words of its answers that are other ones, as of a worse model.",
+            metavar="FRACTION",
+            help="Fraction of output words to replace, to imitate a worse model.",
             min=0,
             max=1,
         ),
@@ -104,29 +107,32 @@ class SimOptions:
         str,
         typer.Option(
             "--fault",
-            metavar="NAME:SHARE",
-            help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
+            metavar="NAME:FRACTION",
+            help="Failures to inject and their fractions: truncate:0.05,http_429@2s:0.1.",
             autocompletion=completion.complete_choice(_failure_names),
         ),
     ] = ""
     faults_file: Annotated[
-        str, typer.Option(metavar="FILE", help="The same as a YAML mapping from fault to share.")
+        str, typer.Option(metavar="FILE", help="YAML mapping from failures to fractions.")
     ] = ""
     api_key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Any other key than in this file gets 401.")
+        str, typer.Option(metavar="FILE", help="Refuse API keys other than the one in this file.")
     ] = ""
     cert: Annotated[
-        str, typer.Option(metavar="FILE", help="Certificate (PEM); with --key: TLS.")
+        str, typer.Option(metavar="FILE", help="Certificate (PEM) for TLS; needs --key.")
     ] = ""
-    key: Annotated[str, typer.Option(metavar="FILE", help="Its private key (PEM).")] = ""
+    key: Annotated[str, typer.Option(metavar="FILE", help="Private key (PEM) of --cert.")] = ""
     log: Annotated[
-        str, typer.Option(metavar="FILE", help="Write the send log to this file at the end.")
+        str,
+        typer.Option(
+            metavar="FILE", help="Write the time of each sent event to this file at the end."
+        ),
     ] = ""
     log_events: Annotated[
         Literal["none", "ends", "all"] | None,
         typer.Option(
             metavar="WHICH",
-            help="Sends to log: none, ends (first and last token), all; ends with --log.",
+            help="Events to log: none, ends (first and last token), all. Default with --log: ends.",
         ),
     ] = None
     log_bodies: Annotated[
@@ -153,30 +159,33 @@ def sim(options: SimOptions) -> int:
 
 
 def _read_failures_file(path: str) -> str:
-    """Convert the mapping in a YAML file to the text form of --fault, "" without a file.
+    """Return the mapping in a YAML file as --fault would be written, or "" without a file.
 
-    So both are parsed in the same way later. The mapping is checked here, so that an error names
-    the file and not the flag. Raises UserError if the file is not such a mapping.
+    Both are then parsed in the same way. The mapping is checked here, so that an error names the
+    file and not the option.
+
+    Raises:
+        UserError: The file is not such a mapping.
     """
     if not path:
         return ""
     from loadgen.core.workload.yaml_marks import plain_yaml
-    from loadgen.sim.server.fault_injection import parse_failure_shares
+    from loadgen.sim.server.fault_injection import parse_failure_fractions
 
     try:
         with open(path, encoding="utf-8") as file:
-            shares = plain_yaml(file.read(), path)
+            fractions = plain_yaml(file.read(), path)
     except (OSError, UnicodeDecodeError) as error:
-        hint = "a YAML mapping such as {truncate: 0.05}"
+        hint = "write a YAML mapping, such as {truncate: 0.05}"
         raise UserError(
-            of_reading(error, "invalid_syntax"), f"cannot read the faults: {error}", path, hint
+            of_reading(error, "invalid_syntax"), f"cannot be read: {error}", path, hint
         ) from None
-    if not isinstance(shares, dict):
+    if not isinstance(fractions, dict):
         raise UserError(
             "wrong_type",
-            "not a mapping from fault to share",
+            "must be a mapping from failures to fractions",
             path,
             "for example {truncate: 0.05, http_429@2s: 0.1}",
         )
-    parse_failure_shares(shares, where=path)
-    return ",".join(f"{name}:{share}" for name, share in shares.items())
+    parse_failure_fractions(fractions, where=path)
+    return ",".join(f"{name}:{fraction}" for name, fraction in fractions.items())

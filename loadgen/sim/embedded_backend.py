@@ -38,8 +38,8 @@ def known(settings: Settings) -> KnownTarget:
         return KnownTarget("embedded simulation")
     preset = load_preset(name)
     note = (
-        f"simulated in real time: {preset.description}; prompt and answer have "
-        f"{preset.limits.max_seq_len:,} tokens at most; with fewer than "
+        f"simulated in real time: {preset.description}; context length "
+        f"{preset.limits.max_seq_len:,} tokens; with fewer than "
         f"{preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates"
     )
     return KnownTarget(

@@ -1,4 +1,4 @@
-"""Simulates one run in virtual time: the dispatcher starts requests, and replicas serve them.
+"""Simulate one run in virtual time: the dispatcher starts requests, and replicas serve them.
 
 The loop jumps from one event to the next. An event is a request that is due, the end of an
 iteration of a replica, a change of the number of replicas, a check of the load, or its stop. There

@@ -1,8 +1,8 @@
-"""Runs a workload in virtual time, against simulated replicas in memory.
+"""Run a workload in virtual time, against simulated replicas in memory.
 
 Workload, schedule and dispatcher are those of a run over HTTP. There is no socket, no task per
-request and no event per token. The result is an ordinary run directory that says *simulated*
-wherever it names its target.
+request and no event per token. The result is an ordinary run directory, which names its target as
+*simulated*.
 """
 
 from __future__ import annotations
@@ -266,11 +266,11 @@ def _load_bounds(workload: Workload) -> LoadBounds:
 def _check_supported(settings: Settings) -> None:
     """Raise UserError if a run in virtual time does not support the settings."""
     if settings.ray is not None:
-        problem = f"{settings.url} runs in virtual time, in one process"
-        raise UserError("unsupported", problem, "--ray", "leave --ray out")
+        problem = f"{settings.url} runs in virtual time in one process"
+        raise UserError("unsupported", problem, "--ray", "remove --ray")
     if len(settings.endpoints) > 1:
-        problem = "a simulated target cannot share a run with others"
-        raise UserError("unsupported", problem, f"--url {settings.url}", "run it alone")
+        problem = "a run in virtual time has one target"
+        raise UserError("unsupported", problem, f"--url {settings.url}", "remove the others")
 
 
 def known(settings: Settings) -> KnownTarget:

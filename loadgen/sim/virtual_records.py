@@ -1,7 +1,8 @@
-"""Converts what happened in a simulated run into request records.
+"""Convert what happened in a simulated run into request records.
 
-All work is done on columns. The timestamps of a request are ends of iterations, so they are looked
-up.
+All records are built together, one NumPy column per field, because a run can have millions. Tokens
+are emitted when an iteration of a replica ends, so the timestamps of a request are looked up in the
+end times of the iterations.
 """
 
 from __future__ import annotations
@@ -286,12 +287,12 @@ class _FailureKind(NamedTuple):
 
 
 _FAILURE_KINDS = (
-    _FailureKind("timeout_total", "failed", "not finished when its time was over"),
-    _FailureKind("http_4xx", "failed", "the simulated server refuses a prompt of this length"),
-    _FailureKind("unfinished", "unfinished", "in flight when the drain ended (--grace)"),
-    _FailureKind("interrupted", "cancelled", "not finished when the drain after the stop ended"),
-    _FailureKind("abandoned", "cancelled", "its user went away in the middle of an answer"),
-    _FailureKind("reset", "failed", "its replica went away"),
+    _FailureKind("timeout_total", "failed", "the request timeout was exceeded"),
+    _FailureKind("http_4xx", "failed", "the simulated server refused the prompt: too long"),
+    _FailureKind("unfinished", "unfinished", "still in flight when the drain ended (--grace)"),
+    _FailureKind("interrupted", "cancelled", "still in flight when the drain after the stop ended"),
+    _FailureKind("abandoned", "cancelled", "the simulated user left during the response"),
+    _FailureKind("reset", "failed", "the replica was removed"),
 )
 
 ERROR_TEXTS = tuple(failure.text for failure in _FAILURE_KINDS)

@@ -1,4 +1,4 @@
-"""Exports a run as OpenTelemetry metrics and traces while it goes on (`--otel`).
+"""Export a run as OpenTelemetry metrics and traces while it goes on (`--otel`).
 
 A sidecar process reads the growing folder. Each request is one span with the attributes of the
 GenAI conventions, in the trace that the request carried to the server
@@ -47,9 +47,9 @@ def check_otel_option(text: str) -> str:
     if text not in SIGNALS and not text.startswith(("http://", "https://")):
         raise UserError(
             "unknown_name",
-            f"{text!r} is no kind of signal",
+            f"{text!r} is not a signal",
             "--otel",
-            f"{', '.join(SIGNALS)} ({ENDPOINT_VARIABLE} says where to), or the URL of a collector",
+            f"use {', '.join(SIGNALS)} (sent to {ENDPOINT_VARIABLE}), or the URL of a collector",
         )
     # The second package is inside the first one, so it is only looked for if that is installed.
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.exporter.otlp.proto.http"):

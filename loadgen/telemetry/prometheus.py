@@ -1,4 +1,4 @@
-"""Serves the metrics of a run to Prometheus while it goes on (`--prometheus`).
+"""Serve the metrics of a run to Prometheus while it goes on (`--prometheus`).
 
 A sidecar process reads the growing folder, like the dashboard, so nothing is added to the process
 of the load. The metrics end with the run.
@@ -70,7 +70,7 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. There are none before the run has begun."""
         with self._lock:
-            manifest = self._read_header()
+            manifest = self._read_manifest()
             if manifest is None:
                 return
             self._read_records()
@@ -79,7 +79,7 @@ class RunCollector(Collector):
             yield from self._load_metrics(manifest)
             yield from self._latency_metrics()
 
-    def _read_header(self) -> RunManifest | None:
+    def _read_manifest(self) -> RunManifest | None:
         """Return the manifest of the run, or None as long as it has not been written."""
         if self._manifest is None:
             try:
@@ -152,20 +152,22 @@ class RunCollector(Collector):
         sent = sum(sample.sent for sample in samples)
         yield CounterMetricFamily("loadgen_sent", "Requests sent.", value=sent)
         in_flight = sum(sample.in_flight for sample in samples)
-        yield GaugeMetricFamily(
-            "loadgen_in_flight", "Requests that are being answered.", value=in_flight
-        )
+        yield GaugeMetricFamily("loadgen_in_flight", "Requests in flight.", value=in_flight)
         elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
         started_stages = [stage for stage in manifest.stages if stage.start_ns <= elapsed_ns]
         if started_stages and started_stages[-1].rate is not None:
             offered = GaugeMetricFamily(
-                "loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"]
+                "loadgen_offered_per_second",
+                "Requested rate per second, by what it counts.",
+                labels=["of"],
             )
             offered.add_metric([rate_unit(manifest)], started_stages[-1].rate)
             yield offered
-        cpu_share = max((sample.cpu_share for sample in samples), default=0.0)
+        cpu_fraction = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
-            "loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=cpu_share
+            "loadgen_worker_cpu_ratio",
+            "CPU use of the busiest worker, as a fraction of a core.",
+            value=cpu_fraction,
         )
 
     def _latency_metrics(self) -> Iterator[Metric]:
@@ -181,7 +183,7 @@ class RunCollector(Collector):
                 yield _histogram_metric(f"loadgen_{row.field}", text, histogram, MICRO)
         yield _histogram_metric(
             "loadgen_inter_chunk_seconds",
-            "Gaps between successive output events, pooled.",
+            "Time between successive output events (inter-chunk latency), all requests.",
             self._read_gaps(),
             NS_PER_S,
         )
@@ -225,9 +227,9 @@ def parse_listen_address(text: str) -> ListenAddress:
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(
             "invalid_value",
-            "no port",
+            "must be a port, or an address and a port",
             f"--prometheus {text}",
-            "like :9400 (on 127.0.0.1), or 0.0.0.0:9400",
+            "for example :9400 (on 127.0.0.1), or 0.0.0.0:9400",
         )
     return ListenAddress(host.strip("[]") or DEFAULT_HOST, int(port))
 

@@ -517,7 +517,7 @@ def test_images_have_the_requested_size_and_differ() -> None:
     [
         (
             "answers {rows} --api embeddings --url http://127.0.0.1:9",
-            "answers are scored as texts, and an answer of embeddings is numbers",
+            "responses are scored as texts",
         ),
         (
             "mlperf offline -b llama2-70b --api rerank --url http://127.0.0.1:9",

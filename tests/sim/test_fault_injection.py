@@ -13,11 +13,11 @@ from loadgen.sim.server.fault_injection import (
     FAILURE_EFFECTS,
     TOKEN_FAILURES,
     FailurePlan,
-    FailureShare,
+    FailureFraction,
     InjectedFailure,
     parse_failure,
     parse_failure_plan,
-    parse_failure_shares,
+    parse_failure_fractions,
 )
 
 
@@ -47,9 +47,9 @@ def test_invalid_failure_text_raises_an_error_with_a_hint(text: str) -> None:
 
 def test_flag_and_mapping_give_the_same_plan() -> None:
     flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
-    assert flag == parse_failure_shares({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
+    assert flag == parse_failure_fractions({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
     assert parse_failure_plan("") == FailurePlan()
-    assert parse_failure_plan("stall").shares == (FailureShare(InjectedFailure("stall"), 1.0),)
+    assert parse_failure_plan("stall").fractions == (FailureFraction(InjectedFailure("stall"), 1.0),)
 
 
 def test_all_errors_of_a_plan_are_reported_together() -> None:
@@ -60,7 +60,7 @@ def test_all_errors_of_a_plan_are_reported_together() -> None:
         parse_failure_plan("truncate:0.6,stall:0.6")
 
 
-def test_drawn_failures_have_their_shares_and_are_deterministic() -> None:
+def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
     drawn = [plan.draw(number, 100) for number in range(8000)]
     counts = Counter(fault.name for fault in drawn if fault)

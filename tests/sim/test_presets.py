@@ -80,15 +80,13 @@ server: {max_seq_len: 8192}
     )
     one = preset.load_preset(str(own))
     assert (one.name, one.model.name, one.gpu) == ("mine", "llama-3.1-8b", "GB300")
-    assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="given by the user")
+    assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="set by the user")
     assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(
         8.03e9, rel=1e-2
     )
     assert one.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
-    assert (
-        one.fitted_on.startswith("nothing: model.name,")
-        and "hardware.overhead_ms are the user's" in one.fitted_on
-    )
+    assert one.fitted_on.startswith("nothing")
+    assert "model.name" in one.fitted_on and "hardware.overhead_ms" in one.fitted_on
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,11 @@ _ITL_STREAM = 2
 
 
 def parse_duration_ns(text: str, where: str = "") -> int:
-    """Parse the duration in a flag. A bare number means seconds. Raises UserError."""
+    """Return the duration in an option, in ns. A number without a unit means seconds.
+
+    Raises:
+        UserError: It is no duration.
+    """
     try:
         return units.duration_ns(text, bare="s")
     except units.Wrong as error:
@@ -119,7 +123,7 @@ def parse_distribution(text: str, where: str = "") -> DurationDistribution:
         at_ns = parse_duration_ns(center, where)
         return DurationDistribution(kind="lognormal", at_ns=at_ns, spread=sigma)
     hint = "known: fixed, normal, lognormal"
-    raise UserError("unknown_name", f'unknown law "{kind}"', where, hint)
+    raise UserError("unknown_name", f'unknown distribution "{kind}"', where, hint)
 
 
 def _parse_sigma(text: str, where: str) -> float:
@@ -129,8 +133,8 @@ def _parse_sigma(text: str, where: str) -> float:
     except ValueError:
         sigma = math.nan  # in no range, so it is refused below
     if not 0.0 <= sigma < _MAX_SIGMA:
-        problem = f'not a deviation of the logarithm: "{text}"'
-        raise UserError("invalid_value", problem, where, "write it as lognormal:120ms,0.25")
+        problem = f'the deviation "{text}" must be a number from 0 to {_MAX_SIGMA:g}'
+        raise UserError("invalid_value", problem, where, "for example lognormal:120ms,0.25")
     return sigma
 
 
@@ -193,10 +197,10 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
         """
         has_fixed_gap = self.itl.kind == "fixed" and self.itl.at_ns > 0
         if self.lockstep and not has_fixed_gap:
-            problem = "lockstep needs a fixed inter-token time above 0"
+            problem = "needs a fixed time between tokens above 0"
             raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
         if self.tokens_per_emission < 1 or (self.slots is not None and self.slots < 1):
-            problem = "stream interval and slots must be at least 1"
+            problem = "must be integers >= 1"
             raise UserError("out_of_range", problem, "--stream-interval, --slots")
 
 

@@ -59,7 +59,7 @@ class SourcedNumber(Part):
     def normalize(cls, data: Any) -> Any:
         """Accept a bare number, with which a user replaces a constant."""
         if isinstance(data, int | float) and not isinstance(data, bool):
-            return {"value": data, "source": "given by the user"}
+            return {"value": data, "source": "set by the user"}
         return data
 
 
@@ -355,7 +355,7 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
         CombinedError: There are errors in the file.
     """
     if name in extending:
-        raise UserError("cycle", "a preset that extends itself", where)
+        raise UserError("cycle", "the preset extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
     document, errors = _read_document(path)
@@ -376,7 +376,7 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
 def _path_of_packaged(name: str, where: str) -> Path:
     """Return the file of a packaged preset. Raises UserError if there is no such preset."""
     if name not in names():
-        hint = f"{did_you_mean(name, names())}; or the path of a YAML file"
+        hint = f"{did_you_mean(name, names())}; or use the path of a YAML file"
         raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
     return FOLDER / f"{name}.yaml"
 
@@ -406,7 +406,7 @@ def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
     changed_keys = _changed_keys(changes)
     if changed_keys and "fitted_on" not in changes:
         merged["fitted_on"] = (
-            f"nothing: {', '.join(changed_keys)} are the user's own over {base_name}, "
+            f"nothing: the user changed {', '.join(changed_keys)} of {base_name}, "
             f"which was fitted on {base.preset.fitted_on}"
         )
     return merged
@@ -430,11 +430,11 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
     """
     model = preset.model
     if model.hidden % model.heads or model.heads % model.kv_heads:
-        problem = "model.heads must divide model.hidden, and model.kv_heads the heads"
+        problem = "model.hidden must be a multiple of model.heads, and heads of model.kv_heads"
         yield _conflict(problem, ("model", "heads"), document, file)
         return
     if preset.gpus_per_vm % preset.gpus_per_replica:
-        problem = "gpus_per_replica must divide gpus_per_vm"
+        problem = "gpus_per_vm must be a multiple of gpus_per_replica"
         yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
     for problem, location in _impossible_values(preset):
@@ -449,21 +449,19 @@ def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
     """
     server = preset.server
     if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
-        yield f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs", ("vm_speeds",)
+        yield f"has {len(preset.vm_speeds)} speeds for {preset.vms} VMs", ("vm_speeds",)
     if server.max_num_tokens < server.max_batch_size:
         problem = "server.max_num_tokens must be at least server.max_batch_size"
         yield problem, ("server", "max_num_tokens")
     for time, count in preset.replicas_at.items():
         if count > preset.replicas:
-            problem = (
-                f"{count} replicas are more than the {preset.replicas} replicas of these machines"
-            )
+            problem = f"{count} replicas, but these machines have only {preset.replicas}"
             yield problem, ("replicas_at", time)
     capacity_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
     if capacity_tokens < server.max_seq_len:
         problem = (
-            f"beside the weights there is room for {capacity_tokens:,} tokens, "
-            "less than server.max_seq_len"
+            f"the KV cache holds only {capacity_tokens:,} tokens beside the weights, fewer than "
+            "server.max_seq_len"
         )
         yield problem, ("server", "max_seq_len")
 

@@ -93,7 +93,7 @@ def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> Embedd
         return EmbeddedServer(child, str(ready["url"]))
     _kill(child)
     cause = str(ready["error"])
-    problem = f"the embedded endpoint did not start: {cause.removeprefix('error: ')}"
+    problem = f"the simulated server did not start: {cause.removeprefix('error: ')}"
     raise TargetError(ready["code"], problem, SERVER_MODULE)
 
 
@@ -104,7 +104,7 @@ def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
         A JSON object with `url`, or with `error` and the error code `code`. An error is also
         returned if the child ends or stays silent.
     """
-    no_message: dict[str, Any] = {"error": "it ended or said nothing", "code": "process_failed"}
+    no_message: dict[str, Any] = {"error": "no message from the process", "code": "process_failed"}
     line = _read_line(child, READY_TIMEOUT_S)
     if line is None:
         return no_message

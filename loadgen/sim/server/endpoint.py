@@ -141,7 +141,7 @@ class SimServer:
             open(self._log_path, "wb").close()
         except OSError as error:
             raise UserError(
-                of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)
+                of_reading(error), f"cannot be opened: {error.strerror}", str(error.filename)
             ) from None
 
     def _create_timer(self) -> TimerFd | None:

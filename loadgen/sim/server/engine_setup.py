@@ -81,8 +81,10 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
     preset = load_preset(options.preset)
     speeds = preset.speeds[options.core :: options.cores]
     if not speeds or (preset.changes and options.cores > 1):
-        problem = f"{options.cores} processes for {preset.replicas} replicas"
-        hint = "one each at most; with replicas_at one in all"
+        problem = f"{options.cores} processes, but only {preset.replicas} replicas"
+        hint = "use at most one process per replica, and one in all with replicas_at"
+        if preset.changes:
+            problem = f"{options.cores} processes, but replicas_at needs a single one"
         raise UserError("out_of_range", problem, "--cores", hint)
     limits = preset.limits
     server = preset.server

@@ -1,8 +1,8 @@
 """Fault injection of the simulated server: which request fails, and how.
 
-The server carries a failure out. This module names the failures, parses them from a flag, a header
-or a mapping, and draws which request has which failure. The draw is a function of seed and request
-number only.
+This module names the failures, parses them from an option, a header or a mapping, and draws which
+request has which failure. The draw depends only on the seed and on the number of the request. The
+server then carries the failure out.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.sim.engine.latency_model import draw_uniform, parse_duration_ns
 
 FAILURE_EFFECTS: dict[str, str] = {
-    "http_429": "429 with Retry-After (@: that time, default 1s)",
-    "http_500": "500",
-    "http_503": "503",
-    "slow_first_byte": "not even the response head for a while (@: how long, default 1s)",
-    "empty": "200 with the right headers and an empty body",
-    "reset_before": "head, then a TCP reset before the first token",
-    "idle_reset": "a TCP reset without one byte, if the connection was used before; else no fault",
+    "http_429": "HTTP 429 with Retry-After (@: that time, default 1s)",
+    "http_500": "HTTP 500",
+    "http_503": "HTTP 503",
+    "slow_first_byte": "response headers are delayed (@: how long, default 1s)",
+    "empty": "HTTP 200 with the usual headers and an empty body",
+    "reset_before": "response headers, then a TCP reset before the first token",
+    "idle_reset": "a TCP reset without a response, if the connection was used before",
     "reset_after": "a TCP reset after a token (@: which)",
-    "truncate": "the connection closes after a token without ending the body (@: which)",
+    "truncate": "the connection closes after a token, with an incomplete body (@: which)",
     "stall": "no more bytes after a token, and the connection stays open (@: which)",
-    "malformed": "the event of one token is broken JSON (@: which); the stream goes on",
-    "error_event": "an error event after a token, then a proper end (@: which)",
-    "engine_error": "the engine fails after a token, reported as the API does it (@: which)",
-    "oversized": "the event of one token carries a mebibyte of text (@: which)",
-    "split": "every byte of every event in a write of its own",
-    "wrong_count": "usage counts seven tokens more than were sent (@: the tokens that it counts)",
-    "clamp": "the answer ends early, as after a limit of the server's own (@: tokens, default 8)",
-    "one_event": "all text comes with the first token, then nothing until the end",
-    "no_text": "no event carries text; usage counts the tokens",
-    "no_finish": "no finish reason anywhere, else a proper end",
-    "no_done": "no [DONE], else a proper end",
-    "close_delimited": "no chunked framing: the body ends with the connection",
-    "connection_close": "a good answer, then `Connection: close`",
+    "malformed": "the event of a token is invalid JSON (@: which); the stream continues",
+    "error_event": "an error event after a token, then a regular end (@: which)",
+    "engine_error": "the engine fails after a token, reported as the API defines (@: which)",
+    "oversized": "the event of a token has 1 MiB of text (@: which)",
+    "split": "each byte of each event is a separate write",
+    "wrong_count": "usage counts seven tokens too many (@: the tokens that it counts)",
+    "clamp": "the response ends early, as if the server had a limit (@: tokens, default 8)",
+    "one_event": "all text comes with the first token",
+    "no_text": "events have no text; usage counts the tokens",
+    "no_finish": "no finish reason",
+    "no_done": "no [DONE] at the end",
+    "close_delimited": "no chunked encoding; the body ends with the connection",
+    "connection_close": "a complete response with `Connection: close`",
 }
 """All failures and their effects. `@` takes a token index (0 is the first), or a duration."""
 
@@ -55,7 +55,7 @@ COUNT_FAILURES: dict[str, int | None] = {"wrong_count": None, "clamp": 8}
 """Failures whose `@` is a number of tokens, with the default."""
 
 _MAX_DIGITS = 9  # of a number of tokens, so that it fits into 32 bits
-_ROUNDING = 1e-9  # shares such as 0.1 are not exact, so their sum may exceed 1 by this much
+_ROUNDING = 1e-9  # fractions such as 0.1 are not exact, so their sum may exceed 1 by this much
 # Numbers of the random streams that this module draws from; the latency model uses 1 and 2.
 _FAILURE_STREAM = 3
 _TOKEN_STREAM = 4
@@ -72,33 +72,33 @@ class InjectedFailure(msgspec.Struct, frozen=True):
     at: int | None = None
 
 
-class FailureShare(msgspec.Struct, frozen=True):
-    """A failure and the share of requests that have it, from 0 to 1."""
+class FailureFraction(msgspec.Struct, frozen=True):
+    """A failure and the fraction of requests that have it, from 0 to 1."""
 
     failure: InjectedFailure
-    share: float
+    fraction: float
 
 
 class FailurePlan(msgspec.Struct, frozen=True):
-    """The failures to inject. A request has at most one, so the shares sum to at most 1."""
+    """The failures to inject. A request has at most one, so the fractions sum to at most 1."""
 
-    shares: tuple[FailureShare, ...] = ()
+    fractions: tuple[FailureFraction, ...] = ()
     seed: int = 0
 
     def draw(self, number: int, output_tokens: int) -> InjectedFailure | None:
         """Return the failure of a request, or None. `number` counts requests by arrival, from 0.
 
-        Each failure covers an interval between 0 and 1 that is as long as its share, one after the
-        other. `point` is a uniform number, and then its distance from the start of the interval. A
-        point beyond the last interval means no failure.
+        The failures divide the interval from 0 to 1: each covers a part as long as its fraction,
+        and the rest means no failure. `point` is a uniform number, from which the lengths of the parts
+        before are subtracted.
         """
-        if not self.shares:
+        if not self.fractions:
             return None
         point = draw_uniform(self.seed, _FAILURE_STREAM, number)
-        for entry in self.shares:
-            if point < entry.share:
+        for entry in self.fractions:
+            if point < entry.fraction:
                 return with_drawn_token(entry.failure, output_tokens, self.seed, number)
-            point -= entry.share
+            point -= entry.fraction
         return None
 
 
@@ -126,7 +126,7 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
 
     Args:
         text: The text to parse.
-        where: The place of the text in an error, such as the name of the flag.
+        where: The place of the text in an error, such as the name of the option.
 
     Raises:
         UserError: The failure does not exist, or its argument is not valid.
@@ -134,7 +134,7 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
     name, at_sign, argument = (piece.strip() for piece in text.partition("@"))
     if name not in FAILURE_EFFECTS:
         hint = "known: " + ", ".join(FAILURE_EFFECTS)
-        raise UserError("unknown_name", f'unknown fault "{name}"', where, hint)
+        raise UserError("unknown_name", f'unknown failure "{name}"', where, hint)
     if not at_sign:
         return InjectedFailure(name, _default_argument(name))
     if name in DURATION_FAILURES:
@@ -142,7 +142,7 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
     if name in TOKEN_FAILURES or name in COUNT_FAILURES:
         return InjectedFailure(name, _parse_token_number(name, argument, where))
     known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
-    raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
+    raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these take it: {known}")
 
 
 def _default_argument(name: str) -> int | None:
@@ -161,59 +161,62 @@ def _parse_token_number(name: str, argument: str, where: str) -> int:
     # `int` alone would also accept a sign, spaces, underscores and digits of other scripts.
     is_number = argument.isascii() and argument.isdigit() and len(argument) <= _MAX_DIGITS
     if not is_number:
-        hint = f"write it as {name}@3; 0 is the first token"
-        raise UserError("invalid_value", f'not a token index: "{argument}"', where, hint)
+        problem = f'"{argument}" must be an integer >= 0'
+        hint = f"for example {name}@3; 0 is the first token"
+        raise UserError("invalid_value", problem, where, hint)
     return int(argument)
 
 
 def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> FailurePlan:
-    """Parse `truncate:0.05,http_429@2s:0.1`. A failure without a share applies to every request.
+    """Parse `truncate:0.05,http_429@2s:0.1`. A failure without a fraction applies to every request.
 
-    Raises CombinedError with all errors, or UserError for a failure that has two shares.
+    Raises CombinedError with all errors, or UserError for a failure that has two fractions.
     """
-    shares: dict[str, Any] = {}
+    fractions: dict[str, Any] = {}
     for entry in text.split(","):
         if not entry.strip():
             continue
-        name, colon, share = (piece.strip() for piece in entry.partition(":"))
-        if name in shares:
-            raise UserError("duplicate", f"{name} has two shares", where, "keep one of them")
-        shares[name] = share if colon else 1.0
-    return parse_failure_shares(shares, seed, where)
+        name, colon, fraction = (piece.strip() for piece in entry.partition(":"))
+        if name in fractions:
+            raise UserError("duplicate", f"{name} is there twice", where, "remove one")
+        fractions[name] = fraction if colon else 1.0
+    return parse_failure_fractions(fractions, seed, where)
 
 
-def parse_failure_shares(
-    shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
+def parse_failure_fractions(
+    fractions: Mapping[str, Any], seed: int = 0, where: str = "faults"
 ) -> FailurePlan:
-    """Parse a mapping from failures, as they are written in a flag, to their shares.
+    """Parse a mapping from failures, as they are written in an option, to their fractions.
 
     Raises CombinedError with all errors.
     """
-    entries: list[FailureShare] = []
+    entries: list[FailureFraction] = []
     errors: list[LoadgenError] = []
-    for text, value in shares.items():
+    for text, value in fractions.items():
         try:
             failure = parse_failure(str(text), where)
-            share = _parse_share(str(text), value, where)
+            fraction = _parse_fraction(str(text), value, where)
         except UserError as error:
             errors.append(error)
         else:
-            entries.append(FailureShare(failure, share))
-    if not errors and sum(entry.share for entry in entries) > 1.0 + _ROUNDING:
-        problem = "the shares add up to more than 1"
-        errors.append(UserError("out_of_range", problem, where, "a request has at most one fault"))
+            entries.append(FailureFraction(failure, fraction))
+    if not errors and sum(entry.fraction for entry in entries) > 1.0 + _ROUNDING:
+        problem = "the fractions add up to more than 1"
+        errors.append(
+            UserError("out_of_range", problem, where, "a request has at most one failure")
+        )
     if errors:
         raise CombinedError(errors)
     return FailurePlan(tuple(entries), seed)
 
 
-def _parse_share(failure_text: str, value: Any, where: str) -> float:
-    """Convert a share from text or YAML to a number from 0 to 1. Raises UserError."""
+def _parse_fraction(failure_text: str, value: Any, where: str) -> float:
+    """Convert a fraction from text or YAML to a number from 0 to 1. Raises UserError."""
     try:
-        share = float(value)
+        fraction = float(value)
     except (TypeError, ValueError):
-        share = math.nan  # in no range, so it is refused below
-    if not 0.0 <= share <= 1.0:
-        problem = f'share of "{failure_text}" is {value!r}'
-        raise UserError("out_of_range", problem, where, "a share is a number from 0 to 1")
-    return share
+        fraction = math.nan  # in no range, so it is refused below
+    if not 0.0 <= fraction <= 1.0:
+        problem = f'the fraction of "{failure_text}" is {value!r}'
+        raise UserError("out_of_range", problem, where, "it must be a number from 0 to 1")
+    return fraction

@@ -132,7 +132,7 @@ class ServerPages:
         the command would reach only one of them.
         """
         if self._options.cores > 1:
-            problem = "each process has replicas of its own: simulate with one"
+            problem = "needs a simulated server with one process"
             return _json_response({"success": False, "error": problem}, status=400)
         if self._setup.fleet is not None:
             for replica in self._setup.fleet.replicas:
@@ -231,7 +231,7 @@ def _parse_release(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version: (1, 3) for 1.3.0rc2. Raises UserError."""
     numbers = version.split(".")[:2]
     if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
-        problem = f'"{version}" is not a version'
-        hint = "for example 1.3.0, or 1.2.0"
+        problem = f'"{version}" must be a version'
+        hint = "for example 1.3.0"
         raise UserError("invalid_value", problem, "--trtllm-version", hint)
     return tuple(int(number) for number in numbers)

@@ -304,5 +304,5 @@ def _read_authorization(path: str) -> bytes:
             return b"Bearer " + file.read().strip()
     except OSError as error:
         raise UserError(
-            of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)
+            of_reading(error), f"cannot be opened: {error.strerror}", str(error.filename)
         ) from None

@@ -27,7 +27,7 @@ def create_context(certificate_path: str, key_path: str) -> ssl.SSLContext:
             "unreadable_file",
             f"cannot load the certificate: {error}",
             f"{certificate_path}, {key_path}",
-            "two PEM files that match",
+            "use a certificate and its private key in PEM format",
         ) from None
     context.sslsocket_class = TlsSocket
     return context
