@@ -49,7 +49,9 @@ def test_flag_and_mapping_give_the_same_plan() -> None:
     flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
     assert flag == parse_failure_fractions({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
     assert parse_failure_plan("") == FailurePlan()
-    assert parse_failure_plan("stall").fractions == (FailureFraction(InjectedFailure("stall"), 1.0),)
+    assert parse_failure_plan("stall").fractions == (
+        FailureFraction(InjectedFailure("stall"), 1.0),
+    )
 
 
 def test_all_errors_of_a_plan_are_reported_together() -> None:
