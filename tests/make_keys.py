@@ -1,7 +1,7 @@
 """Writes the lists of keys and of terms in pages of `docs/reference/` from their schemas.
 
-What a key takes and its default are those of its field; what it is, the comment at the field. `python
-tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
+The type and default of a key come from its field, and its meaning from the comment at the field.
+`python tests/make_keys.py` writes the lists again. `test_make_keys.py` checks that they are current.
 """
 
 from __future__ import annotations
@@ -137,38 +137,63 @@ def keys(name: str) -> str:
     )
 
 
+TERM_MEANINGS = {
+    "ttft": "The TTFT at this percentile must not exceed the limit. `ttft_from_sent`, "
+    "`first_answer`, `tpot`, `e2e`, `max_gap`, `itl` and `inter_chunk` are written likewise.",
+    "errors": "At most this fraction of the requests may fail or be dropped.",
+    "goodput": "At least this fraction of the requests must meet the SLO.",
+    "requests": "The throughput must be at least this many successful requests per second.",
+    "good_requests": "The goodput must be at least this many requests per second.",
+    "output_per_gpu": "Each GPU must produce at least this many output tokens per second.",
+    "tokens_per_gpu": "Each GPU must process at least this many prompt and output tokens per "
+    "second.",
+    "cost": "1,000 requests that meet the SLO may cost at most this much. If several prices fit, "
+    "the highest one counts.",
+    "task_time": "The duration of a task at this percentile must not exceed the limit.",
+    "task_wait": "The sum of the waits for first tokens of a task, at this percentile, must not "
+    "exceed the limit.",
+    "task_longest_wait": "The longest wait for a first token in a task, at this percentile, must "
+    "not exceed the limit.",
+    "task_goodput": "At least this fraction of the tasks must meet the objective `task` of the "
+    "SLO.",
+    "tasks": "At least this many tasks per second must succeed.",
+    "good_tasks": "At least this many tasks per second must meet the objective `task` of the SLO.",
+    "task_cost": "1,000 tasks that meet the objective `task` may cost at most this much.",
+    "energy": "The GPUs may use at most this much energy for each output token (`J/token`) or "
+    "each request (`J/request`).",
+    "drift": "The latency in the last window of the load may exceed that in the first window by at "
+    "most this much.",
+    "sustained": "The throughput in the last window of the load must be at least this fraction of "
+    "that in the first window.",
+    "between_nodes": "The latencies of the nodes may differ by at most this much.",
+    "recovery": "After each spike, loss of a replica or new replica, the SLO must be met again "
+    "within this time.",
+    "fairness": "Jain's index of the fractions of good requests of all tenants must be at least "
+    "this.",
+    "slowdown": "The latency may be at most this many times that of another level.",
+    "against": "The latency may be at most this fraction of that of another level.",
+}
+"""What each term of a contract requires."""
+
+
 def terms() -> str:
-    """The terms of a contract: how each is written, and what it promises."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    """Return the terms of a contract: how each is written, and what it requires.
+
+    Raises KeyError for a term without a text in TERM_MEANINGS.
+    """
+    examples = {"of": "ttft", "level": "alone", "window": "1h"}
+    lines = []
     for name, kind in ({"ttft": get_term_kind("ttft")} | TERM_KINDS).items():
         limit = "97%" if kind.limit.key == "share" else EXAMPLES[kind.limit.unit]
-        inner = {"of": "ttft", "level": "alone", "window": "1h"}
-        inside = [
-            f"{one.removesuffix('_ns')}: {inner[one.removesuffix('_ns')]}"
-            for one in reversed(kind.parameters)
-        ]
-        at = [f"at: p{kind.default_quantile * 100:g}"] if kind.default_quantile else []
-        value = (
-            f"{{{', '.join([*inside, *at, f'{kind.limit.key}: {limit}'])}}}"
-            if inside or at
-            else limit
-        )
-        of = "token or request" if kind.limit.unit == "J" else "a latency"
-        said = kind.template.format(
-            kind="it",
-            limit="so much",
-            at="a percentile",
-            window="window",
-            of=of,
-            level="another level",
-            currency="",
-        )
-        alike.setdefault((value, " ".join(said.split())), []).append(name)
-    written = (
-        (", ".join(f"`{name}: {value}`" for name in names), said)
-        for (value, said), names in alike.items()
-    )
-    return "\n".join(f"- {terms}: {said}" for terms, said in written)
+        parameters = [parameter.removesuffix("_ns") for parameter in reversed(kind.parameters)]
+        values = [f"{parameter}: {examples[parameter]}" for parameter in parameters]
+        if kind.default_quantile:
+            values.append(f"at: p{kind.default_quantile * 100:g}")
+        if values:
+            values.append(f"{kind.limit.key}: {limit}")
+            limit = f"{{{', '.join(values)}}}"
+        lines.append(f"- `{name}: {limit}`: {TERM_MEANINGS[name]}")
+    return "\n".join(lines)
 
 
 def page(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Writes docs/evidence/published.md: the published figures of `loadgen/data/reference`, worked out again, with their notes.
+"""Writes `docs/evidence/published.md` from the published figures in `loadgen/data/reference`.
 
-`python tests/make_published.py` writes it again; `cost/test_published.py` checks that it is what this would write. No
-figure is shown without the notes that belong to it.
+`python tests/make_published.py` writes the page again. `cost/test_published.py` checks that it is
+current. No figure is shown without the notes that belong to it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,20 @@ from loadgen.render import markdown
 from loadgen.render.section import Bullets, Paragraph, Part, Report, Section, Table, section
 
 PAGE = Path(__file__).parent.parent / "docs/evidence/published.md"
-SAID = (
-    "What others have published, with notes; none was measured by loadgen. A part of a system's name in the second "
-    "table, after published:, is a source of loadgen size."
-)
+INTRODUCTION = """
+This page lists performance results of LLM servers that others have published, with remarks on what
+they mean. It is for people who compare their own measurements with public ones, or who use
+`loadgen size` without a measurement of their own. None of these numbers was measured by loadgen.
+
+The target `published:NAME` of `loadgen size` is a row of the second table, where NAME is a part of the
+name of a system.
+"""
+NEXT = """
+## What to read next
+
+- [Simulation](simulation.md) compares the performance model of loadgen with these results.
+- [Size a deployment](../guides/size-and-cost.md) shows how to use them.
+"""
 
 IGNORED = (
     "the time to read prompts, which Offline hides in its mean of 272.7 output tokens per sample",
@@ -31,11 +41,12 @@ IGNORED = (
 
 def page() -> str:
     """The whole page."""
-    sections = [section("", Paragraph(SAID)), *_each_note_once(make() for make in SECTIONS)]
-    told = markdown.render(
-        Report(title="Published figures", generated_by="loadgen", sections=sections)
+    sections = list(_each_note_once(make() for make in SECTIONS))
+    text = markdown.render(
+        Report(title="Published results", generated_by="loadgen", sections=sections)
     )
-    return re.sub("(?m)^##(#+ )", r"\1", told)
+    title, _, tables = re.sub("(?m)^##(#+ )", r"\1", text).partition("\n")
+    return f"{title}\n{INTRODUCTION}{tables}{NEXT}"
 
 
 def _each_note_once(sections: Iterable[Section]) -> Iterator[Section]:
@@ -68,7 +79,7 @@ def _section(
     return section(
         source.title + unit,
         Paragraph(
-            f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"
+            f"Source: {source.source}. Date: {source.date}. Quality: {source.quality}.", "soft"
         ),
         Table(head, rows, label_columns=left),
         Bullets(after),
@@ -93,9 +104,11 @@ def _nodes() -> Section:
         source,
         (),
         (),
-        f"minimum {rack.least:,.1f}, maximum {rack.most:,.1f}, mean {rack.mean:,.1f}, median {rack.median:,.1f} "
-        f"tokens/s per node; sum {rack.sum_of_rates:,.1f}, on a single clock {rack.single_clock:,.0f} ({ratio:+.1%})",
-        "each node: loadgen/data/reference/nodes.yaml",
+        f"A node reached {rack.least:,.1f} to {rack.most:,.1f} tokens/s, with a mean of "
+        f"{rack.mean:,.1f} and a median of {rack.median:,.1f}. The sum of all nodes is "
+        f"{rack.sum_of_rates:,.1f} tokens/s, and {rack.single_clock:,.0f} on a single clock "
+        f"({ratio:+.1%}).",
+        "The results of all nodes are in loadgen/data/reference/nodes.yaml.",
     )
 
 
@@ -107,7 +120,16 @@ def _mlperf() -> Section:
 
     return _section(
         source,
-        ("round", "system", "GPUs", "Offline", "Server", "Interact.", "Offl./GPU", "quality"),
+        (
+            "round",
+            "system",
+            "GPUs",
+            "Offline",
+            "Server",
+            "Interactive",
+            "Offline per GPU",
+            "quality",
+        ),
         [
             (
                 f"{row.round} {row.variant}",
@@ -119,7 +141,7 @@ def _mlperf() -> Section:
             )
             for row in source.rows
         ],
-        "verified: by MLCommons; summary: of the round only",
+        "verified: verified by MLCommons. summary: only in the summary of the round",
         left=2,
         unit=", output tokens/s",
     )
@@ -182,9 +204,11 @@ def _capacity() -> Section:
     return _section(
         source,
         *_cells(columns, [published.arithmetic(row, rack) for row in source.rows]),
-        f"again: {rack.sum_of_rates:,.1f} tokens/s over input + output tokens, as published; by output: over "
-        f"output tokens alone; on one clock: the same with {rack.single_clock:,.0f} tokens/s",
-        f"this arithmetic ignores: {'; '.join(IGNORED)}",
+        f"again: {rack.sum_of_rates:,.1f} tokens/s divided by input and output tokens, as "
+        "published. "
+        "by output: divided by the output tokens only. on one clock: the same with "
+        f"{rack.single_clock:,.0f} tokens/s.",
+        f"This arithmetic ignores {'; '.join(IGNORED)}.",
     )
 
 

@@ -57,7 +57,7 @@ LONG_ANSWER = 20  # tokens: one without text is few enough to leave the gaps ITL
 MODEL_ERROR = (
     0.05,
     0.25,
-)  # of the simulated servers, from least to most: docs/evidence/simulation.md, "Held against the world"
+)  # of the simulated servers, from least to most: docs/evidence/simulation.md
 FEWEST_ANSWERS = 11  # scored answers, before their mean or share decides anything
 STALL_NS = (
     1_000_000_000  # a gap between output events that a reader of the answer notices as a stall
