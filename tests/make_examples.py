@@ -193,7 +193,7 @@ def rented_gpus() -> Inputs:
         fingerprints=Fingerprints(
             recipe="b1946ac92492d2347c6235b4d2611184",
             prompts="591785b794601e212b260e25925636fd",
-            timetable="5f4dcc3b5aa765d6",
+            schedule="5f4dcc3b5aa765d6",
         ),
         rtt_ms=1.84,
         tokenizer="cl100k",
@@ -300,7 +300,7 @@ def token_priced() -> Inputs:
         fingerprints=Fingerprints(
             recipe="7d793037a0760186574b0282f2f435e7",
             prompts="d8578edf8458ce06fbc5bb76a58c5ca4",
-            timetable="e99a18c428cb38d5",
+            schedule="e99a18c428cb38d5",
         ),
         rtt_ms=21.7,
         tokenizer="cl100k",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.cluster.clock_sync import TOLERATED_NS
 from loadgen.cluster.remote_worker import RemoteWorker
-from loadgen.core.results.manifest import Cluster, Placed
+from loadgen.core.results.manifest import Cluster, PlacedWorker
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
@@ -24,7 +24,7 @@ def cluster_header(
         drift_ms=_milliseconds(max(drifts_ns)) if drifts_ns else None,
         lost=tuple(lost_nodes),
         workers=tuple(
-            Placed(
+            PlacedWorker(
                 worker=one.index,
                 node=one.node.name,
                 address=one.node.address,

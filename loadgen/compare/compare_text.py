@@ -281,11 +281,11 @@ def _recovery_row(
         )
         for side in sides
     ]
-    resolution_s = max(side_recovery.recovery.spacing_s for side_recovery in recoveries)
+    resolution_s = max(side_recovery.recovery.resolution_s for side_recovery in recoveries)
     return (
         event,
-        _join_unique(side_recovery.recovery.spike for side_recovery in recoveries),
-        _join_unique(side_recovery.recovery.after for side_recovery in recoveries),
+        _join_unique(side_recovery.recovery.load_before for side_recovery in recoveries),
+        _join_unique(side_recovery.recovery.load_after for side_recovery in recoveries),
         *recovery_times,
         format.duration(resolution_s),
     )

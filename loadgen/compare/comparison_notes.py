@@ -92,10 +92,10 @@ def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
         yield f"{label} is not valid: {'; '.join(verdict.reasons)}"
     for caveat in verdict.caveats:
         yield f"{label}: {caveat}"
-    for node in summary.between.odd:
+    for node in summary.node_differences.outliers:
         yield (
             f"{label}: {node.name} stands out, {node.metric.upper()} {node.change:+.1%} against "
-            f"the other {summary.between.unit}s"
+            f"the other {summary.node_differences.compared}s"
         )
     state = summary.run.state
     if state != "finished":

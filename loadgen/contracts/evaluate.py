@@ -61,7 +61,7 @@ from loadgen.core.metrics import windows
 from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.slo import not_here
+from loadgen.core.slo import missing_metrics
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
@@ -587,10 +587,10 @@ class TermEvaluator:
             max(time.high for time in recovery_times_s),
         )
         longest_ns = longest_s.map(lambda seconds: seconds * 1e9)
-        unrecovered = [event for event in events if event.back_s is None]
+        unrecovered = [event for event in events if event.recovered_after_s is None]
         caveat = ""
         if unrecovered:
-            observed = format.duration(unrecovered[0].seen_s)
+            observed = format.duration(unrecovered[0].observed_s)
             caveat = (
                 f"what is seen after it ends after {observed}: a longer load behind it shows more"
             )
@@ -643,7 +643,7 @@ def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
     slo = run.manifest.slo
     if slo is None:
         return []
-    missing_reasons = not_here([slo])
+    missing_reasons = missing_metrics([slo])
     if missing_reasons:
         raise EstimateError("; ".join(missing_reasons.values()))
     # Pooled gaps are not judged per request.
@@ -700,12 +700,12 @@ def _recovery_time_s(event: Recovery) -> Interval:
     The SLO is only observed when a request ends. If it was not met again, the time is longer than
     what was observed.
     """
-    if event.back_s is None:
-        return Interval(math.inf, event.seen_s, math.inf)
-    if event.back_s == 0:
+    if event.recovered_after_s is None:
+        return Interval(math.inf, event.observed_s, math.inf)
+    if event.recovered_after_s == 0:
         return Interval(0.0, 0.0, 0.0)
-    low = max(event.back_s - event.spacing_s, 0.0)
-    return Interval(event.back_s, low, event.back_s + event.spacing_s)
+    low = max(event.recovered_after_s - event.resolution_s, 0.0)
+    return Interval(event.recovered_after_s, low, event.recovered_after_s + event.resolution_s)
 
 
 def _relative_change(ratio: float) -> float:

@@ -164,9 +164,9 @@ class OrderedRun(NamedTuple):
         A conversation or task that has begun is part of a run as a whole.
         """
         began_ns = run.rows["due_ns"]
-        if run.manifest.turns > 1:
+        if run.manifest.turns_per_session > 1:
             _, session_of_row = np.unique(
-                run.rows["slot"] // run.manifest.turns, return_inverse=True
+                run.rows["slot"] // run.manifest.turns_per_session, return_inverse=True
             )
             session_count = session_of_row.max(initial=-1) + 1
             first_due_ns = np.full(session_count, np.iinfo(np.int64).max)

@@ -121,8 +121,8 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         sessions = self.summary.sessions
         if sessions is None:
             raise EstimateError("there were no tasks and no conversations")
-        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns))
-        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns=1)
+        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session))
+        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns_per_session=1)
         run = replace(self, manifest=manifest, rows=rows)
         columns = run.columns()
         _require_finished_tasks(columns)

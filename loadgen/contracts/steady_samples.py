@@ -28,7 +28,7 @@ from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import CANCELLED, OK, UNFINISHED, Columns
-from loadgen.core.slo import Slo, Term, absent
+from loadgen.core.slo import Slo, Term, why_missing
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import needed_samples
 
@@ -114,7 +114,7 @@ def timed_values(
         EstimateError: The package of the metric is not installed, or too many requests are
             unfinished.
     """
-    reason = absent(metric)
+    reason = why_missing(metric)
     if reason:
         raise EstimateError(reason)
     is_ok = columns.where(OK)

@@ -110,7 +110,7 @@ def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Sum
     if server_summary is not None and server_summary.cached_share is not None:
         verdict = remove_warning(verdict, "cache_unsaid")
         if disputed := series.cache_disputed(
-            server_summary, summary.cache_asked, summary.tokens.cached_share
+            server_summary, summary.requested_cache_share, summary.tokens.cached_share
         ):
             verdict = add_warning(verdict, "cache_disputed", disputed)
     pages = [page for block in (server_summary, used) if block is not None for page in block.pages]

@@ -89,7 +89,7 @@ def _with_sections_of_records(
         summary,
         splits=latency_breakdown.of_rows(measured, manifest),
         slowest=latency_breakdown.slowest(measured, warmup, manifest),
-        between=replica_differences.without(differences, summary.metrics_without("mean")),
+        node_differences=replica_differences.without(differences, summary.metrics_without("mean")),
         causes=causes.explain(measured, manifest, server_samples, summary.metrics_without("p50")),
         within=within_run_variance.metric_intervals(measured, summary, manifest.slo, run.tokens_in),
     )

@@ -116,17 +116,17 @@ def sent_headers(slo: Slo | None) -> dict[str, str]:
     }
 
 
-def not_here(slos: Iterable[Slo]) -> dict[str, str]:
+def missing_metrics(slos: Iterable[Slo]) -> dict[str, str]:
     """The figures of terms whose package is not here, with why nothing can be said of them."""
     return {
-        term.metric: absent(term.metric)
+        term.metric: why_missing(term.metric)
         for slo in slos
         for term in slo.terms
-        if absent(term.metric)
+        if why_missing(term.metric)
     }
 
 
-def absent(metric: str) -> str:
+def why_missing(metric: str) -> str:
     """Why nothing can be said of a figure whose package is not here; "" where it is."""
     return "" if METRICS.get(metric) else f"figure {metric} is defined by {NOT_HERE}"
 

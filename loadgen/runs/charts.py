@@ -177,9 +177,11 @@ def recovery(figures: Figures, found: Sequence[Recovery]) -> Iterator[Chart]:
         return
     marks = []
     for each in found:
-        marks.append(Mark(x=each.at_s, label=f"{each.spike} to {each.after}", color="warn"))
-        if each.back_s:
-            marks.append(Mark(x=each.at_s + each.back_s, label="back", color="good"))
+        marks.append(
+            Mark(x=each.at_s, label=f"{each.load_before} to {each.load_after}", color="warn")
+        )
+        if each.recovered_after_s:
+            marks.append(Mark(x=each.at_s + each.recovered_after_s, label="back", color="good"))
     share = Axis(label="share", format="percent", min=0, max=1)
     note = f"per {figures.good.width_s:g} s, by due instant"
     yield _binned(figures, "Requests within the SLO", figures.good, share, note, tuple(marks))

@@ -26,7 +26,7 @@ def head(found: BetweenNodes) -> tuple[str, ...]:
     return (
         "share of variance (sd, ms)",
         "steady mean, ms",
-        f"between {found.unit}s",
+        f"between {found.compared}s",
         "over time",
         "own course",
         "within",
@@ -35,20 +35,20 @@ def head(found: BetweenNodes) -> tuple[str, ...]:
 
 def sentences(found: BetweenNodes) -> list[str]:
     """Which nodes stand out, and by how much; that none does; or why nothing can be said."""
-    if not found.unit:
+    if not found.compared:
         return [f"Nothing is said of the spread between nodes: {found.why}."] if found.nodes else []
     said = [
         f"{one.name} stands out: {words(one.metric)} {format.milliseconds(one.mean_ms)} ms, "
         f"{format.percent(abs(one.change))} {'above' if one.change > 0 else 'below'} the mean of the others "
         f"({format.milliseconds(one.others_ms)} ms)."
-        for one in found.odd
+        for one in found.outliers
     ]
     if not said and found.nodes < 3:
-        said = [f"Two {found.unit}s: which of them stands out cannot be told."]
+        said = [f"Two {found.compared}s: which of them stands out cannot be told."]
     elif not said:
         said = [
-            f"No {found.unit} stands out: each of {found.nodes} belongs to the spread of the others "
-            f"({found.level * 100:g} %, all {found.unit}s and latencies together)."
+            f"No {found.compared} stands out: each of {found.nodes} belongs to the spread of the others "
+            f"({found.level * 100:g} %, all {found.compared}s and latencies together)."
         ]
     if found.silent:
         said.append(f"Too few answers to compare: {', '.join(found.silent)}.")

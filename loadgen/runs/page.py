@@ -195,7 +195,7 @@ def end(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
         Salt=manifest.salt if manifest is not None else "",
         Recipe=fingerprints.recipe,
         Prompts=fingerprints.prompts,
-        Timetable=fingerprints.timetable,
+        Timetable=fingerprints.schedule,
         Bodies=fingerprints.bodies,
         Client=(
             run.client,

@@ -18,7 +18,13 @@ def sections(
 ) -> Iterator[Section | PageOnly]:
     """A row for each event, and on a page the share of requests within the SLO over time with the events in it."""
     rows = [
-        (EVENTS[each.event], each.spike, each.after, format.duration(each.at_s), back(each))
+        (
+            EVENTS[each.event],
+            each.load_before,
+            each.load_after,
+            format.duration(each.at_s),
+            back(each),
+        )
         for each in found
     ]
     head = "Back within the SLO"
@@ -35,12 +41,12 @@ def back(found: Recovery) -> str:
     """When the SLO held again."""
     if found.why:
         return f"cannot be told: {found.why}"
-    if not found.broken:
+    if not found.slo_missed:
         return "held all the time"
-    if found.back_s is None:
-        return f"NOT BACK within {format.duration(found.seen_s)}"
+    if found.recovered_after_s is None:
+        return f"NOT BACK within {format.duration(found.observed_s)}"
     return (
-        f"held again after {format.duration(found.back_s)}"
-        if found.back_s
+        f"held again after {format.duration(found.recovered_after_s)}"
+        if found.recovered_after_s
         else "held again at once"
     )

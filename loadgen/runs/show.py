@@ -366,7 +366,7 @@ class Show:
             self._say_once(f"{head.lower()}: {', '.join(texts)}")
         if manifest.server_pages is not None:
             self._say_once(f"server metrics: {', '.join(manifest.server_pages) or 'none'}")
-        for note in manifest.notes:
+        for note in manifest.warnings:
             self._say_once(f"note: {note}")
         say(f"repeat with {seeds.words(manifest.seed, manifest.salt)}  results: {plan.job.folder}")
 

@@ -335,12 +335,14 @@ def sustained(found: Sustainable) -> str:
 def _tokens(summary: Summary) -> Iterator[str]:
     tokens, chunks = summary.tokens, summary.chunks
     asked_share = (
-        "" if summary.cache_asked is None else f", {format.percent(summary.cache_asked)} asked for"
+        ""
+        if summary.requested_cache_share is None
+        else f", {format.percent(summary.requested_cache_share)} asked for"
     )
     bound = (
         ""
-        if summary.cache_bound is None
-        else f"{format.percent(summary.cache_bound)} came before in the trace"
+        if summary.trace_cache_share is None
+        else f"{format.percent(summary.trace_cache_share)} came before in the trace"
     )
     cached = (
         ""
@@ -588,8 +590,8 @@ def parts(summary: Summary) -> Iterator[Section]:
         yield fairness.tenants(summary.fairness)
     if summary.targets:
         yield _targets(summary)
-    if said := nodes.sentences(summary.between):
-        rows = Table(nodes.head(summary.between), nodes.rows(summary.between))
+    if said := nodes.sentences(summary.node_differences):
+        rows = Table(nodes.head(summary.node_differences), nodes.rows(summary.node_differences))
         yield section("Between nodes", rows, *said, folded=True, id="nodes")
 
 

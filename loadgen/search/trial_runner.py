@@ -23,8 +23,8 @@ from loadgen.core import format, seeds
 from loadgen.core.execution import run
 from loadgen.core.execution.events import (
     EventHandler,
+    InterimCheck,
     LoadStarted,
-    Look,
     RunEvent,
     RunningLoad,
     RunPlanned,
@@ -227,7 +227,7 @@ class _MonitoredRun:
                 follow = self._follow(self._monitor, event.load)
                 self._follower = asyncio.get_running_loop().create_task(follow)
             case SimulationStarted() if self._monitor is not None and self._has_sessions:
-                event.looks.append(self._look(self._monitor))
+                event.checks.append(self._check(self._monitor))
             case Simulated():
                 self.simulated_rows = event.rows[:]
                 if self._monitor is not None and not self._has_sessions:
@@ -296,7 +296,7 @@ class _MonitoredRun:
         if self.decision.decided_at_ns < monitor.last_due_ns:
             load.stop()
 
-    def _look(self, monitor: TrialMonitor) -> Look:
+    def _check(self, monitor: TrialMonitor) -> InterimCheck:
         """Return a callback with its interval, by which a simulation asks whether to end.
 
         The simulation calls it with the time and the records since the last call.
@@ -306,7 +306,7 @@ class _MonitoredRun:
             self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
             return self.decision is not None
 
-        return Look(round(self._check_interval_s * NS_PER_S), is_decided)
+        return InterimCheck(round(self._check_interval_s * NS_PER_S), is_decided)
 
     def _decide_afterwards(
         self, monitor: TrialMonitor, rows: NDArray[np.void], stops: list[int]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from loadgen.core.execution.run_manifest import add_notes
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.digest import Digest
-from loadgen.core.results.manifest import Cluster, Fingerprints, MergedPart, Placed, RunManifest
+from loadgen.core.results.manifest import Cluster, Fingerprints, MergedPart, PlacedWorker, RunManifest
 from loadgen.shards.parts import PartPosition, RunPart
 from loadgen.shards.records import LostSlots
 
@@ -43,13 +43,13 @@ def merge_manifests(
         stages=parts[0].shard.stages,
         workers=sum(position.workers for position in positions),
         host=replace(first.host, hot_path=max(manifest.host.hot_path for manifest in manifests)),
-        notes=tuple(dict.fromkeys(note for manifest in manifests for note in manifest.notes)),
-        note_codes={
-            note: code for manifest in manifests for note, code in manifest.note_codes.items()
+        warnings=tuple(dict.fromkeys(note for manifest in manifests for note in manifest.warnings)),
+        warning_codes={
+            note: code for manifest in manifests for note, code in manifest.warning_codes.items()
         },
         cluster=_describe_cluster(positions),
         shard=None,
-        parts=tuple(map(_describe_part, positions)),
+        merged_parts=tuple(map(_describe_part, positions)),
         fingerprints=_merge_fingerprints(parts, is_complete=not lost),
     )
     for code, values in _warnings(positions, lost):
@@ -128,10 +128,10 @@ def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:
     )
 
 
-def _place_worker(position: PartPosition, worker_in_part: int) -> Placed:
+def _place_worker(position: PartPosition, worker_in_part: int) -> PlacedWorker:
     """Return on which host a worker ran. The host of a missing part is not known."""
     host = None if position.part is None else position.part.manifest.host
-    return Placed(
+    return PlacedWorker(
         worker=position.first_worker + worker_in_part,
         node=position.name,
         address="missing" if host is None else host.name,

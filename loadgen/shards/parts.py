@@ -146,7 +146,7 @@ COMPARED: dict[str, Callable[[RunPart], object]] = {
     "schedule seed": lambda part: part.manifest.schedule_seed,
     "salt": lambda part: part.manifest.salt,
     "workload": lambda part: part.manifest.fingerprints.recipe,
-    "schedule": lambda part: part.manifest.fingerprints.timetable,
+    "schedule": lambda part: part.manifest.fingerprints.schedule,
     "stages": lambda part: [_without_ramp(stage) for stage in part.shard.stages],
     "API": lambda part: (part.manifest.api, part.manifest.stream, part.manifest.client),
     "models": lambda part: [target.model for target in part.manifest.targets],

@@ -154,7 +154,7 @@ def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
         if stage.slots is not None:
             unrecorded.append(of_stage[~np.isin(of_stage["slot"], recorded["slot"])])
         elif index >= last_stage:
-            turns = part.manifest.turns
+            turns = part.manifest.turns_per_session
             unrecorded.append(_next_slots(of_stage, recorded, turns, stage.concurrency or 1))
     return np.concatenate(unrecorded)
 

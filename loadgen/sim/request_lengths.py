@@ -326,7 +326,7 @@ class MixSizer:
 
     def __call__(self, number: int) -> RequestSize:
         """Return the size of the request with this number."""
-        class_index, number_in_class = self._prompts.class_and_number(number)
+        class_index, number_in_class = self._prompts.class_and_id(number)
         size = self._sizer_of_class[class_index](number_in_class)
         if not size.blocks:
             return size

@@ -245,7 +245,7 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
     )
     caches: dict[int, set[Hashable]] = defaultdict(set)  # blocks by replica
     sample: dict[int, SessionWork] = defaultdict(dict)
-    for index, number in enumerate(prompts.numbers(SAMPLED_REQUESTS)):
+    for index, number in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
         replica = (index * HASH_MULTIPLIER >> HASH_SHIFT) % preset.replicas
         work = _work_of_request(request_size(number), caches[replica], preset)
         if index >= SAMPLED_REQUESTS // 2:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.execution.events import Look
+from loadgen.core.execution.events import InterimCheck
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.results.record import KIND
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
@@ -31,16 +31,16 @@ from loadgen.sim.virtual_records import records_of_ended_requests
 
 
 @dataclass(slots=True)
-class _ScheduledLook:
+class _ScheduledCheck:
     """A repeated check of the load (an interim analysis), its next time, and what it has seen.
 
     Attributes:
-        look: The check and its interval.
+        check: The check and its interval.
         next_ns: When it takes place next.
         requests_seen: How many of the ended requests it has been given.
     """
 
-    look: Look
+    check: InterimCheck
     next_ns: int
     requests_seen: int = 0
 
@@ -60,7 +60,7 @@ class Simulation:
         requests: After `run`, what happened to each request.
         replicas: The replicas of the simulated system.
         ends: After `run`, the end times of the iterations of each replica, in ns.
-        is_decided: Whether one of the looks has ended the load early.
+        is_decided: Whether one of the checks has ended the load early.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Simulation:
         next_replica: Router,
         bounds: LoadBounds = UNBOUNDED,
         *,
-        looks: Sequence[Look] = (),
+        checks: Sequence[InterimCheck] = (),
         changes: Sequence[ReplicaChange] = (),
     ) -> None:
         self.requests = SimulatedRequests()
@@ -88,7 +88,7 @@ class Simulation:
         )
         self._is_prefill_limited = bounds.max_in_prefill is not None
         self._timeout_ns = bounds.timeout_ns
-        self._looks = [_ScheduledLook(look, look.every_ns) for look in looks]
+        self._checks = [_ScheduledCheck(check, check.every_ns) for check in checks]
         self._changes = deque(changes)
         self._serving = len(replicas)  # number of replicas that get requests: the first ones
         self._busy_replicas = 0  # number of replicas with an iteration in progress
@@ -375,15 +375,15 @@ class Simulation:
 
     def _find_next_control(self) -> int:
         """Return when the next control takes place: a change, a check or the stop of the load."""
-        return min(self._next_change_ns(), self._next_look_ns(), self._stop_ns)
+        return min(self._next_change_ns(), self._next_check_ns(), self._stop_ns)
 
     def _next_change_ns(self) -> int:
         """Return when the number of replicas changes next, or NEVER."""
         return self._changes[0].at_ns if self._changes else NEVER
 
-    def _next_look_ns(self) -> int:
+    def _next_check_ns(self) -> int:
         """Return when the load is checked next, or NEVER."""
-        return min((scheduled.next_ns for scheduled in self._looks), default=NEVER)
+        return min((scheduled.next_ns for scheduled in self._checks), default=NEVER)
 
     def _apply_control(self, due_ns: int, end_ns: int) -> bool:
         """Apply what comes before the next due request and the next end of an iteration.
@@ -394,16 +394,16 @@ class Simulation:
         """
         next_event_ns = min(due_ns, end_ns)
         change_ns = self._next_change_ns()
-        look_ns = self._next_look_ns()
+        check_ns = self._next_check_ns()
         stop_ns = self._stop_ns
-        last_ns_for_change = min(next_event_ns, look_ns, stop_ns, self._end_of_run_ns)
+        last_ns_for_change = min(next_event_ns, check_ns, stop_ns, self._end_of_run_ns)
         if change_ns < NEVER and change_ns <= last_ns_for_change:
             self._change_replicas()
-        elif look_ns < min(next_event_ns, stop_ns):
+        elif check_ns < min(next_event_ns, stop_ns):
             if next_event_ns == NEVER:
-                self._looks.clear()  # nothing is left to check
+                self._checks.clear()  # nothing is left to check
             else:
-                self._check_load(look_ns)
+                self._check_load(check_ns)
         elif stop_ns < next_event_ns:
             self._stop_load()
         else:
@@ -427,28 +427,28 @@ class Simulation:
     def _stop_load(self) -> None:
         """Start no more requests. Those in flight may end within the drain."""
         self._dispatcher.stop()
-        self._looks.clear()
+        self._checks.clear()
         self._end_of_run_ns = min(self._end_of_run_ns, self._stop_ns + self._after_stop_ns)
         self._kind_at_end_of_run = "interrupted"
         self._stop_ns = NEVER
 
     def _check_load(self, now_ns: int) -> None:
-        """Pass the requests that have ended since its last check to each look that is due.
+        """Pass the requests that have ended since its last check to each check that is due.
 
-        A look may then end the load: the load is stopped now, and there are no more checks. Their
+        A check may then end the load: the load is stopped now, and there are no more checks. Their
         times are multiples of their intervals.
         """
-        for scheduled in self._looks:
+        for scheduled in self._checks:
             if scheduled.next_ns != now_ns:
                 continue
-            scheduled.next_ns += scheduled.look.every_ns
+            scheduled.next_ns += scheduled.check.every_ns
             records = self._records_since(scheduled.requests_seen)
             scheduled.requests_seen = self.requests.count_sent()
-            if scheduled.look.ends(now_ns, records):
+            if scheduled.check.ends(now_ns, records):
                 self.is_decided = True
         if self.is_decided:
             self._stop_ns = now_ns
-            self._looks.clear()
+            self._checks.clear()
 
     def _records_since(self, index: int) -> NDArray[np.void]:
         """Return the records of the requests that have ended, without the first `index` of them.

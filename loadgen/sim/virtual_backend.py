@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
 from loadgen.core.execution.context import Context, KnownTarget
-from loadgen.core.execution.events import Emit, Look, RunPlanned, Simulated, SimulationStarted
+from loadgen.core.execution.events import (
+    Emit,
+    InterimCheck,
+    RunPlanned,
+    Simulated,
+    SimulationStarted,
+)
 from loadgen.core.execution.host_facts import current_time
 from loadgen.core.execution.plan import Plan, PreparationContext, Settings, prepare_plan
 from loadgen.core.execution.plan_checks import check_plan
@@ -68,7 +74,7 @@ def simulate(
     bounds: LoadBounds = UNBOUNDED,
     *,
     source: str = "estimate",
-    looks: Sequence[Look] = (),
+    checks: Sequence[InterimCheck] = (),
     keep_events: bool = False,
 ) -> tuple[VirtualRecords, Simulation]:
     """Simulate a schedule, and return what was recorded and the simulation after its end.
@@ -79,7 +85,7 @@ def simulate(
         system: The simulated servers.
         bounds: The limits of the load.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
-        looks: Checks of what has ended so far, each of which may end the load early.
+        checks: Checks of what has ended so far, each of which may end the load early.
         keep_events: Whether the single output events are kept.
     """
     simulation = Simulation(
@@ -88,7 +94,7 @@ def simulate(
         system.create_replicas(),
         system.make_router(),
         bounds,
-        looks=looks,
+        checks=checks,
         changes=system.changes,
     )
     with _collector_disabled():
@@ -198,15 +204,15 @@ class _SimulatedLoad:
 def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
     """Simulate the load of a plan.
 
-    Listeners may add looks, which end the load while it is simulated, or stop times when it is
+    Listeners may add checks, which end the load while it is simulated, or stop times when it is
     over. In the latter case it is simulated again up to the first of them.
     """
     workload = plan.job.workload
-    looks: list[Look] = []
-    emit(SimulationStarted(looks))
+    checks: list[InterimCheck] = []
+    emit(SimulationStarted(checks))
     monitor = StopRuleMonitor(workload.stop_when)
     if workload.stop_when:
-        looks.append(_look_of_stop_rules(monitor, plan.schedule.horizon_ns))
+        checks.append(_check_of_stop_rules(monitor, plan.schedule.horizon_ns))
     server = preset.server
     tokens_per_block = server.tokens_per_block if server.block_reuse else 0
     request_sizer = create_request_sizer(
@@ -214,7 +220,7 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
     )
 
     def simulate_plan(
-        bounds: LoadBounds, looks: Sequence[Look]
+        bounds: LoadBounds, checks: Sequence[InterimCheck]
     ) -> tuple[VirtualRecords, Simulation]:
         """Simulate the schedule of the plan within these bounds."""
         return simulate(
@@ -223,24 +229,24 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
             preset.system,
             bounds,
             source=plan.tokenizer.tag,
-            looks=looks,
+            checks=checks,
             keep_events=plan.job.settings.keep == "gaps",
         )
 
     bounds = _load_bounds(workload)
-    results, simulation = simulate_plan(bounds, looks)
+    results, simulation = simulate_plan(bounds, checks)
     stops_ns: list[int] = []
     emit(Simulated(cast(Any, results.records), stops_ns))
     if stops_ns:
         bounds = msgspec.structs.replace(bounds, stop_ns=min(stops_ns))
-        results, simulation = simulate_plan(bounds, looks=[])  # its end is known by now
+        results, simulation = simulate_plan(bounds, checks=[])  # its end is known by now
         emit(Simulated(cast(Any, results.records), []))
     is_decided = simulation.is_decided or bool(stops_ns)
     return _SimulatedLoad(results, simulation, monitor.breach, is_decided)
 
 
-def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Look:
-    """Return the look that checks the rules of `--stop-when`, until nothing is left to start.
+def _check_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> InterimCheck:
+    """Return the check of the rules of `--stop-when`, until nothing is left to start.
 
     After the horizon of the schedule no request is started, so that there is nothing left to stop.
     """
@@ -250,7 +256,7 @@ def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Loo
             return False
         return monitor.check(now_ns, ended)
 
-    return Look(CHECK_INTERVAL_NS, is_broken)
+    return InterimCheck(CHECK_INTERVAL_NS, is_broken)
 
 
 def _load_bounds(workload: Workload) -> LoadBounds:
@@ -336,8 +342,8 @@ def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) 
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        notes=(*notes, *run_manifest.notes),
-        note_codes=notes | run_manifest.note_codes,
+        warnings=(*notes, *run_manifest.warnings),
+        warning_codes=notes | run_manifest.warning_codes,
     )
 
 

@@ -207,7 +207,7 @@ def rate_unit(manifest: RunManifest) -> str:
 
     It is requests, or starts of conversations and tasks, which send several requests each.
     """
-    return "starts" if manifest.turns > 1 else "requests"
+    return "starts" if manifest.turns_per_session > 1 else "requests"
 
 
 class ListenAddress(NamedTuple):

@@ -436,7 +436,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     assert not summary.verdict.valid
     where = next(f"{one.node} ({one.address})" for one in told_of.cluster.workers if one.lost)
     assert says(summary.verdict.codes, "worker_died", worker=gone, node=where)
-    (note,) = [note for note in told_of.notes if "was lost" in note]
+    (note,) = [note for note in told_of.warnings if "was lost" in note]
     assert float(note.partition(", seen ")[2].partition(" s ")[0]) < 15
 
 
@@ -479,7 +479,7 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
         and len(manifest.cluster.workers) == 2
     )
     assert summary.requests.ok == summary.requests.scheduled == 40
-    before = [note for note in manifest.notes if "was lost before the load" in note]
+    before = [note for note in manifest.warnings if "was lost before the load" in note]
     assert sum(gone[0][:6] in note for note in before) == 1, (
         "nodes of one machine: their names differ by their id"
     )

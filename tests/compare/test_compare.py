@@ -657,18 +657,22 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
         ways = [
             Recovery(
                 event="loss",
-                spike="4 replicas",
-                after="3 replicas",
+                load_before="4 replicas",
+                load_after="3 replicas",
                 at_s=20,
-                seen_s=13,
-                spacing_s=1.5,
-                broken=True,
-                back_s=back_s,
+                observed_s=13,
+                resolution_s=1.5,
+                slo_missed=True,
+                recovered_after_s=back_s,
             )
             for back_s in backs
         ]
         ended = Recovery(
-            spike="poisson 160/s", after="poisson 20/s", at_s=80, broken=True, back_s=15.4
+            load_before="poisson 160/s",
+            load_after="poisson 20/s",
+            at_s=80,
+            slo_missed=True,
+            recovered_after_s=15.4,
         )
         found = (*ways[:1], ended, *ways[1:])
         return Side(

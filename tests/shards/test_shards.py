@@ -179,7 +179,7 @@ def test_the_requests_of_a_missing_part_are_lost(
     assert not summary.verdict.valid
     node = "part 2 of 2 (missing)"
     assert says(summary.verdict.codes, "worker_died", worker=1, node=node)
-    assert [(one.index, one.state) for one in manifest_of(merged).parts] == [
+    assert [(one.index, one.state) for one in manifest_of(merged).merged_parts] == [
         (1, "finished"),
         (2, "missing"),
     ]
@@ -374,8 +374,8 @@ def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) 
     assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
     assert summary.requests.ok == len(rows) - len(lost)
     assert says(summary.verdict.codes, "worker_died", worker=2)
-    states = {one.index: one.state for one in manifest_of(merged).parts}
+    states = {one.index: one.state for one in manifest_of(merged).merged_parts}
     assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
-    late = manifest_of(merged).parts[7]
+    late = manifest_of(merged).merged_parts[7]
     assert late.start_delay_ms is not None and late.start_delay_ms > 500
     assert json.loads((merged / "summary.json").read_bytes())["requests"]["lost"] == len(lost)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.core.execution.events import Look
+from loadgen.core.execution.events import InterimCheck
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import (
@@ -170,7 +170,7 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
         return len(seen) == ended_by
 
     ended_by = draw.choice([2, 9, 10**9])
-    looks = [Look(draw.choice([70, 300]) * MS, ends)] if draw.random() < 0.4 else []
+    checks = [InterimCheck(draw.choice([70, 300]) * MS, ends)] if draw.random() < 0.4 else []
     drain_ns, stop_ns = (
         draw.choice([0, 300 * MS, NEVER]),
         draw.choice([NEVER, NEVER, 150 * MS, 700 * MS]),
@@ -184,10 +184,10 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
             max_in_flight=draw.choice([None, None, 2, 6]),
             max_in_prefill=draw.choice([None, None, 1, 3]),
             timeout_ns=draw.choice([NEVER, 400 * MS, 2000 * MS]),
-            drain_ns=10_000 * MS if looks else drain_ns,
+            drain_ns=10_000 * MS if checks else drain_ns,
             stop_ns=stop_ns,
         ),
-        looks=looks,
+        checks=checks,
         changes=changes,
     )
     simulation.run()

@@ -79,7 +79,7 @@ def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("turns", "of"), [(1, "requests"), (4, "starts")])
 def test_the_offered_rate_says_what_it_counts(tmp_path: Path, turns: int, of: str) -> None:
     """8 conversations/s of four requests each stood as 8 requests/s beside 32 sent."""
-    with closing(RunCollector(runs.write(tmp_path / "r", turns=turns))) as collector:
+    with closing(RunCollector(runs.write(tmp_path / "r", turns_per_session=turns))) as collector:
         assert ("loadgen_offered_per_second", ("of", of)) in _scraped(collector)
 
 

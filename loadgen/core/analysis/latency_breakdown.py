@@ -138,7 +138,7 @@ def _groups(
         for number, facts in enumerate(manifest.targets):
             yield "target", facts.name or facts.url or str(number), target == number
     if manifest.classes:
-        drawn = class_indices(manifest, requests["request"] // manifest.turns)
+        drawn = class_indices(manifest, requests["request"] // manifest.turns_per_session)
         for number, plan in enumerate(manifest.classes):
             yield "class", plan.name, drawn == number
     known = tokens[as_selection(tokens >= 0)]

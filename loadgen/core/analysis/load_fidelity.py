@@ -127,10 +127,14 @@ def _tokens(manifest: RunManifest, summary: Any, signs: VerdictInputs) -> Iterat
         yield StimulusCheck(
             code="prompts", asked=0.0, seen=signs.prompt_count_difference, ok=agree, n=ok
         )
-    if manifest.cache_asked is not None:
+    if manifest.requested_cache_share is not None:
         share = tokens.cached_share
-        close = None if share is None else abs(share - manifest.cache_asked) <= CACHED_SHARE
-        yield StimulusCheck(code="cache", asked=manifest.cache_asked, seen=share, ok=close, n=ok)
+        close = (
+            None if share is None else abs(share - manifest.requested_cache_share) <= CACHED_SHARE
+        )
+        yield StimulusCheck(
+            code="cache", asked=manifest.requested_cache_share, seen=share, ok=close, n=ok
+        )
         return
     if manifest.shares_prompts:
         yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)

@@ -74,7 +74,9 @@ def _spikes(stages: Sequence[StagePlan]) -> Iterator[_Cut]:
     ends = [*(stage.start_ns for stage in stages[1:]), FOREVER_NS]
     for i in _after_spikes(stages):
         before, after = stages[i - 1], stages[i]
-        found = Recovery(spike=before.arrival, after=after.arrival, at_s=after.start_ns / 1e9)
+        found = Recovery(
+            load_before=before.arrival, load_after=after.arrival, at_s=after.start_ns / 1e9
+        )
         yield _Cut(found, before.start_ns, after.start_ns, ends[i])
 
 
@@ -106,11 +108,16 @@ def _of_replicas(
         if before != now
     ]
     if not events:  # else it would be told twice
-        gone = [code.values for code in manifest.note_codes.values() if code.code == "target_gone"]
+        gone = [
+            code.values for code in manifest.warning_codes.values() if code.code == "target_gone"
+        ]
         events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
     for at_ns, event, before, after in sorted(one for one in events if first < one[0] <= last):
         yield _Cut(
-            Recovery(event=event, spike=before, after=after, at_s=at_ns / 1e9), -1, at_ns, last + 1
+            Recovery(event=event, load_before=before, load_after=after, at_s=at_ns / 1e9),
+            -1,
+            at_ns,
+            last + 1,
         )
 
 
@@ -128,16 +135,18 @@ def _recovery(measured: Sequence[Columns], slo: Slo, cut: _Cut) -> Recovery:
     in_trouble = not (earlier if cut.found.event == "spike" else earlier[-1:]).all()
     found = msgspec.structs.replace(
         cut.found,
-        seen_s=seen_s,
-        spacing_s=seen_s / len(held),
-        broken=bool(in_trouble or len(missed)),
+        observed_s=seen_s,
+        resolution_s=seen_s / len(held),
+        slo_missed=bool(in_trouble or len(missed)),
     )
     if not len(missed):
-        return msgspec.structs.replace(found, back_s=0.0)
+        return msgspec.structs.replace(found, recovered_after_s=0.0)
     first_good = int(missed[-1]) + 1
     if first_good == len(held):
         return found
-    return msgspec.structs.replace(found, back_s=float(due[first_good * GROUP] - cut.at_ns) / 1e9)
+    return msgspec.structs.replace(
+        found, recovered_after_s=float(due[first_good * GROUP] - cut.at_ns) / 1e9
+    )
 
 
 def _groups(

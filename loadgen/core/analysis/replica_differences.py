@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, as_selection
 from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica_name
-from loadgen.core.metrics.sections import BetweenNodes, OddNode, VarianceTable
+from loadgen.core.metrics.sections import BetweenNodes, OutlierNode, VarianceTable
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import RunManifest, are_interchangeable
 from loadgen.core.stats import variance_components
@@ -88,11 +88,11 @@ def of_rows(measured: Sequence[Columns], steady: Span, manifest: RunManifest) ->
         why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
         return BetweenNodes(nodes=len(names), silent=silent, why=why)
     return BetweenNodes(
-        unit=unit,
+        compared=unit,
         nodes=len(spoken),
         blocks=blocks_used,
         variances=tuple(tables),
-        odd=tuple(odd),
+        outliers=tuple(odd),
         silent=silent,
         why="",
     )
@@ -101,9 +101,10 @@ def of_rows(measured: Sequence[Columns], steady: Span, manifest: RunManifest) ->
 def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
     """Without the metrics that the run withholds."""
     variances, odd = (
-        tuple(one for one in of if one.metric not in unsound) for of in (found.variances, found.odd)
+        tuple(one for one in of if one.metric not in unsound)
+        for of in (found.variances, found.outliers)
     )
-    return msgspec.structs.replace(found, variances=variances, odd=odd)
+    return msgspec.structs.replace(found, variances=variances, outliers=odd)
 
 
 def _units(
@@ -171,13 +172,13 @@ def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
     return sum((np.maximum(each, 0) for each in columns), np.zeros(1, np.int64))
 
 
-def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:
+def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OutlierNode]:
     level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
     places = variance_components.find_outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
     others = float(np.delete(means, places).mean())
     changes = {i: float(means[i]) / others - 1 for i in places if others}
     return [
-        OddNode(
+        OutlierNode(
             name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=change
         )
         for i, change in changes.items()

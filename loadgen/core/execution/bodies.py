@@ -31,7 +31,7 @@ from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import Built
 
 EncodeBody = Callable[[int, Request], bytes]
-"""Returns the body of a request; the first argument is the number of the request."""
+"""Returns the body of a request; the first argument is the id of the request."""
 
 _UNKNOWN_TOKENS = -1  # as the columns of records store an unknown number of tokens
 
@@ -87,14 +87,14 @@ def body_encoder(job: Job, prompts: Prompts) -> EncodeBody:
     targets_of_request = step_targets.targets_by_request(job.settings, prompts)
     if targets_of_request is None:
         encode = encoders[0]
-        return lambda _number, request: encode(request)
-    return lambda number, request: encoders[targets_of_request(number)[0]](request)
+        return lambda _request_id, request: encode(request)
+    return lambda request_id, request: encoders[targets_of_request(request_id)[0]](request)
 
 
 class _StoredBody(msgspec.Struct, frozen=True, gc=False):
     """The position of a body in the file, and what is known of its request."""
 
-    number: int
+    request_id: int
     offset: int
     length: int
     input_tokens: int
@@ -115,30 +115,30 @@ class _BodyIndex:
         return len(self._values) // self._FIELD_COUNT
 
     def append(self, body: _StoredBody) -> None:
-        """Add a body, whose request has a higher number than those before it."""
+        """Add a body, whose request has a higher id than those before it."""
         self._values.extend(msgspec.structs.astuple(body))
 
-    def find(self, number: int) -> _StoredBody | None:
+    def find(self, request_id: int) -> _StoredBody | None:
         """Return the body of a request, or None if it was not built in advance.
 
-        The numbers of requests are usually evenly spaced, so the first two show in which row a
+        The ids of requests are usually evenly spaced, so the first two show in which row a
         request should be. If it is not there, it is searched for.
         """
         values = self._values
         start = 0
         if len(values) > self._FIELD_COUNT:
             spacing = values[self._FIELD_COUNT] - values[0]
-            start = (number - values[0]) // spacing * self._FIELD_COUNT
-        is_in_expected_row = 0 <= start < len(values) and values[start] == number
+            start = (request_id - values[0]) // spacing * self._FIELD_COUNT
+        is_in_expected_row = 0 <= start < len(values) and values[start] == request_id
         if not is_in_expected_row:
-            row = bisect_left(range(len(self)), number, key=self._number)
-            if row == len(self) or self._number(row) != number:
+            row = bisect_left(range(len(self)), request_id, key=self._request_id)
+            if row == len(self) or self._request_id(row) != request_id:
                 return None
             start = row * self._FIELD_COUNT
         return _StoredBody(*values[start : start + self._FIELD_COUNT])
 
-    def _number(self, row: int) -> int:
-        """Return the number of the request in a row."""
+    def _request_id(self, row: int) -> int:
+        """Return the id of the request in a row."""
         return self._values[row * self._FIELD_COUNT]
 
 
@@ -196,7 +196,7 @@ class Bodies:
     def build(
         self,
         stage: int,
-        numbers: Iterator[int],
+        request_ids: Iterator[int],
         *,
         max_bodies: int | None = None,
         max_cpu_s: float | None = None,
@@ -205,16 +205,16 @@ class Bodies:
 
         Args:
             stage: The stage that sends them.
-            numbers: The numbers of the requests, in ascending order.
+            request_ids: The ids of the requests, in ascending order.
             max_bodies: The largest number of bodies to build.
             max_cpu_s: The CPU time after which no further batch is started.
         """
         built_before = self.built_count(stage)
         deadline_s = None if max_cpu_s is None else process_time() + max_cpu_s
-        numbers = itertools.islice(numbers, max_bodies)
+        request_ids = itertools.islice(request_ids, max_bodies)
         with open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False) as file:
             while deadline_s is None or process_time() < deadline_s:
-                batch = list(itertools.islice(numbers, REQUESTS_HASHED_TOGETHER))
+                batch = list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER))
                 if not batch:
                     break
                 file.write(self._build_batch(stage, batch))
@@ -224,25 +224,25 @@ class Bodies:
         """Return how many bodies of a stage were built in advance, sent or not."""
         return len(self._index_by_stage[stage])
 
-    def take_body(self, stage: int, number: int) -> tuple[bytes | memoryview, Built]:
+    def take_body(self, stage: int, request_id: int) -> tuple[bytes | memoryview, Built]:
         """Return the bytes to send for a request, and what is known of it before its response."""
-        if self._uses_real_replies and self._prompts.needs_replies(number):
-            return self._build_with_replies(number)
-        body = self._index_by_stage[stage].find(number)
+        if self._uses_real_replies and self._prompts.needs_replies(request_id):
+            return self._build_with_replies(request_id)
+        body = self._index_by_stage[stage].find(request_id)
         if body is None:
             self.late_bodies += 1
-            return self._build_now(number, self._prompts[number])
+            return self._build_now(request_id, self._prompts[request_id])
         facts = Built(body.input_tokens, self._input_source, body.output_tokens)
         return self._read(body.offset, body.length), facts
 
-    def facts_of_unsent(self, stage: int, number: int) -> Built:
+    def facts_of_unsent(self, stage: int, request_id: int) -> Built:
         """Return what is known of a request that is never sent."""
-        body = self._index_by_stage[stage].find(number)
+        body = self._index_by_stage[stage].find(request_id)
         if body is None:
             return UNKNOWN
         return Built(body.input_tokens, self._input_source, body.output_tokens)
 
-    def record_response(self, number: int, completion: Completion) -> None:
+    def record_response(self, request_id: int, completion: Completion) -> None:
         """Keep the response to a request if later turns of its conversation have to send it.
 
         The replies of a conversation are kept from its first turn until it ends: with its last turn
@@ -251,7 +251,7 @@ class Bodies:
         if not self._uses_real_replies:
             return
         turns = self._prompts.turns
-        conversation, turn = divmod(number, turns)
+        conversation, turn = divmod(request_id, turns)
         if turn == 0 and turns > 1:
             self._replies[conversation] = {}
         if turn + 1 == turns or completion.failure is not None:
@@ -269,18 +269,18 @@ class Bodies:
         """Delete the temporary file."""
         self._file.close()
 
-    def _build_batch(self, stage: int, numbers: list[int]) -> bytes:
+    def _build_batch(self, stage: int, request_ids: list[int]) -> bytes:
         """Return the bodies of requests, one after the other, as they are appended to the file.
 
         The position of each is added to the index, and its contents to the digests.
         """
-        requests = list(zip(numbers, iter_requests(self._prompts, numbers), strict=True))
-        bodies = [self._encode_body(number, request) for number, request in requests]
+        requests = list(zip(request_ids, iter_requests(self._prompts, request_ids), strict=True))
+        bodies = [self._encode_body(request_id, request) for request_id, request in requests]
         index = self._index_by_stage[stage]
-        for (number, request), body in zip(requests, bodies, strict=True):
+        for (request_id, request), body in zip(requests, bodies, strict=True):
             facts = facts_of_request(request)
             stored_body = _StoredBody(
-                number=number,
+                request_id=request_id,
                 offset=self._file_end,
                 length=len(body),
                 input_tokens=facts.tokens,
@@ -291,7 +291,7 @@ class Bodies:
             self._input_source = facts.source or self._input_source
             self._file_end += len(body)
         self.digest.add(requests)
-        self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(numbers, bodies, strict=True)))
+        self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(request_ids, bodies, strict=True)))
         return b"".join(bodies)
 
     def _read(self, offset: int, length: int) -> bytes | memoryview:
@@ -333,23 +333,23 @@ class Bodies:
         mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
         return memoryview(mapping)[offset - start :]
 
-    def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
+    def _build_now(self, request_id: int, request: Request) -> tuple[bytes, Built]:
         """Build the body of a request in the sending loop."""
-        return self._encode_body(number, request), facts_of_request(request)
+        return self._encode_body(request_id, request), facts_of_request(request)
 
-    def _build_with_replies(self, number: int) -> tuple[bytes, Built]:
+    def _build_with_replies(self, request_id: int) -> tuple[bytes, Built]:
         """Build the body of a later turn, which contains the replies of the server so far.
 
         With the id of the last response, it contains only the new message.
         """
-        conversation = number // self._prompts.turns
-        request = self._prompts.with_replies(number, self._replies.get(conversation, {}))
+        conversation = request_id // self._prompts.turns
+        request = self._prompts.with_replies(request_id, self._replies.get(conversation, {}))
         response_id = self._response_ids.get(conversation)
         if response_id and request.messages:
             # The server knows the earlier messages from the response with this id.
             extra = request.extra | {"previous_response_id": response_id}
             request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)
-        return self._build_now(number, request)
+        return self._build_now(request_id, request)
 
 
 def _tool_call_messages(completion: Completion) -> tuple[dict[str, Any], ...]:

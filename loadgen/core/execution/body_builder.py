@@ -1,6 +1,6 @@
 """The process that builds request bodies for a worker while the worker sends.
 
-The process reads request numbers from standard input, each as 8 bytes, and writes one frame per
+The process reads request ids from standard input, each as 8 bytes, and writes one frame per
 body to standard output: a header (see `FRAME`) and the body. It ends when its input ends.
 """
 
@@ -17,10 +17,10 @@ from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import SOURCES
 
 FRAME = struct.Struct("<qiiiB")
-"""Header of a frame: request number, bytes of the body, input tokens, requested output tokens, and
+"""Header of a frame: request id, bytes of the body, input tokens, requested output tokens, and
 the index of the source of the input tokens in SOURCES."""
 
-REQUEST_NUMBER = struct.Struct("<q")
+REQUEST_ID = struct.Struct("<q")
 JOB_SIZE_BYTES = 8
 """A process that is not a fork reads its pickled job first, after the size of the pickle."""
 
@@ -29,19 +29,25 @@ _NICENESS = 5
 
 
 def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
-    """Build the bodies of the request numbers on standard input, until the input ends."""
+    """Build the bodies of the request ids on standard input, until the input ends."""
     # The loop that sends has priority.
     os.nice(_NICENESS)
     pending = bytearray()
     while data := os.read(0, _READ_BYTES):
         pending += data
-        complete_bytes = len(pending) // REQUEST_NUMBER.size * REQUEST_NUMBER.size
-        numbers = [number for (number,) in REQUEST_NUMBER.iter_unpack(pending[:complete_bytes])]
-        for number, request in zip(numbers, iter_requests(prompts, numbers), strict=True):
-            body = encode_body(number, request)
+        complete_bytes = len(pending) // REQUEST_ID.size * REQUEST_ID.size
+        request_ids = [
+            request_id for (request_id,) in REQUEST_ID.iter_unpack(pending[:complete_bytes])
+        ]
+        for request_id, request in zip(
+            request_ids, iter_requests(prompts, request_ids), strict=True
+        ):
+            body = encode_body(request_id, request)
             facts = facts_of_request(request)
             source_index = SOURCES.index(facts.source)
-            header = FRAME.pack(number, len(body), facts.tokens, facts.asked_output, source_index)
+            header = FRAME.pack(
+                request_id, len(body), facts.tokens, facts.asked_output, source_index
+            )
             _write_all(header + body)
         del pending[:complete_bytes]
 

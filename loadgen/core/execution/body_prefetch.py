@@ -46,7 +46,7 @@ _READ_BYTES = 256 << 10  # Reading and parsing this much takes about 50 µs.
 class BuiltBody(NamedTuple):
     """A body that the builder has sent."""
 
-    number: int
+    request_id: int
     body: bytes
     facts: Built
 
@@ -92,10 +92,10 @@ class BuilderConnection:
             self._outgoing += pickled_job
         self._write()
 
-    def request(self, numbers: list[int]) -> None:
+    def request(self, request_ids: list[int]) -> None:
         """Ask for the bodies of requests."""
-        for number in numbers:
-            self._outgoing += body_builder.REQUEST_NUMBER.pack(number)
+        for request_id in request_ids:
+            self._outgoing += body_builder.REQUEST_ID.pack(request_id)
         self._write()
 
     def cpu_s(self) -> float:
@@ -154,7 +154,7 @@ class BuilderConnection:
         header_size = body_builder.FRAME.size
         position = 0
         while position + header_size <= len(self._incoming):
-            number, length, input_tokens, output_tokens, source_index = (
+            request_id, length, input_tokens, output_tokens, source_index = (
                 body_builder.FRAME.unpack_from(self._incoming, position)
             )
             start = position + header_size
@@ -162,7 +162,7 @@ class BuilderConnection:
             if end > len(self._incoming):
                 break
             facts = Built(input_tokens, SOURCES[source_index], output_tokens)
-            self._on_body(BuiltBody(number, bytes(self._incoming[start:end]), facts))
+            self._on_body(BuiltBody(request_id, bytes(self._incoming[start:end]), facts))
             position = end
         del self._incoming[:position]
 
@@ -219,23 +219,23 @@ class BodyPrefetch(Bodies):
                 # The end of its output then ends this loop; see `_on_builder_end`.
                 self._builder.kill()
 
-    def take_body(self, stage: int, number: int) -> tuple[bytes, Built]:
+    def take_body(self, stage: int, request_id: int) -> tuple[bytes, Built]:
         """Return the bytes to send for a request, and what is known of it before its response."""
         if self._schedule.max_turns > 1:
-            self._request_next_turns(number)
-        self._request_later_sessions(stage, number)
-        if self._uses_real_replies and self._prompts.needs_replies(number):
-            return self._build_with_replies(number)
-        built_body = self._take_received(number)
+            self._request_next_turns(request_id)
+        self._request_later_sessions(stage, request_id)
+        if self._uses_real_replies and self._prompts.needs_replies(request_id):
+            return self._build_with_replies(request_id)
+        built_body = self._take_received(request_id)
         if built_body is None:
             self.late_bodies += 1
-            return self._build_now(number, self._prompts[number])
+            return self._build_now(request_id, self._prompts[request_id])
         return built_body.body, built_body.facts
 
-    def facts_of_unsent(self, stage: int, number: int) -> Built:
+    def facts_of_unsent(self, stage: int, request_id: int) -> Built:
         """Return what is known of a request that is never sent."""
-        self._request_later_sessions(stage, number)
-        built_body = self._take_received(number)
+        self._request_later_sessions(stage, request_id)
+        built_body = self._take_received(request_id)
         return UNKNOWN if built_body is None else built_body.facts
 
     def close(self) -> None:
@@ -245,25 +245,25 @@ class BodyPrefetch(Bodies):
 
     # Requesting bodies
 
-    def _request_next_turns(self, number: int) -> None:
+    def _request_next_turns(self, request_id: int) -> None:
         """Request the turns that follow a request, unless they contain replies of the server."""
         self._request(
             [
-                next_number
-                for next_number in self._schedule.next_slot_ids(number)
-                if not self._prompts.needs_replies(next_number)
+                next_id
+                for next_id in self._schedule.next_slot_ids(request_id)
+                if not self._prompts.needs_replies(next_id)
             ]
         )
 
-    def _request_later_sessions(self, stage_index: int, number: int) -> None:
+    def _request_later_sessions(self, stage_index: int, request_id: int) -> None:
         """Request the sessions that follow when a request starts a session, or would have.
 
         In a closed loop that is a later session of the same virtual user. In an open loop it is the
         next one of the window, in which the session that starts has made room.
         """
         stage = self._schedule.stages[stage_index]
-        session_index = number // self._schedule.max_turns
-        if number == self._schedule.first_slot_id(session_index):
+        session_index = request_id // self._schedule.max_turns
+        if request_id == self._schedule.first_slot_id(session_index):
             if stage.is_closed_loop:
                 self._request(_later_turn_of_user(self._schedule, stage, session_index))
             else:
@@ -272,30 +272,30 @@ class BodyPrefetch(Bodies):
 
     def _refill_window(self, stage_index: int) -> None:
         """Request the next first turns of an open loop until its window is full."""
-        numbers: list[int] = []
+        request_ids: list[int] = []
         while (
             self._open_in_window[stage_index] < self._window_size
             and self._received_bytes < _MAX_PREFETCHED_BYTES
         ):
-            number = next(self._windows[stage_index], None)
-            if number is None:
+            request_id = next(self._windows[stage_index], None)
+            if request_id is None:
                 break
-            numbers.append(number)
+            request_ids.append(request_id)
             self._open_in_window[stage_index] += 1
-        self._request(numbers)
+        self._request(request_ids)
 
-    def _request(self, numbers: list[int]) -> None:
-        """Request the bodies of these request numbers from the builder, if there are any."""
-        if numbers:
-            self._requested.update(numbers)
-            self._builder.request(numbers)
+    def _request(self, request_ids: list[int]) -> None:
+        """Request the bodies of these request ids from the builder, if there are any."""
+        if request_ids:
+            self._requested.update(request_ids)
+            self._builder.request(request_ids)
 
     # Receiving bodies
 
-    def _take_received(self, number: int) -> BuiltBody | None:
+    def _take_received(self, request_id: int) -> BuiltBody | None:
         """Remove and return the body of a request, or return None if it has not arrived."""
-        self._requested.discard(number)
-        built_body = self._received.pop(number, None)
+        self._requested.discard(request_id)
+        built_body = self._received.pop(request_id, None)
         if built_body is not None:
             self._received_bytes -= len(built_body.body)
         return built_body
@@ -303,9 +303,9 @@ class BodyPrefetch(Bodies):
     def _on_body(self, built_body: BuiltBody) -> None:
         """Keep a body until its request is sent."""
         # A body whose request was already sent, with a late body, is no longer in the set.
-        if built_body.number in self._requested:
-            self._requested.discard(built_body.number)
-            self._received[built_body.number] = built_body
+        if built_body.request_id in self._requested:
+            self._requested.discard(built_body.request_id)
+            self._received[built_body.request_id] = built_body
             self._received_bytes += len(built_body.body)
         self._report_if_all_received()
 
@@ -330,13 +330,13 @@ def _bodies_per_user(stage: ScheduledStage) -> int:
 
 def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int]:
     """Return the first turns of the first sessions of all virtual users of a closed loop."""
-    numbers = []
+    request_ids = []
     for round_index in range(_bodies_per_user(stage)):
         for virtual_user in schedule.virtual_users_of(stage):
             index = round_index * stage.concurrency + virtual_user
             if stage.session_count is None or index < stage.session_count:
-                numbers.append(schedule.first_slot_id(stage.first_session + index))
-    return numbers
+                request_ids.append(schedule.first_slot_id(stage.first_session + index))
+    return request_ids
 
 
 def _later_turn_of_user(schedule: Schedule, stage: ScheduledStage, session_index: int) -> list[int]:

@@ -328,7 +328,7 @@ class Driver:
             body=body,
             due=self.start_ns + slot.due_ns,
             on_done=partial(self._on_done, slot, target, request_facts),
-            timeline=self._timelines[slot.stage].flow,
+            timeline=self._timelines[slot.stage].events,
             name=f"{self._run_id}-{slot_id}",
             asked_output=request_facts.asked_output,
             **options,

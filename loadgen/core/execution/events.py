@@ -100,7 +100,7 @@ class LoadStarted(Struct, frozen=True):
     load: RunningLoad
 
 
-class Look(Struct, frozen=True):
+class InterimCheck(Struct, frozen=True):
     """An interim analysis of a load in virtual time.
 
     After every `every_ns`, `ends` is called with the time and the records of the requests that have
@@ -113,9 +113,9 @@ class Look(Struct, frozen=True):
 
 
 class SimulationStarted(Struct, frozen=True):
-    """A load in virtual time begins. A listener that may end it early adds to `looks`."""
+    """A load in virtual time begins. A listener that may end it early adds to `checks`."""
 
-    looks: list[Look]
+    checks: list[InterimCheck]
 
 
 class Simulated(Struct, frozen=True):

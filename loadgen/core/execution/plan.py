@@ -457,6 +457,6 @@ def _mean_output_tokens(schedule: Schedule, prompts: Prompts) -> float:
     """
     count = min(schedule.slot_count or _SAMPLED_REQUESTS, _SAMPLED_REQUESTS)
     output_tokens = [
-        prompts.requested_output_tokens(number) or 0 for number in prompts.numbers(count)
+        prompts.requested_output_tokens(number) or 0 for number in prompts.request_ids(count)
     ]
     return statistics.fmean(output_tokens) if output_tokens else 0.0

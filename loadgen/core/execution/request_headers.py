@@ -13,7 +13,7 @@ from loadgen.core.workload import Mix, Workload
 def request_header_lines(
     workload: Workload, prompts: Prompts, *, sends_slos: bool
 ) -> Callable[[int], bytes] | None:
-    """Return a function from the number of a request to its header lines, or None without any.
+    """Return a function from the id of a request to its header lines, or None without any.
 
     With `sends_slos`, each request states its SLO, which is that of its class if the class has one.
     Headers that a class sets replace those of the SLO.
@@ -24,8 +24,8 @@ def request_header_lines(
     if not any(lines_by_class):
         return None
     if isinstance(prompts, MixPrompts):
-        return lambda number: lines_by_class[prompts.class_of(number // prompts.turns)]
-    return lambda _number: lines_by_class[0]
+        return lambda request_id: lines_by_class[prompts.class_of(request_id // prompts.turns)]
+    return lambda _request_id: lines_by_class[0]
 
 
 def _headers_by_class(workload: Workload, sends_slos: bool) -> list[Mapping[str, str]]:

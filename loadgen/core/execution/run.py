@@ -238,7 +238,9 @@ class _HttpRun:
             plan = prepared.plan
             manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
             worker_notes = runner.run(senders.place(plan, self._emit))
-            manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, *worker_notes))
+            manifest = msgspec.structs.replace(
+                manifest, warnings=(*manifest.warnings, *worker_notes)
+            )
             manifest = events.complete_manifest(self.listeners, manifest)
             self._emit(events.RunPlanned(plan, manifest))
             if settings.shard is not None:
@@ -305,7 +307,7 @@ def _final_manifest(
     """
     late_bodies = {"bodies": result.late} if result.late else None
     manifest = run_manifest.add_notes(manifest, reasons.make_note("bodies_late", late_bodies))
-    manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, *result.notes))
+    manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *result.notes))
     for target_index, at_s in sorted(result.down.items()):
         target = manifest.targets[target_index]
         values = {"target": target.name or target.url, "at_s": at_s}

@@ -113,15 +113,15 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
         tokenizer_tag=plan.tokenizer.tag,
         tokenizer_sha256=plan.tokenizer.file_sha256,
         template_tokens=job.probe_results[0].template_tokens,
-        usage_asked=not settings.values,
+        requests_usage=not settings.values,
         session_header=settings.session_header,
         slo_headers=settings.slo_headers,
         server_timing=settings.server_timing,
         percentiles=settings.percentiles,
         cache_reset=settings.reset_cache,
         chunks=_chunk_reuse(complete_plan),
-        cache_asked=getattr(workload.requests, "cache", None),
-        cache_bound=_reused_share_of_trace(complete_plan),
+        requested_cache_share=getattr(workload.requests, "cache", None),
+        trace_cache_share=_reused_share_of_trace(complete_plan),
         random_words=any(_has_random_words(requests) for requests in requests_of_classes),
         prompt_lengths_requested=any(
             _has_requested_prompt_lengths(requests) for requests in requests_of_classes
@@ -132,12 +132,12 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
         grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
-        turns=plan.schedule.max_turns,
+        turns_per_session=plan.schedule.max_turns,
         workers=settings.workers,
         # The nodes of a cluster report their hot path at the end of the run.
         host=host_facts.read_host_facts("" if settings.ray else settings.hot_path),
-        notes=(*dict.fromkeys(plan_notes(complete_plan, coded)), *slo_notes),
-        note_codes=coded | slo_notes,
+        warnings=(*dict.fromkeys(plan_notes(complete_plan, coded)), *slo_notes),
+        warning_codes=coded | slo_notes,
         shard=_shard_part(complete_plan, starts),
     )
 
@@ -146,8 +146,8 @@ def add_notes(run_manifest: RunManifest, notes: CodedNotes) -> RunManifest:
     """Return a manifest with more notes, as sentences and as codes."""
     return msgspec.structs.replace(
         run_manifest,
-        notes=(*run_manifest.notes, *notes),
-        note_codes={**run_manifest.note_codes, **notes},
+        warnings=(*run_manifest.warnings, *notes),
+        warning_codes={**run_manifest.warning_codes, **notes},
     )
 
 
@@ -219,7 +219,7 @@ def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
     return Fingerprints(
         recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
         work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
-        timetable=schedule_fingerprint(schedule),
+        schedule=schedule_fingerprint(schedule),
     )
 
 

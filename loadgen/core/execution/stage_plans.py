@@ -48,7 +48,7 @@ def plan_stage(
         rate=None if rate is None else rate / schedule.shard_count,
         concurrency=len(schedule.virtual_users_of(scheduled)) or None,
         first_slot=scheduled.first_session * scheduled.max_turns,
-        chains=_irregular_session_count(schedule, scheduled, slot_count),
+        sessions=_irregular_session_count(schedule, scheduled, slot_count),
         ramp_s=None if ramp_ns is None else ramp_ns / _NS_PER_S,
         ramp_from="" if start is None else start.source,
     )

@@ -108,7 +108,7 @@ def resolve_step_targets(
 def targets_by_request(
     settings: Settings, prompts: Prompts
 ) -> Callable[[int], Sequence[int]] | None:
-    """Return a function from the number of a request to the indexes of the endpoints that serve it.
+    """Return a function from the id of a request to the indexes of the endpoints that serve it.
 
     Return None if each endpoint serves all requests.
     """
@@ -116,7 +116,9 @@ def targets_by_request(
     if not indexes_by_step:
         return None
     other_indexes = indexes_by_step.get(_OTHER_STEPS, ())
-    return lambda number: indexes_by_step.get(class_and_step(prompts, number), other_indexes)
+    return lambda request_id: indexes_by_step.get(
+        class_and_step(prompts, request_id), other_indexes
+    )
 
 
 def _steps(workload: Workload) -> Iterator[_Step]:

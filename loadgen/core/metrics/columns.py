@@ -163,7 +163,7 @@ def class_indices(manifest: RunManifest, start_ids: NDArray[np.int64]) -> NDArra
 def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records are requests of a class."""
     class_names = [request_class.name for request_class in manifest.classes]
-    start_ids = rows["request"] // manifest.turns
+    start_ids = rows["request"] // manifest.turns_per_session
     mask: NDArray[np.bool_] = class_indices(manifest, start_ids) == class_names.index(name)
     return mask
 
@@ -178,16 +178,16 @@ def step_indices(
 
     Args:
         manifest: The manifest of the run.
-        request_ids: The id of each request. A task has `manifest.turns` ids, one after the other.
+        request_ids: The id of each request. A task has `manifest.turns_per_session` ids, one after the other.
         turns: The turn of each request, from 0.
     """
     class_names = [request_class.name for request_class in manifest.classes]
     if manifest.classes:
-        class_of_request = class_indices(manifest, request_ids // manifest.turns)
+        class_of_request = class_indices(manifest, request_ids // manifest.turns_per_session)
     else:
         class_names = [""]  # `of_class` of the steps of a run without classes
         class_of_request = np.zeros_like(request_ids)
-    step_of_turn = np.full((len(class_names), manifest.turns), NO_STEP)
+    step_of_turn = np.full((len(class_names), manifest.turns_per_session), NO_STEP)
     for step_index, step in enumerate(manifest.steps):
         class_index = class_names.index(step.of_class)
         step_of_turn[class_index, list(step.turns)] = step_index

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
-    from loadgen.core.results.manifest import Placed, RunManifest, WorkerSample
+    from loadgen.core.results.manifest import PlacedWorker, RunManifest, WorkerSample
 
 
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def summarize_machines(
     """
     if manifest.cluster is None:
         return ()
-    workers_of_machine: dict[str, list[Placed]] = {}
+    workers_of_machine: dict[str, list[PlacedWorker]] = {}
     for worker in manifest.cluster.workers:
         workers_of_machine.setdefault(f"{worker.node} ({worker.address})", []).append(worker)
     lost_machines = [
@@ -111,7 +111,7 @@ class _MachineRequests:
 
 def _summarize_machine(
     name: str,
-    workers: list[Placed],
+    workers: list[PlacedWorker],
     requests: _MachineRequests,
     full_seconds: Sequence[WorkerSample],
 ) -> MachineSummary:

@@ -76,7 +76,14 @@ if TYPE_CHECKING:
     from loadgen.core.stats.quantiles import Distribution, Values
     from loadgen.figures import MetricDefinition
 
-_FIELDS_OF_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
+_FIELDS_OF_HEADER = (
+    "rtt_ms",
+    "dns_ms",
+    "cache_reset",
+    "chunks",
+    "requested_cache_share",
+    "trace_cache_share",
+)
 
 
 @dataclass(frozen=True)

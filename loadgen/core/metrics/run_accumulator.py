@@ -78,7 +78,7 @@ class RunAccumulator:
         if not len(columns):
             return
         self._add_conversations(stage, columns)
-        turns = self._manifest.turns
+        turns = self._manifest.turns_per_session
         accumulator.sample("user_end").add(columns["done_ns"][last_round(columns, plan, turns)])
         accumulator.add_maximum("user_start", columns["due_ns"][first_round(columns, plan, turns)])
         for pairs, part_of_row in self._parts_of_rows(columns):
@@ -99,7 +99,9 @@ class RunAccumulator:
         if self.classes:
             yield (
                 self.classes,
-                class_indices(self._manifest, columns["request"] // self._manifest.turns),
+                class_indices(
+                    self._manifest, columns["request"] // self._manifest.turns_per_session
+                ),
             )
         if self.steps:
             yield self.steps, step_indices(self._manifest, columns["request"], columns["turn"])
@@ -110,7 +112,7 @@ class RunAccumulator:
         The end of the load cuts a conversation if its last turn was never scheduled. It has no
         outcome, and is only counted.
         """
-        table = tasks.tabulate_tasks(columns, self._manifest.turns)
+        table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
         if not len(table.numbers):
             return
         plan = self._plans[stage]

@@ -189,7 +189,7 @@ class VarianceTable(msgspec.Struct, frozen=True, kw_only=True):
     within_share: float
 
 
-class OddNode(msgspec.Struct, frozen=True, kw_only=True):
+class OutlierNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose mean does not belong to the spread of the others.
 
     `change` is relative to the mean of the others: 0.1 is 10 % more.
@@ -206,22 +206,22 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The differences between the nodes of a rack.
 
     Attributes:
-        unit: What is compared: node, target or replica. "" if nothing was, see `why`.
+        compared: What is compared: node, target or replica. "" if nothing was, see `why`.
         nodes: How many were compared, or were to be.
         blocks: The number of blocks of time.
-        level: The confidence of `odd`, of all nodes and metrics together.
+        level: The confidence of `outliers`, of all nodes and metrics together.
         variances: The components of the variance of each latency.
-        odd: The nodes that stand out.
+        outliers: The nodes that differ from the others.
         silent: Nodes without enough ok requests to be compared.
         why: Why nothing was compared, as a sentence.
     """
 
-    unit: str = ""
+    compared: str = msgspec.field(default="", name="unit")
     nodes: int = 0
     blocks: int = 0
     level: float = LEVEL
     variances: tuple[VarianceTable, ...] = ()
-    odd: tuple[OddNode, ...] = ()
+    outliers: tuple[OutlierNode, ...] = msgspec.field(default=(), name="odd")
     silent: tuple[str, ...] = ()
     why: str = "there is one target"
 
@@ -235,26 +235,27 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         event: The kind of the event.
-        spike: The load, or the number of replicas, before it, as text.
-        after: The load, or the number of replicas, after it, as text.
+        load_before: The load, or the number of replicas, before it, as text.
+        load_after: The load, or the number of replicas, after it, as text.
         at_s: When it was.
-        seen_s: For how long the run went on after it.
-        spacing_s: The time of a group of requests, to which `back_s` is exact.
-        broken: Whether the SLO was missed before the event (in the spike, else by the last group
-            of requests) or after it.
-        back_s: Seconds from the event until the SLO was met again, 0 if it was met all the time.
-            None if it was not met again within `seen_s`, or if `why` says why nothing is known.
+        observed_s: For how long the run went on after it.
+        resolution_s: The time that a group of requests takes, which is the resolution of
+            `recovered_after_s`.
+        slo_missed: Whether the SLO was missed before the event (in the spike, else by the last
+            group of requests) or after it.
+        recovered_after_s: Seconds from the event until the SLO was met again, 0 if it was met all
+            the time. None if it was not met again within `observed_s`, or if `why` is given.
         why: Why nothing is known, as a sentence, or "".
     """
 
     event: Event = "spike"
-    spike: str
-    after: str
+    load_before: str = msgspec.field(name="spike")
+    load_after: str = msgspec.field(name="after")
     at_s: float
-    seen_s: float = 0.0
-    spacing_s: float = 0.0
-    broken: bool | None = None
-    back_s: float | None = None
+    observed_s: float = msgspec.field(default=0.0, name="seen_s")
+    resolution_s: float = msgspec.field(default=0.0, name="spacing_s")
+    slo_missed: bool | None = msgspec.field(default=None, name="broken")
+    recovered_after_s: float | None = msgspec.field(default=None, name="back_s")
     why: str = ""
 
 

@@ -157,7 +157,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[TargetSummary, ...] = ()
     # None with a single target.
     rack: RackTokens | None = None
-    between: BetweenNodes = BetweenNodes()
+    node_differences: BetweenNodes = msgspec.field(default=BetweenNodes(), name="between")
     # Accelerators, driver and power limit that metrics pages name. None if none was read.
     hardware: SeenHardware | None = None
     # Empty if all requests are of one kind.
@@ -173,9 +173,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     # What prompts with retrieved chunks share. None without chunks.
     chunks: ChunkReuse | None = None
     # The share of cached prompt tokens that the workload requests with `cache`.
-    cache_asked: float | None = None
+    requested_cache_share: float | None = msgspec.field(default=None, name="cache_asked")
     # The share of the prompts of a replayed trace that an endless prefix cache would have known.
-    cache_bound: float | None = None
+    trace_cache_share: float | None = msgspec.field(default=None, name="cache_bound")
     drift: Drift = Drift()
     sustainable: Sustainable = Sustainable()
     # One for each spike, if there is an SLO.

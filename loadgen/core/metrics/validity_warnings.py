@@ -46,8 +46,8 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 def _notes(manifest: RunManifest, hardware: SeenHardware | None) -> Iterator[ReasonCode]:
     """Yield the notes that were made when the run started, without what is disclosed since."""
-    for text in manifest.notes:
-        note = manifest.note_codes.get(text)
+    for text in manifest.warnings:
+        note = manifest.warning_codes.get(text)
         if note is None:
             yield make_code("note", text=text)
         elif note.code == "undisclosed":
@@ -65,7 +65,7 @@ def _still_undisclosed(
 
     What the metrics pages of the hardware show counts as disclosed.
     """
-    disclosed = set() if hardware is None else hardware.told
+    disclosed = set() if hardware is None else hardware.known_keys
     still_missing = {}
     for requester, keys in missing_keys.items():
         undisclosed = [key for key in keys if key not in disclosed]
@@ -146,7 +146,7 @@ def _count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield that token counts do not come from the server, although it was asked for them."""
     ok = evidence.summary.requests.ok
     sources = evidence.summary.tokens.sources
-    if evidence.manifest.usage_asked:
+    if evidence.manifest.requests_usage:
         output_not_requested = sources.output.get("unasked", 0)
         missing = ok - output_not_requested - sources.output.get("server", 0)
         if missing:
@@ -176,7 +176,7 @@ def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
     Without a requested share, prompts that do not share text should not be served from a cache.
     """
     cached_share = evidence.summary.tokens.cached_share
-    requested_share = evidence.manifest.cache_asked
+    requested_share = evidence.manifest.requested_cache_share
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
@@ -221,7 +221,7 @@ def _replica_changes(recovery: tuple[Recovery, ...]) -> list[tuple[str, str, flo
     change of replicas, and `after` the number after it.
     """
     return [
-        (change.spike, change.after, change.at_s)
+        (change.load_before, change.load_after, change.at_s)
         for change in recovery
         if change.event in ("loss", "scale_up")
     ]
@@ -232,7 +232,7 @@ def _missing_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[
 
     A note of the start of the run may say so already.
     """
-    is_noted = any(note.code == "server_timing_missing" for note in manifest.note_codes.values())
+    is_noted = any(note.code == "server_timing_missing" for note in manifest.warning_codes.values())
     has_none = summary.requests.ok and not summary.splits.accounted
     if manifest.server_timing and has_none and not is_noted:
         yield make_code("server_timing_missing", server=summary.target.server or "it")

@@ -155,8 +155,8 @@ def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
-    chains = plan.slots // turns if plan.chains is None else plan.chains
-    first_slot_of_round = plan.first_slot + (chains - plan.concurrency) * turns
+    sessions = plan.slots // turns if plan.sessions is None else plan.sessions
+    first_slot_of_round = plan.first_slot + (sessions - plan.concurrency) * turns
     last: NDArray[np.bool_] = columns["slot"] >= first_slot_of_round
     last &= ends_chain(columns["slot"], turns) | (columns["session"] < 0)
     last &= columns.where(OK)

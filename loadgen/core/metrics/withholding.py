@@ -15,7 +15,7 @@ from loadgen.core.metrics import drift, timing_evidence, uncertainty, untrusted_
 from loadgen.core.metrics.goodput import without_slo_result
 from loadgen.core.metrics.part_summaries import TargetSummary
 from loadgen.core.metrics.token_usage import itl_absent_reason, without_output_counts
-from loadgen.core.slo import not_here
+from loadgen.core.slo import missing_metrics
 from loadgen.core.stats import quantiles
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.figures import METRICS, pooled_metrics
@@ -94,7 +94,7 @@ def _find_unsound(
     manifest: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
 ) -> dict[str, str]:
     """Return the metrics of which no statistic can be trusted, with the reason."""
-    unsound = untrusted_metrics.token_count_conflicts(measured) | not_here(manifest.slos)
+    unsound = untrusted_metrics.token_count_conflicts(measured) | missing_metrics(manifest.slos)
     if manifest.stream:
         unsound |= untrusted_metrics.without_first_token(measured)
     if uncertainty.are_stalls_uncertain(measured, manifest.limits):

@@ -1,6 +1,6 @@
 """Fingerprints of the prompts of a run.
 
-A fingerprint covers the texts of the requests, their requested lengths and their numbers.
+A fingerprint covers the texts of the requests, their requested lengths and their ids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encode_json = msgspec.json.Encoder().encode
 class Digest:
     """A fingerprint that is computed while requests are built.
 
-    It is the sum of one hash per request, and each hash includes the number of the request. So it
+    It is the sum of one hash per request, and each hash includes the id of the request. So it
     does not depend on how requests are divided among workers, nor on the order of `add`. Requests
     that are added together are hashed together, which takes about 6 us per request of 1,300 tokens.
 
@@ -49,23 +49,23 @@ class Digest:
         self.replies = replies
 
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Add requests, each with its number."""
+        """Add requests, each with its id."""
         added = list(requests)
         self.add_sum(len(added), self.hashes(added))
 
     def hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
         """Return the sum of the hashes of requests, least significant byte first.
 
-        The hash of a request covers its number and what the workload decides: the length of the
+        The hash of a request covers its id and what the workload decides: the length of the
         response, the messages or the prompt, and further body fields.
         """
         texts = []
-        for number, request in requests:
+        for request_id, request in requests:
             messages = request.messages
             if messages is not None and not self.replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
             content = (
-                number,
+                request_id,
                 request.max_tokens,
                 request.exact_output,
                 messages,
@@ -88,14 +88,14 @@ class Digest:
 def fingerprint(prompts: Prompts, count: int | None) -> str:
     """Return the fingerprint of the first `count` requests, by building each of them.
 
-    Two runs with equal fingerprints have sent the same prompts with the same numbers. A run adds
+    Two runs with equal fingerprints have sent the same prompts with the same ids. A run adds
     the requests that it builds anyway to a `Digest`, with the same result. If `count` is None, the
     load has no fixed number of requests. Its first requests represent it then, and the fingerprint
     begins with "first".
     """
     digest = Digest(replies=prompts.history == "scripted")
-    numbers = iter(prompts.numbers(ENDLESS_SAMPLE if count is None else count))
-    while batch := list(itertools.islice(numbers, REQUESTS_HASHED_TOGETHER)):
+    request_ids = iter(prompts.request_ids(ENDLESS_SAMPLE if count is None else count))
+    while batch := list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER)):
         digest.add(zip(batch, iter_requests(prompts, batch), strict=True))
     if count is None:
         return f"first{ENDLESS_SAMPLE}-{digest.hexdigest()}"

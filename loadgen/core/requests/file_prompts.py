@@ -94,15 +94,15 @@ class FilePrompts:
         random_integers = random_bytes(self._lengths_key, "order", 0, 8 * len(self.rows))
         return np.argsort(np.frombuffer(random_integers, dtype="<u8"), kind="stable")
 
-    def __getitem__(self, number: int) -> Request:
-        """Build a request, whose id tells the data set and the number."""
-        index = number % len(self.rows)
+    def __getitem__(self, request_id: int) -> Request:
+        """Build a request, whose id tells the data set and the request."""
+        index = request_id % len(self.rows)
         if self._row_order is not None:
             index = int(self._row_order[index])
         row = self._read_row(index)
-        output = self._output_length(row, number)
+        output = self._output_length(row, request_id)
         return Request(
-            id=f"{self.rows.sha256[:8]}-{number}",
+            id=f"{self.rows.sha256[:8]}-{request_id}",
             messages=row.messages,
             prompt=row.prompt,
             max_tokens=output.tokens,
@@ -110,7 +110,7 @@ class FilePrompts:
             extra=row.extra,
         )
 
-    def _output_length(self, row: DatasetRow, number: int) -> OutputLength:
+    def _output_length(self, row: DatasetRow, request_id: int) -> OutputLength:
         """Return the output length of a row, from the first source that has one.
 
         These are the row itself, `output_tokens` of the workload, the response that is recorded in
@@ -119,7 +119,7 @@ class FilePrompts:
         if row.output_tokens is not None:
             return OutputLength(row.output_tokens, row.exact_output)
         if self._output_sampler is not None:
-            tokens = self._output_sampler(self._lengths_key, "output", number)
+            tokens = self._output_sampler(self._lengths_key, "output", request_id)
             return OutputLength(tokens, is_exact=True)
         if row.answer:
             return OutputLength(max(self._tokenizer.count(row.answer), 1), is_exact=True)
@@ -127,40 +127,40 @@ class FilePrompts:
 
     def with_replies(
         self,
-        number: int,
+        request_id: int,
         replies: Mapping[int, AssistantTurn],  # noqa: ARG002 - part of the protocol
     ) -> Request:
         """Return the request; no row continues an earlier one."""
-        return self[number]
+        return self[request_id]
 
-    def needs_replies(self, number: int) -> bool:  # noqa: ARG002 - part of the protocol
+    def needs_replies(self, request_id: int) -> bool:  # noqa: ARG002 - part of the protocol
         """Return False; no row continues an earlier one."""
         return False
 
-    def numbers(self, count: int) -> Iterable[int]:
-        """Return the numbers of the first requests."""
+    def request_ids(self, count: int) -> Iterable[int]:
+        """Return the ids of the first requests."""
         return range(count)
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a row, or None if it has parts that are not text."""
-        return count_content_tokens(self[number], self._tokenizer)
+        return count_content_tokens(self[request_id], self._tokenizer)
 
-    def requested_input_tokens(self, number: int) -> int | None:
+    def requested_input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a row, like `input_tokens`; they are sent as they are."""
-        return self.input_tokens(number)
+        return self.input_tokens(request_id)
 
-    def requested_output_tokens(self, number: int) -> int | None:
+    def requested_output_tokens(self, request_id: int) -> int | None:
         """Return the requested output tokens, or None if the output is not limited."""
-        return self[number].max_tokens
+        return self[request_id].max_tokens
 
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of a request for embeddings or a ranking.
 
         The sequences are the text of the row, or each of its documents together with that text. A
         text that cannot be counted, or that is empty, counts as one token.
         """
-        text_tokens = self.input_tokens(number) or 1
-        documents = self[number].extra.get("documents")
+        text_tokens = self.input_tokens(request_id) or 1
+        documents = self[request_id].extra.get("documents")
         if not documents:
             return (text_tokens,)
         texts = [

@@ -34,8 +34,9 @@ class GeneratedPrompts:
         self._template_tokens = max(0, template_tokens)
         self._id_prefix = self._texts_key.hex()[:8]
 
-    def _request_id(self, number: int) -> str:
-        return f"{self._id_prefix}-{number}"
+    def _wire_id(self, request_id: int) -> str:
+        """Return the id that a request carries in its body and records, which is unique to a run."""
+        return f"{self._id_prefix}-{request_id}"
 
     def _subtract_template(self, tokens: int) -> int:
         """Return how many tokens a text has whose prompt has `tokens` tokens on the server."""

@@ -48,24 +48,27 @@ class ClassShare(NamedTuple):
 def first_request_lengths(
     prompts: Prompts, request_count: int | None
 ) -> dict[int, RequestedLengths]:
-    """Return the lengths of the first requests by their numbers.
+    """Return the lengths of the first requests by their ids.
 
     A length is 0 if the workload does not request one. `request_count` is the number of requests of
     the load, or None if it is not known.
     """
     sample_size = min(request_count or SAMPLED_REQUESTS, SAMPLED_REQUESTS)
-    return {number: _requested_lengths(prompts, number) for number in prompts.numbers(sample_size)}
+    return {
+        request_id: _requested_lengths(prompts, request_id)
+        for request_id in prompts.request_ids(sample_size)
+    }
 
 
-def _requested_lengths(prompts: Prompts, number: int) -> RequestedLengths:
+def _requested_lengths(prompts: Prompts, request_id: int) -> RequestedLengths:
     """Return the lengths of one request.
 
     Embeddings and rankings request 0 output tokens, while None means that no length is requested.
     """
-    output_tokens = prompts.requested_output_tokens(number)
+    output_tokens = prompts.requested_output_tokens(request_id)
     return RequestedLengths(
         requests=1,
-        input_tokens=prompts.requested_input_tokens(number) or 0,
+        input_tokens=prompts.requested_input_tokens(request_id) or 0,
         output_tokens=output_tokens or 0,
         non_generative_requests=1 if output_tokens == 0 else 0,
     )
@@ -79,7 +82,7 @@ def context_lengths(
     """Return the tokens of prompt and response together, for each request that generates text.
 
     Args:
-        first_requests: The lengths of requests by number.
+        first_requests: The lengths of requests by id.
         template_tokens: The tokens that the server adds to a prompt, if they are known.
         token_ratio: How many tokens the server counts for one token of the workload, if known.
     """
@@ -101,10 +104,10 @@ def task_lengths(
     if prompts.turns == 1:
         return []
     requests_of_task: dict[int, list[RequestedLengths]] = {}
-    for number, lengths in first_requests.items():
-        if isinstance(prompts, MixPrompts) and prompts.stands_alone(number):
+    for request_id, lengths in first_requests.items():
+        if isinstance(prompts, MixPrompts) and prompts.stands_alone(request_id):
             continue
-        requests_of_task.setdefault(number // prompts.turns, []).append(lengths)
+        requests_of_task.setdefault(request_id // prompts.turns, []).append(lengths)
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
     return tasks[:-1] if len(tasks) > 1 else tasks
 
@@ -124,8 +127,8 @@ def class_shares(
     """
     tokens_of_class = dict.fromkeys(range(len(prompts.names)), 0)
     requests_of_class = dict.fromkeys(range(len(prompts.names)), 0)
-    for number, lengths in first_requests.items():
-        class_index = prompts.class_and_number(number).class_index
+    for request_id, lengths in first_requests.items():
+        class_index = prompts.class_and_id(request_id).class_index
         requests_of_class[class_index] += 1
         tokens_of_class[class_index] += lengths.input_tokens + lengths.output_tokens
     # At least 1, because a workload may request no lengths at all.

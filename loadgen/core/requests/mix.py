@@ -28,10 +28,10 @@ They are many, because virtual users of a closed loop do not start requests in o
 
 
 class ClassRequest(NamedTuple):
-    """A request of a class: the index of the class, and the number of the request in the class."""
+    """A request of a class: the index of the class, and the id of the request in the class."""
 
     class_index: int
-    number: int
+    request_id: int
 
 
 class MixPrompts:
@@ -40,7 +40,7 @@ class MixPrompts:
     A start is a single request, a conversation or a task. Start n is start n of its class, so the
     rows of a class from a file or a trace come in no order.
 
-    The number of a request is start * turns + position, where `turns` is that of the class with the
+    The id of a request is start * turns + position, where `turns` is that of the class with the
     most turns. A single request uses only the first position. A conversation with fewer turns uses
     the first positions, and the last position for its last turn.
 
@@ -77,13 +77,13 @@ class MixPrompts:
         block, index = divmod(start, STARTS_PER_BLOCK)
         return self._classes_of_block(block)[index]
 
-    def class_and_number(self, number: int) -> ClassRequest:
-        """Return the class of a request and its number in that class.
+    def class_and_id(self, request_id: int) -> ClassRequest:
+        """Return the class of a request and its id in that class.
 
         A class with fewer turns than `turns` uses the first positions, and the last position for
-        its last turn. Raises IndexError for a number that is not used.
+        its last turn. Raises IndexError for an id that is not used.
         """
-        start, position = divmod(number, self.turns)
+        start, position = divmod(request_id, self.turns)
         class_index = self.class_of(start)
         class_turns = self.parts[class_index].turns
         if class_turns > 1 and position == self.turns - 1:
@@ -91,18 +91,18 @@ class MixPrompts:
         elif position < class_turns - 1 or position == 0:
             turn = position
         else:
-            raise IndexError(number)
+            raise IndexError(request_id)
         return ClassRequest(class_index, start * class_turns + turn)
 
-    def __getitem__(self, number: int) -> Request:
-        class_index, class_number = self.class_and_number(number)
-        request = self.parts[class_index][class_number]
+    def __getitem__(self, request_id: int) -> Request:
+        class_index, id_in_class = self.class_and_id(request_id)
+        request = self.parts[class_index][id_in_class]
         return self._with_extra_fields(class_index, request)
 
-    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns."""
-        class_index, class_number = self.class_and_number(number)
-        request = self.parts[class_index].with_replies(class_number, replies)
+        class_index, id_in_class = self.class_and_id(request_id)
+        request = self.parts[class_index].with_replies(id_in_class, replies)
         return self._with_extra_fields(class_index, request)
 
     def _with_extra_fields(self, class_index: int, request: Request) -> Request:
@@ -112,13 +112,13 @@ class MixPrompts:
             return request
         return msgspec.structs.replace(request, extra=request.extra | extra)
 
-    def needs_replies(self, number: int) -> bool:
+    def needs_replies(self, request_id: int) -> bool:
         """Return True if a request cannot be built before earlier responses."""
-        class_index, class_number = self.class_and_number(number)
-        return self.parts[class_index].needs_replies(class_number)
+        class_index, id_in_class = self.class_and_id(request_id)
+        return self.parts[class_index].needs_replies(id_in_class)
 
-    def numbers(self, count: int) -> Iterator[int]:
-        """Return the numbers of the first requests."""
+    def request_ids(self, count: int) -> Iterator[int]:
+        """Return the ids of the first requests."""
         if self.turns == 1:
             return iter(range(count))
         all_numbers = itertools.chain.from_iterable(
@@ -127,39 +127,39 @@ class MixPrompts:
         return itertools.islice(all_numbers, count)
 
     def _numbers_of_start(self, start: int) -> Iterator[int]:
-        """Yield the numbers of the requests of a start.
+        """Yield the ids of the requests of a start.
 
         Tasks of one class may have different numbers of requests, and conversations have the same.
         """
         class_prompts = self.parts[self.class_of(start)]
-        first_number = start * self.turns
+        first_id = start * self.turns
         if class_prompts.turns == 1:
-            yield first_number
+            yield first_id
             return
         request_count = class_prompts.turns
         if isinstance(class_prompts, TaskPrompts):
             request_count = len(class_prompts.graphs[start])
-        yield from range(first_number, first_number + request_count - 1)
-        yield first_number + self.turns - 1
+        yield from range(first_id, first_id + request_count - 1)
+        yield first_id + self.turns - 1
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built, or None if they are unknown."""
-        class_index, class_number = self.class_and_number(number)
-        return self.parts[class_index].input_tokens(class_number)
+        class_index, id_in_class = self.class_and_id(request_id)
+        return self.parts[class_index].input_tokens(id_in_class)
 
-    def requested_input_tokens(self, number: int) -> int | None:
+    def requested_input_tokens(self, request_id: int) -> int | None:
         """Return the requested content tokens of a prompt, or None if none are requested."""
-        class_index, class_number = self.class_and_number(number)
-        return self.parts[class_index].requested_input_tokens(class_number)
+        class_index, id_in_class = self.class_and_id(request_id)
+        return self.parts[class_index].requested_input_tokens(id_in_class)
 
-    def requested_output_tokens(self, number: int) -> int | None:
+    def requested_output_tokens(self, request_id: int) -> int | None:
         """Return the requested output tokens of a request, or None if none are requested."""
-        class_index, class_number = self.class_and_number(number)
-        return self.parts[class_index].requested_output_tokens(class_number)
+        class_index, id_in_class = self.class_and_id(request_id)
+        return self.parts[class_index].requested_output_tokens(id_in_class)
 
-    def stands_alone(self, number: int) -> bool:
+    def stands_alone(self, request_id: int) -> bool:
         """Return True if a request is no part of a task or conversation."""
-        class_index, _ = self.class_and_number(number)
+        class_index, _ = self.class_and_id(request_id)
         return self.parts[class_index].turns == 1
 
     def warnings(self, request_count: int) -> list[str]:
@@ -184,16 +184,16 @@ class ClassAndStep(NamedTuple):
     step: str
 
 
-def class_and_step(prompts: Prompts, number: int) -> ClassAndStep:
+def class_and_step(prompts: Prompts, request_id: int) -> ClassAndStep:
     """Return the class of a request and its step in a task.
 
     A class of a mix may consist of tasks, so the step is that of the request in its class.
     """
     if isinstance(prompts, MixPrompts):
-        class_index, class_number = prompts.class_and_number(number)
-        step = class_and_step(prompts.parts[class_index], class_number).step
+        class_index, id_in_class = prompts.class_and_id(request_id)
+        step = class_and_step(prompts.parts[class_index], id_in_class).step
         return ClassAndStep(prompts.names[class_index], step)
     if isinstance(prompts, TaskPrompts):
-        task, turn = prompts.task_and_turn(number)
+        task, turn = prompts.task_and_turn(request_id)
         return ClassAndStep("", prompts.graphs[task][turn].step)
     return ClassAndStep("", "")

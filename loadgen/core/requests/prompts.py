@@ -1,6 +1,6 @@
 """The interface of the requests of a workload, whatever their source is.
 
-A request is a function of the workload, the seed, the salt and its number. It is the same on every
+A request is a function of the workload, the seed, the salt and its id. It is the same on every
 worker, in any order and at any time, and it can be built without building others.
 """
 
@@ -48,11 +48,11 @@ class AssistantTurn(msgspec.Struct, frozen=True):
 
 
 class Prompts(Protocol):
-    """The requests of a workload: `prompts[number]` for any number from 0 on.
+    """The requests of a workload: `prompts[request_id]` for any id from 0 on.
 
-    The schedule decides how many of them are sent. With conversations, the number of a request is
-    conversation * turns + turn, and `prompts[number]` contains the scripted history. If a
-    conversation has fewer turns than `turns`, some numbers are not used (see `numbers`).
+    The schedule decides how many of them are sent. With conversations, the id of a request is
+    conversation * turns + turn, and `prompts[request_id]` contains the scripted history. If a
+    conversation has fewer turns than `turns`, some ids are not used (see `request_ids`).
 
     Attributes:
         turns: The most requests of a conversation or task.
@@ -63,35 +63,35 @@ class Prompts(Protocol):
     turns: int
     history: str
 
-    def __getitem__(self, number: int) -> Request: ...
+    def __getitem__(self, request_id: int) -> Request: ...
 
-    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns in place of the scripted ones.
 
         Args:
-            number: The number of the request.
+            request_id: The id of the request.
             replies: The response of each turn of the conversation that has ended, by turn.
         """
 
-    def needs_replies(self, number: int) -> bool:
+    def needs_replies(self, request_id: int) -> bool:
         """Return True if a request contains real responses and cannot be built before them."""
 
-    def numbers(self, count: int) -> Iterable[int]:
-        """Return the numbers of the first `count` requests."""
+    def request_ids(self, count: int) -> Iterable[int]:
+        """Return the ids of the first `count` requests."""
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of the prompt as it is built, or None if they are unknown.
 
         The text is counted if the request itself has no count.
         """
 
-    def requested_input_tokens(self, number: int) -> int | None:
+    def requested_input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens that the workload requests, or None if it requests none.
 
         The request is not built.
         """
 
-    def requested_output_tokens(self, number: int) -> int | None:
+    def requested_output_tokens(self, request_id: int) -> int | None:
         """Return the output tokens that the workload requests, or None if it requests no length.
 
         They are 0 for embeddings and rankings.

@@ -73,15 +73,15 @@ class SyntheticPrompts(GeneratedPrompts):
         )
         self.has_single_text = self._api == "embeddings" or not has_several_parts
 
-    def __getitem__(self, number: int) -> Request:
+    def __getitem__(self, request_id: int) -> Request:
         if self.has_single_text:
-            return next(self.single_text_requests((number,)))
+            return next(self.single_text_requests((request_id,)))
         if self._api == "rerank" and self._corpus is not None:
-            return self._build_ranking(number, self._corpus)
-        return self._build_turn(number, None)
+            return self._build_ranking(request_id, self._corpus)
+        return self._build_turn(request_id, None)
 
-    def single_text_requests(self, numbers: Iterable[int]) -> Iterator[Request]:
-        """Yield the requests of these numbers. All must consist of one text (`has_single_text`).
+    def single_text_requests(self, request_ids: Iterable[int]) -> Iterator[Request]:
+        """Yield the requests with these ids. All must consist of one text (`has_single_text`).
 
         This is several times faster than building them one by one, as the attributes that all
         requests need are looked up once.
@@ -92,59 +92,61 @@ class SyntheticPrompts(GeneratedPrompts):
         lengths_key = self._lengths_key
         id_prefix = self._id_prefix
         input_source = self._tokenizer.tag
-        for number in numbers:
-            text, tokens = first_message(number)
+        for request_id in request_ids:
+            text, tokens = first_message(request_id)
             yield Request(
-                id=f"{id_prefix}-{number}",
+                id=f"{id_prefix}-{request_id}",
                 prompt=text,
-                max_tokens=sample_output(lengths_key, "output", number) if is_generative else None,
+                max_tokens=sample_output(lengths_key, "output", request_id)
+                if is_generative
+                else None,
                 input_tokens=tokens,
                 input_source=input_source,
             )
 
-    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a turn of a conversation with the real responses of all earlier turns."""
-        turn = number % self.turns
+        turn = request_id % self.turns
         missing = sorted(set(range(turn)) - replies.keys())
         if missing:
             raise ValueError(f"turn {turn} follows the replies of turns {missing} too")
-        return self._build_turn(number, replies)
+        return self._build_turn(request_id, replies)
 
-    def needs_replies(self, number: int) -> bool:
+    def needs_replies(self, request_id: int) -> bool:
         """Return True for later turns of conversations with real responses."""
-        return self.history == "server" and number % self.turns > 0
+        return self.history == "server" and request_id % self.turns > 0
 
-    def numbers(self, count: int) -> Iterable[int]:
-        """Return the numbers of the first requests."""
+    def request_ids(self, count: int) -> Iterable[int]:
+        """Return the ids of the first requests."""
         return range(count)
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of the prompt as it is built."""
-        return self[number].input_tokens
+        return self[request_id].input_tokens
 
-    def requested_input_tokens(self, number: int) -> int:
+    def requested_input_tokens(self, request_id: int) -> int:
         """Return the content tokens that the workload requests for a prompt.
 
         A later turn of a conversation contains the first message, and the response and tool result
         of each turn before it. With a tokenizer that is not additive, the prompt as it is built may
         only be close to this length.
         """
-        conversation, turn = divmod(number, self.turns)
-        first_number = number - turn
+        conversation, turn = divmod(request_id, self.turns)
+        first_id = request_id - turn
         tokens = self._spec.system_tokens + self._first_message_tokens(conversation)
-        for earlier_number in range(first_number, number):
-            tokens += self.requested_output_tokens(earlier_number)
-            tokens += self._tool_result_tokens(earlier_number + 1)
+        for earlier_id in range(first_id, request_id):
+            tokens += self.requested_output_tokens(earlier_id)
+            tokens += self._tool_result_tokens(earlier_id + 1)
         return tokens
 
-    def requested_output_tokens(self, number: int) -> int:
+    def requested_output_tokens(self, request_id: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
         if self._api in NON_GENERATIVE_APIS:
             return 0
-        return self._sample_output(self._lengths_key, "output", number)
+        return self._sample_output(self._lengths_key, "output", request_id)
 
     def sample_lengths(
-        self, part: Literal["input", "output", "tool"], numbers: Sequence[int]
+        self, part: Literal["input", "output", "tool"], request_ids: Sequence[int]
     ) -> list[int]:
         """Return the lengths of one part of many requests, which is faster than one by one.
 
@@ -154,16 +156,16 @@ class SyntheticPrompts(GeneratedPrompts):
         Args:
             part: "input" for the first messages of conversations, "output" for the responses to
                 requests, "tool" for the tool results before requests (conversations only).
-            numbers: The numbers of conversations for "input", else the numbers of requests.
+            request_ids: The ids of conversations for "input", else of requests.
         """
         spec = self._spec
         if part == "input":
-            prompt_lengths = sample_lengths(spec.input_tokens, self._lengths_key, part, numbers)
+            prompt_lengths = sample_lengths(spec.input_tokens, self._lengths_key, part, request_ids)
             return [self._subtract_template(tokens) for tokens in prompt_lengths]
         if part == "output":
-            return sample_lengths(spec.output_tokens, self._lengths_key, part, numbers)
+            return sample_lengths(spec.output_tokens, self._lengths_key, part, request_ids)
         assert spec.turns is not None, "only conversations have tool results"
-        return sample_lengths(spec.turns.tool_result_tokens, self._lengths_key, part, numbers)
+        return sample_lengths(spec.turns.tool_result_tokens, self._lengths_key, part, request_ids)
 
     def prefix_group(self, conversation: int) -> int:
         """Return the number of the shared prefix that a conversation begins with.
@@ -177,25 +179,25 @@ class SyntheticPrompts(GeneratedPrompts):
         """Return the length of the beginning that a conversation shares with its prefix group."""
         return self._shared_part_of(self._first_message_tokens(conversation))
 
-    def chunks_of(self, number: int) -> tuple[int, ...]:
+    def chunks_of(self, request_id: int) -> tuple[int, ...]:
         """Return the chunks that a prompt begins with, in order, or () without retrieval."""
-        return () if self._corpus is None else self._corpus.chunks_of(number)
+        return () if self._corpus is None else self._corpus.chunks_of(request_id)
 
     def measure_chunk_reuse(self, prompt_count: int) -> CorpusReuse | None:
         """Return how the first prompts share chunks, or None without retrieval."""
         return None if self._corpus is None else self._corpus.measure_reuse(prompt_count)
 
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of a request for embeddings or a ranking.
 
         The sequences are the text, or each document together with the query. The requested length
         of a ranking covers the query and all documents, each of them once.
         """
-        tokens = self._first_message_tokens(number)
+        tokens = self._first_message_tokens(request_id)
         if self._api == "embeddings" or self._corpus is None:
             return (tokens,)
         document_tokens = self._corpus.tokens
-        document_count = len(self._corpus.chunks_of(number))
+        document_count = len(self._corpus.chunks_of(request_id))
         query_tokens = tokens - document_count * document_tokens
         return (query_tokens + document_tokens,) * document_count
 
@@ -225,8 +227,8 @@ class SyntheticPrompts(GeneratedPrompts):
     def _warn_of_inexact_lengths(self, prompt_count: int) -> str:
         """Return a warning if some prompts are not as long as requested, or ""."""
         inexact = sum(
-            self[number].input_tokens != self.requested_input_tokens(number)
-            for number in range(prompt_count)
+            self[request_id].input_tokens != self.requested_input_tokens(request_id)
+            for request_id in range(prompt_count)
         )
         if not inexact:
             return ""
@@ -247,11 +249,11 @@ class SyntheticPrompts(GeneratedPrompts):
         # As `_subtract_template`, but without a call, because this runs several times per request.
         return max(1, tokens - self._template_tokens) if self._template_tokens else tokens
 
-    def _tool_result_tokens(self, number: int) -> int:
+    def _tool_result_tokens(self, request_id: int) -> int:
         """Return the length of the tool result that comes before a request."""
         if self._sample_tool_result is None:
             return 0
-        return self._sample_tool_result(self._lengths_key, "tool", number)
+        return self._sample_tool_result(self._lengths_key, "tool", request_id)
 
     def _shared_part_of(self, message_tokens: int) -> int:
         """Return how many tokens of a first message of a given length are a shared prefix.
@@ -289,34 +291,34 @@ class SyntheticPrompts(GeneratedPrompts):
         prefix = Text(prefix.text + " ", prefix.tokens)
         return self._unique_text(conversation, tokens - shared_tokens, prefix)
 
-    def _message_with_chunks(self, number: int, tokens: int, corpus: Corpus) -> Text:
+    def _message_with_chunks(self, request_id: int, tokens: int, corpus: Corpus) -> Text:
         """Return a message of so many tokens that begins with the chunks of a request."""
-        chunks = self._chunk_texts(number, corpus)
+        chunks = self._chunk_texts(request_id, corpus)
         chunks_tokens = sum(chunk.tokens for chunk in chunks)
         prefix = Text(" ".join(chunk.text for chunk in chunks) + " ", chunks_tokens)
-        return self._unique_text(number, tokens - chunks_tokens, prefix)
+        return self._unique_text(request_id, tokens - chunks_tokens, prefix)
 
-    def _chunk_texts(self, number: int, corpus: Corpus) -> list[Text]:
+    def _chunk_texts(self, request_id: int, corpus: Corpus) -> list[Text]:
         """Return the texts of the chunks of a request, which other requests may have as well."""
         return [
             self._texts.shared_text("chunk", chunk, corpus.tokens)
-            for chunk in corpus.chunks_of(number)
+            for chunk in corpus.chunks_of(request_id)
         ]
 
-    def _unique_text(self, number: int, tokens: int, prefix: Text = NO_TEXT) -> Text:
+    def _unique_text(self, request_id: int, tokens: int, prefix: Text = NO_TEXT) -> Text:
         """Return a text that begins, after the prefix, differently from all others."""
-        head = self._texts.unique_head(number, tokens)
-        return self._texts.exact_text("user", number, tokens, head, prefix)
+        head = self._texts.unique_head(request_id, tokens)
+        return self._texts.exact_text("user", request_id, tokens, head, prefix)
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _build_turn(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
+    def _build_turn(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
         """Build a request with all earlier messages of its conversation.
 
         `replies` has the real response of each earlier turn by its turn. If it is None, responses
         that are drawn from the seed take their place.
         """
-        conversation, turn = divmod(number, self.turns)
+        conversation, turn = divmod(request_id, self.turns)
         messages: list[dict[str, Any]] = []
         tokens = 0
         if self._spec.system_tokens:
@@ -324,9 +326,9 @@ class SyntheticPrompts(GeneratedPrompts):
             messages.append({"role": "system", "content": system.text})
             tokens += system.tokens
         first_message = self._first_message(conversation)
-        messages.append({"role": "user", "content": self._content(number, first_message.text)})
+        messages.append({"role": "user", "content": self._content(request_id, first_message.text)})
         tokens += first_message.tokens
-        for earlier in range(number - turn, number):
+        for earlier in range(request_id - turn, request_id):
             reply = self._reply_to(earlier, replies)
             result = self._texts.history_text(
                 "tool", earlier + 1, self._tool_result_tokens(earlier + 1)
@@ -337,22 +339,24 @@ class SyntheticPrompts(GeneratedPrompts):
         # Only the server knows how many tokens an image or one of its own replies has.
         has_known_length = replies is None and self._spec.images is None
         return Request(
-            id=self._request_id(number),
+            id=self._wire_id(request_id),
             messages=messages,
-            max_tokens=self.requested_output_tokens(number),
+            max_tokens=self.requested_output_tokens(request_id),
             input_tokens=tokens if has_known_length else None,
             input_source=self._tokenizer.tag if has_known_length else "",
             session=conversation if self.turns > 1 else SINGLE_REQUEST_SESSION,
             turn=turn,
         )
 
-    def _reply_to(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Text:
+    def _reply_to(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Text:
         """Return the response to an earlier request. The tokens of a real one count as 0."""
         if replies is not None:
-            return Text(replies[number % self.turns].text, 0)
-        return self._texts.history_text("reply", number, self.requested_output_tokens(number))
+            return Text(replies[request_id % self.turns].text, 0)
+        return self._texts.history_text(
+            "reply", request_id, self.requested_output_tokens(request_id)
+        )
 
-    def _content(self, number: int, text: str) -> str | list[dict[str, Any]]:
+    def _content(self, request_id: int, text: str) -> str | list[dict[str, Any]]:
         """Return the content of a first message: the text, with the images of the request."""
         images = self._spec.images
         if images is None:
@@ -361,18 +365,20 @@ class SyntheticPrompts(GeneratedPrompts):
         size = ImageSize(images.width, images.height)
         for index in range(images.count):
             # Each image has a number of its own, so that no two are alike.
-            image_number = number * images.count + index
-            url = png_images.render_data_url(self._texts_key, image_number, size)
+            image_index = request_id * images.count + index
+            url = png_images.render_data_url(self._texts_key, image_index, size)
             parts.append({"type": "image_url", "image_url": {"url": url}})
         return parts
 
-    def _build_ranking(self, number: int, corpus: Corpus) -> Request:
+    def _build_ranking(self, request_id: int, corpus: Corpus) -> Request:
         """Build a query with the chunks as the documents to rank."""
-        documents = self._chunk_texts(number, corpus)
+        documents = self._chunk_texts(request_id, corpus)
         documents_tokens = sum(document.tokens for document in documents)
-        query = self._unique_text(number, self._first_message_tokens(number) - documents_tokens)
+        query = self._unique_text(
+            request_id, self._first_message_tokens(request_id) - documents_tokens
+        )
         return Request(
-            id=self._request_id(number),
+            id=self._wire_id(request_id),
             prompt=query.text,
             # The query is read together with each document.
             input_tokens=documents_tokens + query.tokens * len(documents),
@@ -388,11 +394,11 @@ def _build_corpus(chunks: Chunks | None, key: bytes) -> Corpus | None:
     return Corpus(ChunkSpec(chunks.count, chunks.tokens, chunks.corpus, chunks.zipf), key)
 
 
-def iter_requests(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
-    """Return an iterator over the requests of these numbers, which is faster than one by one.
+def iter_requests(prompts: Prompts, request_ids: Iterable[int]) -> Iterator[Request]:
+    """Return an iterator over the requests with these ids, which is faster than one by one.
 
-    A number is taken from `numbers` only when its request is requested from the iterator.
+    An id is taken from `request_ids` only when its request is requested from the iterator.
     """
     if isinstance(prompts, SyntheticPrompts) and prompts.has_single_text:
-        return prompts.single_text_requests(numbers)
-    return map(prompts.__getitem__, numbers)
+        return prompts.single_text_requests(request_ids)
+    return map(prompts.__getitem__, request_ids)

@@ -106,7 +106,7 @@ class TaskGraphs:
     def output_tokens(self, task: int, turn: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
         sample = self._samplers[self[task][turn].step].output_tokens
-        return 0 if sample is None else sample(self._key, "output", self._number(task, turn))
+        return 0 if sample is None else sample(self._key, "output", self._request_id(task, turn))
 
     def abandonment(self, task: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
@@ -140,20 +140,20 @@ class TaskGraphs:
         sample = self._samplers[step].tool_index
         if tools is None or sample is None:
             return ""
-        return list(tools)[sample(self._key, "tool", self._number(task, turn))]
+        return list(tools)[sample(self._key, "tool", self._request_id(task, turn))]
 
     def draw_tool_time_ns(self, tool: str, task: int, turn: int) -> int:
         """Return how long a tool works before a request, 0 if there is no tool."""
         if not tool:
             return 0
-        return self._tool_times[tool](self._key, "tool time", self._number(task, turn))
+        return self._tool_times[tool](self._key, "tool time", self._request_id(task, turn))
 
     def draw_think_time_ns(self, step: str, task: int, turn: int) -> int:
         """Return how long the user thinks before a request."""
         sample = self._samplers[step].think_time_ns
-        return sample(self._key, "think time", self._number(task, turn))
+        return sample(self._key, "think time", self._request_id(task, turn))
 
-    def _number(self, task: int, turn: int) -> int:
+    def _request_id(self, task: int, turn: int) -> int:
         """Return the index of a request in random draws."""
         return task * self.width + turn
 

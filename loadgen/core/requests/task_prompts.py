@@ -83,7 +83,7 @@ class _Segment(NamedTuple):
 SegmentOwner = str | int | tuple[int, ...]
 """Where a part of a prompt comes from.
 
-A step for its system message and tool definitions, the number of the request that sent or generated
+A step for its system message and tool definitions, the id of the request that sent or generated
 a part, or a document and all documents before it.
 """
 
@@ -147,49 +147,49 @@ class TaskPrompts(GeneratedPrompts):
 
     # -- the protocol of prompts -----------------------------------------------------------------
 
-    def __getitem__(self, number: int) -> Request:
-        return self.with_replies(number, {})
+    def __getitem__(self, request_id: int) -> Request:
+        return self.with_replies(request_id, {})
 
-    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns. Others come from the seed."""
-        task, turn = self.task_and_turn(number)
+        task, turn = self.task_and_turn(request_id)
         if self._is_non_generative(task, turn):
-            return self._build_non_generative(number, task, turn)
-        return self._build_chat(number, task, turn, replies)
+            return self._build_non_generative(request_id, task, turn)
+        return self._build_chat(request_id, task, turn, replies)
 
-    def needs_replies(self, number: int) -> bool:
+    def needs_replies(self, request_id: int) -> bool:
         """Return True if a request contains real responses of earlier requests."""
-        task, turn = self.task_and_turn(number)
+        task, turn = self.task_and_turn(request_id)
         request = self.graphs[task][turn]
         has_earlier_responses = request.context is not None or len(request.joined) > 0
         return self.history == "server" and has_earlier_responses
 
-    def numbers(self, count: int) -> Iterator[int]:
-        """Return the numbers of the first requests."""
+    def request_ids(self, count: int) -> Iterator[int]:
+        """Return the ids of the first requests."""
         all_numbers = itertools.chain.from_iterable(
             self.task_request_numbers(task) for task in itertools.count()
         )
         return itertools.islice(all_numbers, count)
 
     def task_request_numbers(self, task: int) -> Iterator[int]:
-        """Yield the numbers of the requests of a task."""
-        first_number = task * self.turns
+        """Yield the ids of the requests of a task."""
+        first_id = task * self.turns
         last_turn = len(self.graphs[task]) - 1
-        yield from range(first_number, first_number + last_turn)
-        yield first_number + self.turns - 1
+        yield from range(first_id, first_id + last_turn)
+        yield first_id + self.turns - 1
 
-    def task_and_turn(self, number: int) -> tuple[int, int]:
+    def task_and_turn(self, request_id: int) -> tuple[int, int]:
         """Return the task of a request and its turn in that task.
 
-        The last request of a task has the last of its numbers, however many turns come before it.
-        Raises IndexError for a number that the task does not use.
+        The last request of a task has the last of its ids, however many turns come before it.
+        Raises IndexError for an id that the task does not use.
         """
-        task, position = divmod(number, self.turns)
+        task, position = divmod(request_id, self.turns)
         last_turn = len(self.graphs[task]) - 1
         if position == self.turns - 1:
             return task, last_turn
         if position >= last_turn:
-            raise IndexError(number)
+            raise IndexError(request_id)
         return task, position
 
     def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
@@ -198,24 +198,24 @@ class TaskPrompts(GeneratedPrompts):
 
     # -- lengths ---------------------------------------------------------------------------------
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built."""
-        return self[number].input_tokens
+        return self[request_id].input_tokens
 
-    def requested_input_tokens(self, number: int) -> int:
+    def requested_input_tokens(self, request_id: int) -> int:
         """Return the requested content tokens of a prompt, tool definitions included."""
-        task, turn = self.task_and_turn(number)
+        task, turn = self.task_and_turn(request_id)
         if self._is_non_generative(task, turn):
-            return sum(self.sequence_lengths(number))
+            return sum(self.sequence_lengths(request_id))
         return self._tools_tokens + self._context_tokens(task, turn)
 
-    def requested_output_tokens(self, number: int) -> int:
+    def requested_output_tokens(self, request_id: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
-        return self.graphs.output_tokens(*self.task_and_turn(number))
+        return self.graphs.output_tokens(*self.task_and_turn(request_id))
 
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of an embedding or ranking, or () for a chat."""
-        task, turn = self.task_and_turn(number)
+        task, turn = self.task_and_turn(request_id)
         if not self._is_non_generative(task, turn):
             return ()
         text_tokens = self._message_tokens(task, turn)
@@ -224,7 +224,7 @@ class TaskPrompts(GeneratedPrompts):
             return (text_tokens,)
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
-    def prompt_segments(self, number: int) -> list[PromptSegment]:
+    def prompt_segments(self, request_id: int) -> list[PromptSegment]:
         """Return the parts of a prompt in order.
 
         Prompts that begin with equal segments share that beginning, so a simulated prefix cache
@@ -232,12 +232,12 @@ class TaskPrompts(GeneratedPrompts):
         system message. Each request of the context adds its documents, and one segment for its
         other messages and its response.
         """
-        task, turn = self.task_and_turn(number)
+        task, turn = self.task_and_turn(request_id)
         turns_of_context = self._turns_of_context(task, turn)
         first_step = self.graphs[task][turns_of_context[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
-        first_number = task * self.turns
+        first_id = task * self.turns
         for context_turn in turns_of_context:
             segment = self._cached_segment(task, context_turn)
             documents = segment.documents
@@ -249,7 +249,7 @@ class TaskPrompts(GeneratedPrompts):
             tokens = segment.other_tokens
             if context_turn != turn:
                 tokens += segment.output_tokens  # The response is a part of later prompts only.
-            segments.append(PromptSegment(first_number + context_turn, tokens))
+            segments.append(PromptSegment(first_id + context_turn, tokens))
         return segments
 
     def _turns_of_context(self, task: int, turn: int) -> list[int]:
@@ -300,7 +300,7 @@ class TaskPrompts(GeneratedPrompts):
     def _result_tokens(self, task: int, turn: int) -> int:
         """Return the tokens of the tool result that a request sends."""
         sample = self._sample_result[self.graphs[task][turn].tool]
-        return sample(self._lengths_key, "tool", self._number(task, turn))
+        return sample(self._lengths_key, "tool", self._request_id(task, turn))
 
     def _message_tokens(self, task: int, turn: int) -> int:
         """Return the tokens of the user message that a request sends, its own or a repeated one.
@@ -311,7 +311,7 @@ class TaskPrompts(GeneratedPrompts):
         author_turn = self._message_author(task, turn)
         author = self.graphs[task][author_turn]
         sample = self._sample_message[author.step]
-        tokens = sample(self._lengths_key, "input", self._number(task, author_turn))
+        tokens = sample(self._lengths_key, "input", self._request_id(task, author_turn))
         if author.context is None and not self._is_non_generative(task, author_turn):
             return self._subtract_template(tokens)
         return tokens
@@ -342,12 +342,14 @@ class TaskPrompts(GeneratedPrompts):
             return _Documents(ranked.chunks[: step.best], ranked.tokens_each)
         if step.documents is None:
             return NO_DOCUMENTS
-        number = self._number(task, turn)
-        count = self._sample_document_count[request.step](self._lengths_key, "documents", number)
-        chunks = self._corpora[request.step].chunks_of(number)[:count]
+        request_id = self._request_id(task, turn)
+        count = self._sample_document_count[request.step](
+            self._lengths_key, "documents", request_id
+        )
+        chunks = self._corpora[request.step].chunks_of(request_id)[:count]
         return _Documents(chunks, step.documents.tokens)
 
-    def _number(self, task: int, turn: int) -> int:
+    def _request_id(self, task: int, turn: int) -> int:
         """Return the index of a request in random draws."""
         return task * self.turns + turn
 
@@ -362,8 +364,8 @@ class TaskPrompts(GeneratedPrompts):
 
     def _message_text(self, task: int, turn: int) -> Text:
         """Return the user message that a request sends, its own or a repeated one."""
-        number = self._number(task, self._message_author(task, turn))
-        return self._texts.history_text("user", number, self._message_tokens(task, turn))
+        request_id = self._request_id(task, self._message_author(task, turn))
+        return self._texts.history_text("user", request_id, self._message_tokens(task, turn))
 
     def _document_texts(self, task: int, turn: int) -> list[Text]:
         """Return the texts of the documents of a request, which other tasks may have as well."""
@@ -376,11 +378,11 @@ class TaskPrompts(GeneratedPrompts):
     def _scripted_response(self, task: int, turn: int) -> Text:
         """Return the response to a request as it is drawn from the seed."""
         tokens = self.graphs.output_tokens(task, turn)
-        return self._texts.history_text("reply", self._number(task, turn), tokens)
+        return self._texts.history_text("reply", self._request_id(task, turn), tokens)
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _build_non_generative(self, number: int, task: int, turn: int) -> Request:
+    def _build_non_generative(self, request_id: int, task: int, turn: int) -> Request:
         """Build a text to embed, or a query with the documents to rank."""
         text = self._message_text(task, turn)
         documents = self._document_texts(task, turn)
@@ -389,7 +391,7 @@ class TaskPrompts(GeneratedPrompts):
             # The query is read together with each document.
             tokens = sum(text.tokens + document.tokens for document in documents)
         return Request(
-            id=self._request_id(number),
+            id=self._wire_id(request_id),
             prompt=text.text,
             max_tokens=0,
             input_tokens=tokens,
@@ -400,14 +402,14 @@ class TaskPrompts(GeneratedPrompts):
         )
 
     def _build_chat(
-        self, number: int, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+        self, request_id: int, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> Request:
         """Build a chat with all messages of its context and the definitions of the tools."""
         context = self._context(task, turn, replies)
         # Only the server knows how many tokens its real responses have.
         has_known_length = not replies
         return Request(
-            id=self._request_id(number),
+            id=self._wire_id(request_id),
             messages=context.messages,
             max_tokens=self.graphs.output_tokens(task, turn),
             input_tokens=context.tokens + self._tools_tokens if has_known_length else None,
@@ -458,7 +460,7 @@ class TaskPrompts(GeneratedPrompts):
         response = self._response(task, request.context, replies)
         messages = [
             *context.messages,
-            *self._response_messages(self._number(task, turn), response.turn, results),
+            *self._response_messages(self._request_id(task, turn), response.turn, results),
             *({"role": "user", "content": text.text} for text in user_texts),
         ]
         tokens = context.tokens + response.tokens
@@ -491,8 +493,8 @@ class TaskPrompts(GeneratedPrompts):
             text = Text(response.turn.text, response.tokens)
             results.append(_ToolResult(self.graphs[task][joined].step, text))
         if request.tool:
-            number = self._number(task, turn)
-            text = self._texts.history_text("tool", number, self._result_tokens(task, turn))
+            request_id = self._request_id(task, turn)
+            text = self._texts.history_text("tool", request_id, self._result_tokens(task, turn))
             results.append(_ToolResult(request.tool, text))
         return results
 
@@ -504,7 +506,7 @@ class TaskPrompts(GeneratedPrompts):
         return _Response(AssistantTurn(scripted.text), scripted.tokens)
 
     def _response_messages(
-        self, number: int, response: AssistantTurn, results: list[_ToolResult]
+        self, request_id: int, response: AssistantTurn, results: list[_ToolResult]
     ) -> list[dict[str, Any]]:
         """Return the message of the assistant with a call for each result, and the results.
 
@@ -514,7 +516,7 @@ class TaskPrompts(GeneratedPrompts):
             return [{"role": "assistant", "content": response.text}]
         calls = list(response.calls[: len(results)])
         calls += [
-            self._tool_call(number, index, results[index].tool, response)
+            self._tool_call(request_id, index, results[index].tool, response)
             for index in range(len(calls), len(results))
         ]
         # The text of a response without calls is the argument of the first call.
@@ -529,7 +531,7 @@ class TaskPrompts(GeneratedPrompts):
         return messages
 
     def _tool_call(
-        self, number: int, index: int, tool: str, response: AssistantTurn
+        self, request_id: int, index: int, tool: str, response: AssistantTurn
     ) -> dict[str, Any]:
         """Return a tool call that the response lacks.
 
@@ -537,7 +539,7 @@ class TaskPrompts(GeneratedPrompts):
         """
         is_argument = not response.calls and index == 0
         arguments = {"input": response.text} if is_argument else {}
-        call_id = random_bytes(self._texts_key, f"call {index}", number, 5).hex()
+        call_id = random_bytes(self._texts_key, f"call {index}", request_id, 5).hex()
         return {
             "id": call_id[:CALL_ID_CHARACTERS],
             "type": "function",

@@ -23,7 +23,7 @@ BLOCKS_CACHED = 4096
 
 
 class TraceRequest(NamedTuple):
-    """Which request of a trace a number means.
+    """Which request of a trace an id stands for.
 
     Attributes:
         cycle: How often the trace was replayed before.
@@ -41,8 +41,8 @@ class TraceRequest(NamedTuple):
 class TracePrompts(GeneratedPrompts):
     """Prompts with the lengths of a trace that share text where hashes of the trace are equal.
 
-    Request `number` is row `number`. After the last row the rows repeat with other text. If the
-    source is the sessions of a trace, the number of a request is session * turns + position, as in
+    The request with the id `n` is row `n`. After the last row the rows repeat with other text. If the
+    source is the sessions of a trace, the id of a request is session * turns + position, as in
     the schedule.
 
     A hash of a trace stands for a block of a prompt and all text before it. Each hash becomes a
@@ -77,13 +77,13 @@ class TracePrompts(GeneratedPrompts):
         self._has_output = target.api != "embeddings"
         self._cached_block_text = functools.lru_cache(BLOCKS_CACHED)(self._block_text)
 
-    def __getitem__(self, number: int) -> Request:
-        request = self.locate(number)
-        text = self._prompt_text(number, request)
+    def __getitem__(self, request_id: int) -> Request:
+        request = self.locate(request_id)
+        text = self._prompt_text(request_id, request)
         return Request(
-            id=self._request_id(number),
+            id=self._wire_id(request_id),
             prompt=text.text,
-            max_tokens=self.requested_output_tokens(number) if self._has_output else None,
+            max_tokens=self.requested_output_tokens(request_id) if self._has_output else None,
             input_tokens=text.tokens,
             input_source=self._tokenizer.tag,
             extra=self._extra_fields(request.row),
@@ -91,20 +91,20 @@ class TracePrompts(GeneratedPrompts):
             turn=request.turn,
         )
 
-    def locate(self, number: int) -> TraceRequest:
-        """Return which request of the trace a number means.
+    def locate(self, request_id: int) -> TraceRequest:
+        """Return which request of the trace an id stands for.
 
-        Raises IndexError for a number that its session does not use.
+        Raises IndexError for an id that its session does not use.
         """
         if self._sessions is None:
-            cycle, row = divmod(number, len(self.trace))
+            cycle, row = divmod(request_id, len(self.trace))
             return TraceRequest(cycle, row)
         # A start is a session in one of the cycles, or a request that belongs to no session.
-        start, position = divmod(number, self.turns)
+        start, position = divmod(request_id, self.turns)
         cycle, session_index = divmod(start, len(self._sessions))
         turn = self._turn_at(self._sessions, session_index, position)
         if turn is None:
-            raise IndexError(number)
+            raise IndexError(request_id)
         row = int(self._sessions.rows(session_index)[turn])
         is_session = bool(self._sessions.is_session[session_index])
         return TraceRequest(cycle, row, start if is_session else SINGLE_REQUEST_SESSION, turn)
@@ -123,63 +123,63 @@ class TracePrompts(GeneratedPrompts):
             return last_turn
         return position if position < last_turn else None
 
-    def numbers(self, count: int) -> Iterable[int]:
-        """Return the numbers of the first requests."""
+    def request_ids(self, count: int) -> Iterable[int]:
+        """Return the ids of the first requests."""
         if self._sessions is None:
             return range(count)
         return itertools.islice(self._numbers_by_session(self._sessions), count)
 
     def _numbers_by_session(self, sessions: TraceSessions) -> Iterator[int]:
-        """Yield the numbers of all requests, one session after the other.
+        """Yield the ids of all requests, one session after the other.
 
-        The last request of a session has the last of its numbers, however many are between.
+        The last request of a session has the last of its ids, however many are between.
         """
         for start in itertools.count():
             session = start % len(sessions)
-            first_number = start * self.turns
+            first_id = start * self.turns
             if not sessions.is_session[session]:
-                yield first_number
+                yield first_id
                 continue
-            yield from range(first_number, first_number + int(sessions.sizes[session]) - 1)
-            yield first_number + self.turns - 1
+            yield from range(first_id, first_id + int(sessions.sizes[session]) - 1)
+            yield first_id + self.turns - 1
 
     def with_replies(
         self,
-        number: int,
+        request_id: int,
         replies: Mapping[int, AssistantTurn],  # noqa: ARG002 - part of the protocol
     ) -> Request:
         """Return the request; prompts of a trace contain no responses."""
-        return self[number]
+        return self[request_id]
 
-    def needs_replies(self, number: int) -> bool:  # noqa: ARG002 - part of the protocol
+    def needs_replies(self, request_id: int) -> bool:  # noqa: ARG002 - part of the protocol
         """Return False; prompts of a trace contain no responses."""
         return False
 
-    def input_tokens(self, number: int) -> int | None:
+    def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of the prompt as it is built."""
-        return self[number].input_tokens
+        return self[request_id].input_tokens
 
-    def requested_input_tokens(self, number: int) -> int:
+    def requested_input_tokens(self, request_id: int) -> int:
         """Return the content tokens of a prompt according to the trace."""
-        row = self.locate(number).row
+        row = self.locate(request_id).row
         return max(1, int(self.trace.input_tokens[row]) - self._template_tokens)
 
-    def requested_output_tokens(self, number: int) -> int:
+    def requested_output_tokens(self, request_id: int) -> int:
         """Return the output tokens of a request according to the trace."""
-        return int(self.trace.output_tokens[self.locate(number).row])
+        return int(self.trace.output_tokens[self.locate(request_id).row])
 
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of the one sequence of a request for embeddings."""
-        return (self.requested_input_tokens(number),)
+        return (self.requested_input_tokens(request_id),)
 
     # -- texts -----------------------------------------------------------------------------------
 
-    def _prompt_text(self, number: int, request: TraceRequest) -> Text:
+    def _prompt_text(self, request_id: int, request: TraceRequest) -> Text:
         """Return a prompt: the text of each block that has a hash, then a text of its own.
 
         A prompt without hashes shares nothing, so it gets a unique head.
         """
-        requested_tokens = self.requested_input_tokens(number)
+        requested_tokens = self.requested_input_tokens(request_id)
         remaining_tokens = requested_tokens
         pieces: list[str] = []
         for position, block in enumerate(self.trace.blocks(request.row)):
@@ -191,11 +191,11 @@ class TracePrompts(GeneratedPrompts):
                 )
                 remaining_tokens -= block_tokens
         if not pieces:
-            head = self._texts.unique_head(number, requested_tokens)
-            return self._texts.exact_text("user", number, requested_tokens, head)
+            head = self._texts.unique_head(request_id, requested_tokens)
+            return self._texts.exact_text("user", request_id, requested_tokens, head)
         if remaining_tokens:
-            head = [" " + self._texts.start_word(number)]
-            pieces.append(self._texts.random_text("own", number, remaining_tokens, head))
+            head = [" " + self._texts.start_word(request_id)]
+            pieces.append(self._texts.random_text("own", request_id, remaining_tokens, head))
         text = "".join(pieces)
         if self._tokenizer.additive:
             return Text(text, requested_tokens)

@@ -1,6 +1,8 @@
-"""`run.json`: everything known about a run except its rows; and `WorkerSample`, what a worker measures of itself.
+"""Defines `run.json`, the manifest of a run: everything that is known about it except its records.
 
-Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
+It also defines `WorkerSample`, what a worker measures about itself once a second. The module is
+pure: it converts bytes to values and back. The types must never hold a secret, because they are
+stored and printed unchanged.
 """
 
 from collections.abc import Sequence
@@ -12,114 +14,195 @@ from loadgen.core import format
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.json_files import decode_json, decode_json_lines
 from loadgen.core.results.record import SCHEMA
-from loadgen.core.slo import Slo, not_here
+from loadgen.core.slo import Slo, missing_metrics
 from loadgen.figures import METRICS
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One target of the load. The user declares `gpus`, `shape` and `region` for cost; "" or null: not declared.
+    """One target of the load.
 
-    `version`, `engine` and `precision` are what the server says of itself when it is probed; "": it does not say.
+    Attributes:
+        url: Its URL, without secrets.
+        server: The type of the server, as the key of its server profile: trtllm, vllm and so on.
+        model: The model that requests name.
+        gpus: The number of GPUs that the user declares for cost, or None.
+        shape: The instance type that the user declares, as in the price list, or "".
+        region: The region that the user declares for cost, or "".
+        node: The machine that it runs on. Several targets may share one.
+        name: Its name in a targets file, or a description such as "embedded simulation: gb300-vm".
+        simulated: Whether a simulated server responds.
+        version: The version that the server reports, such as "0.32.0", or "".
+        engine: The engine that the server reports, such as "pytorch", or "".
+        precision: The precision of weights and KV cache that the server reports, such as
+            "nvfp4, KV cache fp8", or "".
+        serves: The name by which steps of tasks request it. "" if it serves all other steps.
     """
 
     url: str = ""
-    server: str = ""  # trtllm, vllm, ...: the key in the dialect table
+    server: str = ""
     model: str = ""
     gpus: int | None = None
-    shape: str = ""  # machine type, as in the price list
+    shape: str = ""
     region: str = ""
-    node: str = ""  # the machine that it is on, where several targets may share one
-    name: str = ""  # "embedded simulation: gb300-vm", or the name in a targets file
+    node: str = ""
+    name: str = ""
     simulated: bool = False
-    version: str = ""  # of the server: "0.32.0"
-    engine: str = ""  # that runs the model behind the server: "pytorch"
-    precision: str = ""  # of weights, and of the KV cache where it says so: "nvfp4, KV cache fp8"
-    serves: str = (
-        ""  # the name by which steps of tasks ask for it; "": it serves all that ask for no other
-    )
+    version: str = ""
+    engine: str = ""
+    precision: str = ""
+    serves: str = ""
 
     @property
     def software(self) -> list[str]:
-        """What the server says of itself, as texts; [] when it says nothing."""
-        return [
-            *([f"{self.server or 'server'} {self.version}"] if self.version else []),
-            *([f"engine {self.engine}"] if self.engine else []),
-            *([f"precision {self.precision}"] if self.precision else []),
-        ]
+        """Return what the server reports about its software, one text per fact."""
+        facts = []
+        if self.version:
+            facts.append(f"{self.server or 'server'} {self.version}")
+        if self.engine:
+            facts.append(f"engine {self.engine}")
+        if self.precision:
+            facts.append(f"precision {self.precision}")
+        return facts
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
-    """Hashes of what was run: equal text means equal content (metrics.md). "" where it is not known.
+    """Hashes of what was run. Equal hashes mean equal content, and "" means that it is not known.
 
-    `bodies`: of the bytes of all request bodies, where all were built before the start; "" for endless and very large
-    loads, conversations with real replies, and in virtual time, where nothing is sent.
+    Attributes:
+        recipe: The configuration: workload without seed and salt, SLOs, and limits of validity.
+        work: The configuration without SLOs and limits of validity.
+        prompts: The texts, requested lengths and order of the prompts.
+        schedule: The arrival schedule.
+        bodies: The bytes of all request bodies, if all were built before the start. "" for loads
+            that have no end or are very large, for conversations with real replies, and in virtual
+            time, where nothing is sent.
     """
 
     recipe: str = ""
-    work: str = ""  # the recipe without what was promised of it: SLOs and limits of validity
+    work: str = ""
     prompts: str = ""
-    timetable: str = ""
+    schedule: str = msgspec.field(default="", name="timetable")
     bodies: str = ""
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned part of the run, with one arrival law. Rows refer to it by its index in `RunManifest.stages`."""
+    """One planned stage of the load, with one arrival process.
+
+    Records refer to it by its index in `RunManifest.stages`.
+
+    Attributes:
+        name: Its name.
+        arrival: Its arrival process as text: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s".
+        closed: Whether it is a closed loop, in which a request waits for the one before it.
+        measured: Whether its requests are measured.
+        start_ns: Its start.
+        end_ns: Its end, or None if it ends when its last request ends.
+        slots: The number of planned requests, or None if only its duration limits it.
+        rate: The nominal rate per second of requests, or of conversations.
+        concurrency: The number of virtual users of a closed loop.
+        first_slot: The id of its first slot.
+        sessions: The tasks, conversations and single requests that start in it. If None, that is
+            `slots / turns_per_session`.
+        ramp_s: The time over which the virtual users of a closed loop start evenly spread. 0 if
+            they start together.
+        ramp_from: What decided `ramp_s`: asked, probe, preset, or stage if it continues with the
+            virtual users of the stage before. "" if not known.
+    """
 
     name: str = ""
-    arrival: str = ""  # as text: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s"
-    closed: bool = False  # closed loop: the next start waits for a completion
+    arrival: str = ""
+    closed: bool = False
     measured: bool = True
     start_ns: int = 0
-    end_ns: int | None = None  # null: ends when its last request ends
-    slots: int | None = None  # planned; null when bounded by time alone
-    rate: float | None = None  # nominal, requests (conversations) per second
-    concurrency: int | None = None  # lanes of a closed loop
-    first_slot: int = 0  # number of its first slot
-    chains: int | None = (
-        None  # tasks, conversations and single requests that start in it; null: `slots / turns`
-    )
-    ramp_s: float | None = (
-        None  # closed loop: its lanes begin evenly spread over this time; 0: all at once
-    )
-    ramp_from: str = (
-        ""  # where ramp_s is from: asked, probe, preset, stage (it takes lanes over); "": not known
-    )
+    end_ns: int | None = None
+    slots: int | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    first_slot: int = 0
+    sessions: int | None = msgspec.field(default=None, name="chains")
+    ramp_s: float | None = None
+    ramp_from: str = ""
 
 
 class ClassPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of a run. Rows do not name it: the seed and the number of a start decide its class."""
+    """One request class of a run.
+
+    Records do not name their class: the seed and the number of the session decide it.
+
+    Attributes:
+        name: Its name.
+        share: Its requested fraction of all sessions.
+        model: Its model, or None for that of the target.
+        priority: The priority that its requests carry, or None.
+        tenant: The tenant that its requests name for gateways, or None.
+        slo: Its own SLO, or that of the workload.
+    """
 
     name: str = ""
-    share: float = 1.0  # of all starts, as asked: single requests, conversations and tasks
-    model: str | None = None  # null: that of the target
+    share: float = 1.0
+    model: str | None = None
     priority: int | None = None
-    tenant: str | None = None  # as sent for gateways; null: none
-    slo: Slo | None = None  # its own, or that of the workload
+    tenant: str | None = None
+    slo: Slo | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the tasks of a run, where all tasks have the same requests. Rows name it by their turn."""
+    """One step of the tasks of a run, if all tasks have the same requests.
+
+    Records refer to it by their turn.
+
+    Attributes:
+        name: Its name.
+        of_class: The request class of its tasks. "" if the run has no classes.
+        kind: What its requests are: chat, embed or rerank.
+        targets: The indices of the targets that serve it.
+        model: Its model, or None for that of the target.
+        pause: What passes before its requests: the names of tools, "thinking", or "" for nothing.
+        turns: The turns of its requests.
+        after: The turns that each of its requests waits for.
+    """
 
     name: str = ""
-    of_class: str = ""  # "": all requests are of one kind
-    kind: str = "chat"  # chat, embed, rerank
-    targets: tuple[int, ...] = ()  # indices of those that serve it
-    model: str | None = None  # null: that of the target
-    pause: str = ""  # what passes before its requests: names of tools, "thinking"; "": nothing
-    turns: tuple[int, ...] = ()  # of its requests
-    after: tuple[tuple[int, ...], ...] = ()  # for each of these: the turns that it waits for
+    of_class: str = ""
+    kind: str = "chat"
+    targets: tuple[int, ...] = ()
+    model: str | None = None
+    pause: str = ""
+    turns: tuple[int, ...] = ()
+    after: tuple[tuple[int, ...], ...] = ()
 
 
 class ChunkReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the retrieved chunks of a load come again, in the order in which its requests are planned."""
+    """How often the retrieved chunks of a load repeat, in the order of its planned requests.
 
-    requests: int = 0  # looked at: all that are planned, or those with the first 30,000 chunks
-    reused_share: float = 0.0  # of the chunks: in an earlier prompt already
-    leading_share: float = 0.0  # of the chunks: an earlier prompt has the same ones up to here, so a prefix cache helps
+    Attributes:
+        requests: The examined requests: all that are planned, or those with the first 30,000
+            chunks.
+        reused_share: The fraction of chunks that an earlier prompt already contains.
+        leading_share: The fraction of chunks that a prefix cache can serve, because an earlier
+            prompt begins with the same chunks up to this one.
+    """
+
+    requests: int = 0
+    reused_share: float = 0.0
+    leading_share: float = 0.0
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that generated the load."""
+    """The machine that generated the load.
+
+    Attributes:
+        name: Its host name.
+        kernel: The version of its kernel.
+        python: The version of Python.
+        cpu: The model of its CPU.
+        cpus: The number of its CPUs.
+        memory_bytes: Its memory.
+        clock: The source of its monotonic clock, such as "tsc".
+        versions: The versions of the libraries that affect results.
+        hot_path: What read the sockets: "compiled" for C code, or "python" if at least one worker
+            used Python. "" if no socket was read.
+    """
 
     name: str = ""
     kernel: str = ""
@@ -127,13 +210,23 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str = ""
     cpus: int | None = None
     memory_bytes: int | None = None
-    clock: str = ""  # source of the monotonic clock: "tsc"
-    versions: dict[str, str] = {}  # of the libraries that affect results
-    hot_path: str = ""  # what read the sockets: "compiled" (C), "python" (or one of the workers did), "": none was read
+    clock: str = ""
+    versions: dict[str, str] = {}
+    hot_path: str = ""
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker on a node of a cluster. Its clock is ahead of the driver's clock by `offset_ms` ± `bound_ms`."""
+class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker on a node of a cluster.
+
+    Attributes:
+        worker: Its number.
+        node: The name of its node.
+        address: The address of its node.
+        offset_ms: How far its clock is ahead of the driver's clock.
+        bound_ms: The uncertainty of `offset_ms`.
+        lost: Whether its node was lost during the run.
+        hot_path: As in `Host`. "" if the worker was lost or has not ended yet.
+    """
 
     worker: int
     node: str = ""
@@ -141,193 +234,284 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     offset_ms: float = 0.0
     bound_ms: float = 0.0
     lost: bool = False
-    hot_path: str = ""  # of `Host`; "": lost, or not at its end yet
+    hot_path: str = ""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Where the workers ran, if not on this machine.
 
-    All workers start within `start_bound_ms` of instant 0 of the run, measured by clock exchanges with each worker.
-    `drift_ms`: largest change of a clock offset by the end of the run; null: not known.
+    Attributes:
+        address: The address of the Ray cluster, as the user gave it.
+        nodes: The number of its nodes.
+        start_bound_ms: All workers start within this time of the start of the run, by clock
+            exchanges with each worker.
+        drift_ms: The largest change of a clock offset until the end of the run, or None if it is
+            not known.
+        workers: Its workers.
+        lost: The nodes that were lost before the load, since the last run of the command.
     """
 
-    address: str = ""  # of the Ray cluster, as the user gave it
+    address: str = ""
     nodes: int = 0
     start_bound_ms: float = 0.0
     drift_ms: float | None = None
-    workers: tuple[Placed, ...] = ()
-    lost: tuple[
-        str, ...
-    ] = ()  # nodes that were lost before the load, since the last run of the command
+    workers: tuple[PlacedWorker, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a run a folder holds, if the run was divided with `--shard`, and what merging the parts needs."""
+    """Which part of a run divided with `--shard` a folder holds, and what merging needs.
 
-    index: int  # from 1
+    Attributes:
+        index: The number of the part, from 1.
+        count: The number of parts.
+        start_at: The common start, as in RFC 3339.
+        start_delay_ms: The time from the common start to the start of this part.
+        stages: The stages of the complete run. `RunManifest.stages` are those of this part.
+        prompts_total: The sum of the hashes of its prompts, in hexadecimal.
+        bodies_total: The sum of the hashes of its request bodies, in hexadecimal.
+        prompts_count: The number of prompts in these sums.
+    """
+
+    index: int
     count: int
-    start_at: str  # the common start, RFC 3339
-    start_delay_ms: float | None = None  # from the common start to the start of this part
-    stages: tuple[
-        StagePlan, ...
-    ] = ()  # those of the whole run; `RunManifest.stages` are of this part
-    prompts_total: str = ""  # hexadecimal: the sum of the hashes of its prompts
-    bodies_total: str = ""  # hexadecimal: the sum of the hashes of its request bodies
-    prompts_count: int = 0  # number of prompts in these sums
+    start_at: str
+    start_delay_ms: float | None = None
+    stages: tuple[StagePlan, ...] = ()
+    prompts_total: str = ""
+    bodies_total: str = ""
+    prompts_count: int = 0
 
 
 class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a merged run."""
+    """One part of a merged run.
 
-    index: int  # from 1
-    state: str  # that of its header, killed, or missing: there is no result of it
+    Attributes:
+        index: The number of the part, from 1.
+        state: The state in its manifest, or killed, or missing if there is no result of it.
+        host: The name of its machine.
+        workers: The number of its workers.
+        start_delay_ms: The time from the common start to the start of this part.
+    """
+
+    index: int
+    state: str
     host: str = ""
     workers: int = 0
-    start_delay_ms: float | None = None  # from the common start to the start of this part
+    start_delay_ms: float | None = None
 
 
 class ReasonCode(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding about a run, for programs: what it is, and the values in it. `metrics/reasons.py` has the words."""
+    """One finding about a run for programs: its code and its values.
+
+    `metrics/reasons.py` has the sentence of each code.
+    """
 
     code: str
     values: dict[str, Any] = {}
 
 
 class PluginUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of another package that a run used."""
+    """A table row of another package that a run used.
 
-    table: str  # loadgen.backends, loadgen.formats, ...: the group of its entry point
+    Attributes:
+        table: The group of its entry point: loadgen.backends, loadgen.formats and so on.
+        name: The name of the row.
+        package: The package that it belongs to.
+        version: The version of the package.
+    """
+
+    table: str
     name: str
     package: str
     version: str
 
 
 class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
+    """The content of `run.json`.
+
+    It is written when the run starts, with the state "running", and again when the run ends.
+    """
 
     schema: int = SCHEMA
-    run: str = ""  # id of the run: the name of its folder
-    name: str = ""  # the name that the user gave it
-    started: str = ""  # wall clock, ISO 8601 with offset: instant 0 of all rows
+
+    # What was run, and when.
+    run: str = ""
+    """The id of the run, which is the name of its folder."""
+    name: str = ""
+    """The name that the user gave it."""
+    started: str = ""
+    """The wall clock at the start, ISO 8601 with offset. The times of all records count from it."""
     ended: str = ""
-    state: str = "running"  # running (or killed), finished, interrupted (by the user), stopped, decided (by a search)
-    version: str = ""  # of loadgen
-    plugins: tuple[
-        PluginUsed, ...
-    ] = ()  # rows of other packages that were used until the load began
-    command: tuple[str, ...] = ()  # secrets removed
+    state: str = "running"
+    """running (or killed), finished, interrupted by the user, stopped by a rule, or decided by a
+    search."""
+    version: str = ""
+    """The version of loadgen."""
+    plugins: tuple[PluginUsed, ...] = ()
+    """Rows of other packages that were used until the load began."""
+    command: tuple[str, ...] = ()
+    """The command line without secrets."""
+
+    # The workload.
     workload: str = ""
-    source_text: str = ""  # of the workload file, `${VAR}` not expanded
+    source_text: str = ""
+    """The text of the workload file. `${VAR}` is not expanded."""
     source_sha256: str = ""
     seed: int | None = None
     schedule_seed: int | None = None
-    salt: str = ""  # the same seed and salt give the same prompts
-    new_prompts: bool = True  # seed or salt were drawn for this run: no server can know its prompts
+    salt: str = ""
+    """Makes prompts unique. The same seed and salt give the same prompts."""
+    new_prompts: bool = True
+    """Whether seed or salt were drawn for this run, so that no server can know its prompts."""
     targets: tuple[TargetFacts, ...] = ()
-    metadata: dict[str, str] = {}  # what the user said with --metadata
-    client: str = "wire"  # wire, or virtual for a run in virtual time
+    metadata: dict[str, str] = {}
+    """The values of `--metadata`."""
+    client: str = "wire"
+    """wire, or virtual for a run in virtual time."""
     api: str = "chat"
     stream: bool = True
     slo: Slo | None = None
     limits: ValidityLimits = ValidityLimits()
     stages: tuple[StagePlan, ...] = ()
-    classes: tuple[ClassPlan, ...] = ()  # empty: all requests are of one kind
-    steps: tuple[
-        StepPlan, ...
-    ] = ()  # of tasks; empty where there are none, or their numbers of requests are drawn
+    classes: tuple[ClassPlan, ...] = ()
+    """The request classes. Empty if all requests are of one kind."""
+    steps: tuple[StepPlan, ...] = ()
+    """The steps of tasks. Empty without tasks, or if their numbers of requests are random."""
     fingerprints: Fingerprints = Fingerprints()
-    rtt_ms: float | None = None  # connect time without load
-    dns_ms: float | None = (
-        None  # what the lookup of a target's name took before the load, the longest; null: addresses
-    )
+
+    # The network and the tokenizer.
+    rtt_ms: float | None = None
+    """The time to connect, without load."""
+    dns_ms: float | None = None
+    """The longest lookup of a target's name before the load. None if targets are addresses."""
     tokenizer: str = ""
-    tokenizer_tag: str = ""  # estimate, tokenizer
-    tokenizer_sha256: str = ""  # of the tokenizer file; "": the packaged vocabulary
-    template_tokens: int | None = (
-        None  # tokens that the chat template adds, by the two-length probe; null: not known
-    )
-    usage_asked: bool = True
-    session_header: str | None = None  # the header that named the session of each request
-    slo_headers: bool = False  # each request told a gateway its SLO
-    server_timing: bool = False  # the server was asked for its own account of each request
-    random_words: bool = False  # prompts are made of words drawn at random
-    # the workload requests the token counts of its prompts: all sources but a file of prompts
+    tokenizer_tag: str = ""
+    """The source of token counts: estimate or tokenizer."""
+    tokenizer_sha256: str = ""
+    """The hash of the tokenizer file. "" for the packaged vocabulary."""
+    template_tokens: int | None = None
+    """The tokens that the chat template adds, measured with prompts of two lengths. None if not
+    known."""
+
+    # What requests and prompts contain.
+    requests_usage: bool = msgspec.field(default=True, name="usage_asked")
+    """Whether requests ask the server for token counts."""
+    session_header: str | None = None
+    """The HTTP header that named the session of each request."""
+    slo_headers: bool = False
+    """Whether each request carried its SLO for a gateway."""
+    server_timing: bool = False
+    """Whether the server was asked for a timing breakdown of each request."""
+    random_words: bool = False
+    """Whether prompts consist of random words."""
     prompt_lengths_requested: bool = False
-    shares_prompts: bool = (
-        False  # the workload shares prefixes or sends history again, so cached tokens are expected
-    )
-    cache_reset: bool = (
-        False  # the servers' prefix caches were emptied between the probe and the load
-    )
-    chunks: ChunkReuse | None = (
-        None  # what the prompts of a workload with retrieved chunks share; null: it has none
-    )
-    cache_asked: float | None = (
-        None  # share of prompt tokens that the servers' caches were to know; null: not asked
-    )
-    cache_bound: float | None = (
-        None  # share of a trace's prompt tokens that came before in it; null: not told
-    )
+    """Whether the workload requests the lengths of its prompts. Only a file of prompts does not."""
+    shares_prompts: bool = False
+    """Whether prompts share prefixes or repeat history, so that cached tokens are expected."""
+    cache_reset: bool = False
+    """Whether the servers' prefix caches were emptied between the preflight and the load."""
+    chunks: ChunkReuse | None = None
+    """What prompts with retrieved chunks share. None if the workload has none."""
+    requested_cache_share: float | None = msgspec.field(default=None, name="cache_asked")
+    """The fraction of prompt tokens that the servers' caches were to contain. None if the workload
+    does not request one."""
+    trace_cache_share: float | None = msgspec.field(default=None, name="cache_bound")
+    """The fraction of the prompt tokens of a trace that came before in it. None if not known."""
+
+    # Limits of the load.
     max_in_flight: int | None = None
-    max_in_prefill: int | None = None  # null also in runs before minor version 8
-    grace_s: float | None = (
-        None  # how long the drain may last: as asked with `grace`, else as `timeout`
-    )
+    max_in_prefill: int | None = None
+    """Also None in runs before the minor version 8."""
+    grace_s: float | None = None
+    """How long the drain may last: the option `grace`, else `timeout`."""
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
-    turns: int = 1  # places of a conversation or task in the numbers of slots: the most turns that one may have
+    turns_per_session: int = msgspec.field(default=1, name="turns")
+    """The slot ids that each conversation or task has, which is the most turns that one may have."""
     workers: int = 1
-    percentiles: tuple[float, ...] = ()  # further ones, as shares, that the user asked for
-    energy_pages: tuple[str, ...] = ()  # pages about the power of the hardware that are read
-    server_pages: tuple[str, ...] | None = (
-        None  # URLs of the servers' metrics pages that are read; null: not searched
-    )
+
+    # What else is measured.
+    percentiles: tuple[float, ...] = ()
+    """Further percentiles that the user requested, as fractions."""
+    energy_pages: tuple[str, ...] = ()
+    """The pages with the power of the hardware that are read."""
+    server_pages: tuple[str, ...] | None = None
+    """The URLs of the servers' metrics pages that are read. None if none were looked for."""
+
+    # Where the load came from.
     host: Host = Host()
-    cluster: Cluster | None = None  # null: the workers ran on `host`
-    shard: ShardPart | None = None  # null: the folder holds a whole run
-    parts: tuple[MergedPart, ...] = ()  # of a run that `loadgen merge` made; empty: of any other
-    notes: tuple[
-        str, ...
-    ] = ()  # warnings, most of them known before the first request; they become warnings of the verdict
-    note_codes: dict[str, ReasonCode] = {}  # note -> its code and values, where it has some
-    stopped_by: ReasonCode | None = None  # the rule of `stop_when` that ended the run
+    cluster: Cluster | None = None
+    """None if the workers ran on `host`."""
+    shard: ShardPart | None = None
+    """None if the folder holds a complete run."""
+    merged_parts: tuple[MergedPart, ...] = msgspec.field(default=(), name="parts")
+    """The parts of a run that `loadgen merge` created. Empty for any other run."""
+
+    # Findings.
+    warnings: tuple[str, ...] = msgspec.field(default=(), name="notes")
+    """Sentences, most of them known before the first request. The verdict repeats them."""
+    warning_codes: dict[str, ReasonCode] = msgspec.field(default={}, name="note_codes")
+    """The code and the values of each warning that has a code, by its sentence."""
+    stopped_by: ReasonCode | None = None
+    """The rule of `stop_when` that ended the run."""
 
     def __post_init__(self) -> None:
-        """A stored header may be damaged: a figure that is not here was of another package that the run used."""
-        of_others = {one.name for one in self.plugins if one.table == METRICS.group}
-        if unknown := not_here(self.slos).keys() - of_others:
+        """Raise ValueError if an SLO names a metric that neither loadgen nor a plug-in defines.
+
+        A metric that is not available here may have come from another package.
+        """
+        plugin_metrics = {plugin.name for plugin in self.plugins if plugin.table == METRICS.group}
+        unknown = missing_metrics(self.slos).keys() - plugin_metrics
+        if unknown:
             raise ValueError(f"no SLO is of {min(unknown)!r}")
 
     @property
     def slos(self) -> tuple[Slo, ...]:
-        """That of the run, and those of its classes."""
-        return tuple(
-            slo for slo in (self.slo, *(plan.slo for plan in self.classes)) if slo is not None
-        )
-
-
-def are_interchangeable(targets: Sequence[TargetFacts]) -> bool:
-    """Whether each target serves all requests: not where steps of tasks have targets of their own."""
-    return not any(target.serves for target in targets)
+        """Return the SLO of the run and those of its classes."""
+        slos = [self.slo, *(request_class.slo for request_class in self.classes)]
+        return tuple(slo for slo in slos if slo is not None)
 
 
 class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker measured of itself, once a second. `cpu_s` is cumulative, `peak_rss_bytes` the highest so far."""
+    """What a worker measures about itself once a second.
 
-    t_s: float  # end of the sample, from the start of the run
+    Attributes:
+        t_s: The end of the sample, from the start of the run.
+        worker: The number of the worker.
+        span_s: The length of the sample. From 0.9 s on it counts as a full second.
+        cpu_share: CPU time as a fraction of one core.
+        waited_share: The fraction of the sample in which the worker was ready to run, but another
+            thread had the core. None on systems other than Linux.
+        write_share: The fraction of the sample that writing records took. Nothing is sent then.
+        cpu_s: The CPU time since the start.
+        peak_rss_bytes: The largest resident memory since the start.
+        in_flight: Requests in flight.
+        sent: Requests sent since the start.
+        done: Requests that ended since the start.
+        failed: Requests that failed since the start.
+    """
+
+    t_s: float
     worker: int = 0
-    span_s: float = 1.0  # length of the sample; a full second is 0.9 s or more
-    cpu_share: float = 0.0  # of one core
-    waited_share: float | None = (
-        None  # of the sample: ready to run, but another thread had the core (Linux only)
-    )
-    write_share: float = 0.0  # of the sample: writing records, in which nothing is sent
+    span_s: float = 1.0
+    cpu_share: float = 0.0
+    waited_share: float | None = None
+    write_share: float = 0.0
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     in_flight: int = 0
     sent: int = 0
     done: int = 0
     failed: int = 0
+
+
+def are_interchangeable(targets: Sequence[TargetFacts]) -> bool:
+    """Return True if each target serves all requests.
+
+    Steps of tasks may have targets of their own, which serve only these steps.
+    """
+    return not any(target.serves for target in targets)
 
 
 def encode_manifest(manifest: RunManifest) -> bytes:

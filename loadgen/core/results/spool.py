@@ -47,10 +47,10 @@ _HEAT_STARTS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
 class Timeline:
     """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
 
-    __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
+    __slots__ = ("_start_ns", "bins", "errors", "events", "first", "gaps", "used")
 
     def __init__(self, start_ns: int) -> None:
-        self.flow = EventTimeline()
+        self.events = EventTimeline()
         self.gaps = Histogram()
         self.errors = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
@@ -59,8 +59,8 @@ class Timeline:
         self._start_ns = start_ns
 
     def fold(self) -> int:
-        """Count what `flow` has collected, then clear it; returns how many output events it was."""
-        flow = self.flow
+        """Count what `events` has collected, then clear it; returns how many output events it was."""
+        flow = self.events
         together = np.array(flow.together, np.int64).reshape(-1, 2)
         further = int(together[:, 1].sum())
         if flow.gaps:

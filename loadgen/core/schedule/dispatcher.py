@@ -127,7 +127,7 @@ class _ArrivalCursor:
         self.next_ns = next(self._times_ns, _NEVER_NS)
 
     @property
-    def taken(self) -> int:
+    def arrival_count(self) -> int:
         """Return how many arrivals have been taken."""
         return (self.next_session - self._first_session) // self._shard_count
 
@@ -741,7 +741,7 @@ class Dispatcher:
     def _unsent_slots_of_stages(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
         """Yield the remaining arrivals of the current stage, and everything of later stages."""
         yield from interrupted.slots_of_arrivals(
-            self._current_stage, self._current_start_ns, self._arrivals.taken
+            self._current_stage, self._current_start_ns, self._arrivals.arrival_count
         )
         for stage in self.schedule.stages[self._current_stage.index + 1 :]:
             if not stage.is_closed_loop:

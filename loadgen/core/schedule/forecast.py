@@ -65,7 +65,7 @@ def mean_tokens(prompts: Prompts) -> MeanTokens:
     """Return the mean size of the first requests of a workload."""
     input_tokens = []
     output_tokens = []
-    for number in prompts.numbers(_SAMPLED_REQUESTS):
+    for number in prompts.request_ids(_SAMPLED_REQUESTS):
         requested_output = prompts.requested_output_tokens(number)
         input_tokens.append(prompts.requested_input_tokens(number) or 0)
         output_tokens.append(

@@ -52,7 +52,7 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     @property
-    def told(self) -> set[str]:
+    def known_keys(self) -> set[str]:
         """The keys of a description of the system (`execution/system_file.py`) that are known by it."""
         known = {
             "accelerator.model": self.model,

@@ -134,7 +134,7 @@ def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
     """Half of 150 prompt tokens were to come from the cache; 30 % is another load, and a silent server is unknown."""
     found = rows(1, 600, 10.0)
     found["cached_tokens"] = cached
-    told = checked(found, cache_asked=0.5, shares_prompts=True)["cache"]
+    told = checked(found, requested_cache_share=0.5, shares_prompts=True)["cache"]
     assert (told.asked, told.ok) == (0.5, ok)
     assert words.rows([told])[0][1] == "50.0 %"
 

@@ -60,7 +60,9 @@ def found(
     codes: dict[str, ReasonCode] | None = None,
 ) -> tuple[Recovery, ...]:
     """Ten requests a second over the stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
-    manifest = RunManifest(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
+    manifest = RunManifest(
+        state="finished", stages=tuple(stages), slo=slo, warning_codes=codes or {}
+    )
     return recovery.of_rows([Columns(rows_of(late, until_s, stages))], manifest, said)
 
 
@@ -73,25 +75,28 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
     (one,) = found(
         (12, 29)
     )  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
-    assert (one.spike, one.after, one.at_s) == ("poisson 30/s", "poisson 10/s", 20)
-    assert (one.broken, one.back_s) == (True, 10.0)
+    assert (one.load_before, one.load_after, one.at_s) == ("poisson 30/s", "poisson 10/s", 20)
+    assert (one.slo_missed, one.recovered_after_s) == (True, 10.0)
     assert recovery_words.back(one) == "held again after 10.0 s"
 
 
 def test_a_late_miss_counts_and_what_is_not_back_by_the_end_is_said_so() -> None:
     (late,) = found((50, 50.1))
-    assert late.back_s == 32.0
+    assert late.recovered_after_s == 32.0
     (never,) = found((12, 60))
-    assert (never.broken, never.back_s) == (True, None) and never.seen_s == pytest.approx(39.9)
+    assert (never.slo_missed, never.recovered_after_s) == (
+        True,
+        None,
+    ) and never.observed_s == pytest.approx(39.9)
     assert recovery_words.back(never) == "NOT BACK within 39.9 s"
 
 
 def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
     allowed = Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.9),))
-    assert found((30, 30.2), slo=allowed)[0].broken is False  # 2 of a group of 20
-    assert found((30, 30.3), slo=allowed)[0].back_s == 12.0
+    assert found((30, 30.2), slo=allowed)[0].slo_missed is False  # 2 of a group of 20
+    assert found((30, 30.3), slo=allowed)[0].recovered_after_s == 12.0
     assert (
-        found((30, 30.2), slo=Slo(goodput_share=0.95))[0].broken is False
+        found((30, 30.2), slo=Slo(goodput_share=0.95))[0].slo_missed is False
     )  # no term: every ok request is good
 
 
@@ -134,25 +139,34 @@ def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_ser
     said: list[MetricSample], counts: tuple[int, int]
 ) -> None:
     gone, come = found((5, 9), said=said, stages=STAGES[:1])
-    assert [(one.event, one.spike, one.after, one.at_s) for one in (gone, come)] == [
+    assert [(one.event, one.load_before, one.load_after, one.at_s) for one in (gone, come)] == [
         ("loss", f"{counts[0]} replicas", format.counted(counts[1], "replica"), 5.0),
         ("scale_up", format.counted(counts[1], "replica"), f"{counts[0]} replicas", 40.0),
     ]
-    assert (gone.broken, gone.back_s) == (True, 4.0) and gone.seen_s == pytest.approx(54.9)
+    assert (gone.slo_missed, gone.recovered_after_s) == (
+        True,
+        4.0,
+    ) and gone.observed_s == pytest.approx(54.9)
     assert recovery_words.back(come) == "held all the time"
     (_, slow) = found((35, 43), said=said, stages=STAGES[:1])
-    assert (slow.broken, slow.back_s) == (True, 4.0), "it was asked for, since the SLO was missed"
+    assert (slow.slo_missed, slow.recovered_after_s) == (True, 4.0), (
+        "it was asked for, since the SLO was missed"
+    )
     (lost, _) = found((5, 43), said=said, stages=STAGES[:1])
-    assert lost.back_s == 38.0, "the replica that came was part of the way back"
+    assert lost.recovered_after_s == 38.0, "the replica that came was part of the way back"
 
 
 def test_the_way_back_of_one_event_ends_where_the_next_makes_it_worse() -> None:
     """The way back of a spike had the miss of a replica lost long after it."""
     spike, lost = found((31, 33), said=[*ready(-1, 4), *ready(30, 3)])
-    assert (spike.event, spike.back_s, spike.seen_s) == ("spike", 0.0, pytest.approx(9.9))
-    assert (lost.event, lost.back_s) == ("loss", 4.0)
+    assert (spike.event, spike.recovered_after_s, spike.observed_s) == (
+        "spike",
+        0.0,
+        pytest.approx(9.9),
+    )
+    assert (lost.event, lost.recovered_after_s) == ("loss", 4.0)
     before, _ = found((25, 26), said=[*ready(-1, 4), *ready(8, 3)])
-    assert (before.event, before.seen_s) == ("loss", pytest.approx(1.9)), (
+    assert (before.event, before.observed_s) == ("loss", pytest.approx(1.9)), (
         "to the beginning of the spike"
     )
 
@@ -160,7 +174,7 @@ def test_the_way_back_of_one_event_ends_where_the_next_makes_it_worse() -> None:
 def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
     codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
     (one,) = found((30, 31), codes=codes, stages=STAGES[:1])
-    assert (one.event, one.spike, one.after, one.at_s, one.back_s) == (
+    assert (one.event, one.load_before, one.load_after, one.at_s, one.recovered_after_s) == (
         "loss",
         "b",
         "gone",

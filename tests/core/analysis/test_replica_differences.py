@@ -106,10 +106,13 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
 
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
-    found = summary.between
-    assert (found.unit, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
-    assert {(one.name, one.metric) for one in found.odd} == {("vm-07", "tpot"), ("vm-07", "e2e")}
-    tpot = next(one for one in found.odd if one.metric == "tpot")
+    found = summary.node_differences
+    assert (found.compared, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
+    assert {(one.name, one.metric) for one in found.outliers} == {
+        ("vm-07", "tpot"),
+        ("vm-07", "e2e"),
+    }
+    tpot = next(one for one in found.outliers if one.metric == "tpot")
     assert tpot.change == pytest.approx(0.08, abs=0.025)
     table = {one.metric: one for one in found.variances}["tpot"]
     shares = (table.between_share, table.time_share, table.own_time_share, table.within_share)
@@ -120,7 +123,7 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     shown = text.render(summary)
     assert "vm-07 stands out: TPOT" in shown and re.search(r"between .*\n.* targets ", shown)
     assert "vm-07 stands out" in run_page.render(summary)
-    assert load_summary(dump_summary(summary)).between == found
+    assert load_summary(dump_summary(summary)).node_differences == found
 
 
 @pytest.mark.parametrize(("error_ms", "named"), [(0.01, True), (0.45, False)])
@@ -137,7 +140,7 @@ def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
     rows["last_token_error_ns"][slower | everywhere] = int(49 * error_ms * MS)
     summary = _summary(rows)
     assert "tpot" not in summary.unsound
-    assert ("tpot" in {one.metric for one in summary.between.odd}) is named
+    assert ("tpot" in {one.metric for one in summary.node_differences.outliers}) is named
 
 
 def test_compare_says_which_node_of_a_side_stands_out() -> None:
@@ -159,23 +162,26 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
 @pytest.mark.parametrize("targets", [3, 18])
 def test_equal_nodes_name_none(targets: int) -> None:
     for seed in range(4):
-        found = _summary(_rows(targets, {}, seed=seed)).between
-        assert found.odd == () and found.nodes == targets, seed
+        found = _summary(_rows(targets, {}, seed=seed)).node_differences
+        assert found.outliers == () and found.nodes == targets, seed
     assert f"No target stands out: each of {targets}" in text.render(_summary(_rows(targets, {})))
 
 
 def test_of_two_nodes_nobody_says_which_is_the_odd_one() -> None:
     found = _summary(_rows(2, {0: 1.5}))
-    assert found.between.odd == () and found.between.variances[1].between_share > 0.5
+    assert (
+        found.node_differences.outliers == ()
+        and found.node_differences.variances[1].between_share > 0.5
+    )
     assert "Two targets: which of them stands out cannot be told" in text.render(found)
 
 
 def test_too_few_answers_are_said_and_not_judged() -> None:
     rows = _rows(4, {})
     rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
-    found = _summary(rows).between
+    found = _summary(rows).node_differences
     assert found.silent == ("vm-02",) and found.nodes == 3
-    few = _summary(_rows(4, {}, per=3)).between
+    few = _summary(_rows(4, {}, per=3)).node_differences
     assert (
         few.variances == ()
         and few.silent == ()
@@ -189,9 +195,9 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)
     assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
     assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
-    assert summary.between.unit == "node" and {one.name for one in summary.between.odd} == {
-        "node-3"
-    }
+    assert summary.node_differences.compared == "node" and {
+        one.name for one in summary.node_differences.outliers
+    } == {"node-3"}
     assert "\nnode " in text.render(summary)
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
@@ -219,8 +225,8 @@ def test_a_simulated_rack_is_compared_by_replica(
         "3",
     ]
     run_command_line([*call, "-o", str(out)])
-    found = load_summary((out / "summary.json").read_bytes()).between
-    assert found.unit == "replica" and found.nodes == 72 and found.odd == ()
+    found = load_summary((out / "summary.json").read_bytes()).node_differences
+    assert found.compared == "replica" and found.nodes == 72 and found.outliers == ()
     tpot = next(one for one in found.variances if one.metric == "tpot")
     assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
         0.031 * tpot.mean_ms, rel=0.2

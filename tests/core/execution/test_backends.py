@@ -121,7 +121,7 @@ def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path:
     assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), (
         "it says that it is"
     )
-    assert "it was started for this run" in manifest.notes
+    assert "it was started for this run" in manifest.warnings
     assert result.summary.requests.ok == 3
 
 

@@ -52,7 +52,7 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
             assert abs(equal - max(built, 0)) <= 2
     assert len(set(texts)) == 40
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    assert summary.cache_asked == share
+    assert summary.requested_cache_share == share
     assert summary.tokens.cached_share == pytest.approx(
         share, abs=0.05
     )  # whole blocks, and each group grows

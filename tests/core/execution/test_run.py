@@ -342,7 +342,7 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
     assert not set(first) & set(other)
     assert salted.salt == "blue"
     assert salted.fingerprints.recipe == manifest.fingerprints.recipe
-    assert salted.fingerprints.timetable == manifest.fingerprints.timetable
+    assert salted.fingerprints.schedule == manifest.fingerprints.schedule
     assert salted.fingerprints.prompts != manifest.fingerprints.prompts
     assert salted.fingerprints.bodies != manifest.fingerprints.bodies
     fresh, drawn = received("fresh", seed=str(manifest.seed), salt="fresh")

@@ -166,7 +166,7 @@ def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_war
     }
     coded = reasons.make_note("undisclosed", {"missing": missing})
     told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
-    manifest = runs.manifest("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
+    manifest = runs.manifest("r", 200, warnings=tuple(coded), warning_codes=coded, metadata=told)
     rows = queueing.rows(1, 200)
     plain = summarize(manifest, rows)
     seen = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))

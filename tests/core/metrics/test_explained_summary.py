@@ -62,7 +62,7 @@ def conversations() -> tuple[Any, ...]:
     rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
     manifest = RunManifest(
         state="finished",
-        turns=3,
+        turns_per_session=3,
         stages=(StagePlan(name="all", arrival="constant 10/s"),),
         targets=(TargetFacts(name="a"), TargetFacts(name="b")),
         slo=Slo(terms=(Term(metric="ttft", limit_ns=300 * MS, quantile=0.9),)),

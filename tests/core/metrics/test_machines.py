@@ -14,18 +14,18 @@ from runs import manifest
 from loadgen.core.metrics.columns import LOST
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
-from loadgen.core.results.manifest import Cluster, Placed, WorkerSample
+from loadgen.core.results.manifest import Cluster, PlacedWorker, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.runs import text
 
 MS = 1_000_000
 
 
-def place_worker(worker: int, node: str, *, lost: bool = False) -> Placed:
-    return Placed(worker=worker, node=node, address="10.0.0.1", lost=lost)
+def place_worker(worker: int, node: str, *, lost: bool = False) -> PlacedWorker:
+    return PlacedWorker(worker=worker, node=node, address="10.0.0.1", lost=lost)
 
 
-def summary_of_machines(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
+def summary_of_machines(*workers: PlacedWorker, lost: tuple[str, ...] = ()) -> Summary:
     """Of four workers; the last one is 50 ms late with each request, and loses every tenth."""
     found = rows(1, 400)
     found["worker"] = np.arange(400) % 4

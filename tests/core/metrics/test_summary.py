@@ -346,10 +346,10 @@ def test_a_conversation_is_ok_if_every_turn_is() -> None:
     rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
     rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
     cut = summarize(
-        RunManifest(turns=3), rows
+        RunManifest(turns_per_session=3), rows
     ).sessions  # the same rows, had there been a third turn to come
     assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
-    sessions = summarize(RunManifest(turns=2), rows).sessions
+    sessions = summarize(RunManifest(turns_per_session=2), rows).sessions
     assert sessions is not None
     assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
     assert sessions.ok_per_s == pytest.approx(1 / 6.5)
@@ -565,7 +565,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
             {},
             ("usage_missing", {"missing": 3, "ok": 1000}),
         ),
-        ({"output_source": (3, SOURCES.index("tokenizer"))}, {"usage_asked": False}, None),
+        ({"output_source": (3, SOURCES.index("tokenizer"))}, {"requests_usage": False}, None),
         (
             {"input_source": (7, SOURCES.index("estimate"))},
             {},
@@ -596,7 +596,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
         ),
         (
             {},
-            {"notes": ("the server does not check model names",)},
+            {"warnings": ("the server does not check model names",)},
             ("note", {"text": "the server does not check model names"}),
         ),
         (
@@ -666,7 +666,7 @@ def stopped_client(
                 (at, data)
             )
         done: list[Completion] = []
-        exchange = Exchange(None, b"", b"", due, done.append, timeline.flow, stream=True)
+        exchange = Exchange(None, b"", b"", due, done.append, timeline.events, stream=True)
         exchange.ready = exchange.sent = due
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
@@ -1104,7 +1104,7 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
         for name, found in names.items()
         if found
     }
-    namespace = {kind.__name__: sorted(kind.__struct_fields__) for kind in structs_within(Summary)}
+    namespace = {kind.__name__: sorted(kind.__struct_encode_fields__) for kind in structs_within(Summary)}
     assert documented == namespace
 
 

@@ -323,7 +323,7 @@ def test_steps_of_different_classes_are_distinguished(tmp_path: Path) -> None:
 def test_requested_lengths_equal_the_lengths_of_texts() -> None:
     prompts = build_prompts(workload(), 1, 2, load_tokenizer())
     count = load_tokenizer().count
-    for number in prompts.numbers(12):
+    for number in prompts.request_ids(12):
         request = prompts[number]
         if sequences := prompts.sequence_lengths(number):  # type: ignore[attr-defined]
             texts = request.extra.get("documents") or [""]

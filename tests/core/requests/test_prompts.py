@@ -147,7 +147,7 @@ def test_iter_requests_returns_the_same_as_single_requests(tiny, kind):
 def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_requests(file):
     one = workload.load(str(file), workload.read_flags())
     made = build_prompts(one, 1, 2, CL100K)
-    numbers = [*made.numbers(24)][::-1]
+    numbers = [*made.request_ids(24)][::-1]
     assert list(iter_requests(made, numbers)) == [made[number] for number in numbers]
     digest = digests.Digest(replies=made.history == "scripted")
     for number in numbers:

@@ -193,7 +193,7 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
 def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Path) -> None:
     made, count = prompts(workload(tmp_path)), load_tokenizer().count
     assert isinstance(made, TaskPrompts)
-    for number in made.numbers(60):
+    for number in made.request_ids(60):
         request, (task, turn) = made[number], made.task_and_turn(number)
         node = made.graphs[task][turn]
         tokens = sum(
@@ -271,7 +271,7 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
     """As they are: neither their texts nor their lengths are made anew."""
     asked = load("coding-agent", read_flags())
     made, again = prompts(asked), prompts(asked)
-    numbers = list(made.numbers(120))
+    numbers = list(made.request_ids(120))
     requests = {number: made[number] for number in numbers}
     continued = 0
     for number, request in requests.items():
@@ -538,7 +538,7 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     assert (
         sorted(rows["slot"].tolist())
         == sorted(build_schedule(one, 7).slot_ids())
-        == sorted(made.numbers(len(rows)))
+        == sorted(made.request_ids(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
     started = np.array([made.class_of(start) for start in range(400)])

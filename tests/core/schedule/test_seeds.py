@@ -70,7 +70,7 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
     assert one.fingerprints == again.fingerprints
     assert one.run.salt == again.run.salt == seeds.salt_of(3, None)
     assert one.fingerprints.prompts != fresh.fingerprints.prompts
-    assert one.fingerprints.timetable == fresh.fingerprints.timetable
+    assert one.fingerprints.schedule == fresh.fingerprints.schedule
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))

@@ -276,7 +276,7 @@ def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
     assert codes.count("server_timing_missing") == 1
     assert any(
         "generic" in note and "--server-timing" in note
-        for note in read_manifest(tmp_path / "run").notes
+        for note in read_manifest(tmp_path / "run").warnings
     )
 
 

@@ -45,7 +45,9 @@ class Recorder:
     def __call__(self, event: RunEvent) -> RunManifest | None:
         self.heard.append((self.name, type(event).__name__))
         if isinstance(event, ManifestCreated | LoadEnded) and event.manifest is not None:
-            return msgspec.structs.replace(event.manifest, notes=(*event.manifest.notes, self.name))
+            return msgspec.structs.replace(
+                event.manifest, warnings=(*event.manifest.warnings, self.name)
+            )
         return None
 
 
@@ -59,8 +61,8 @@ def test_the_first_to_begin_is_the_last_to_end() -> None:
 
 def test_each_adds_to_the_header_of_those_before_it() -> None:
     hearers = [Recorder("a", []), lambda event: None, Recorder("b", [])]
-    assert complete_manifest(hearers, manifest("x", 1)).notes == ("a", "b")
-    assert conclude_manifest(hearers, complete_manifest(hearers, manifest("x", 1))).notes == (
+    assert complete_manifest(hearers, manifest("x", 1)).warnings == ("a", "b")
+    assert conclude_manifest(hearers, complete_manifest(hearers, manifest("x", 1))).warnings == (
         "a",
         "b",
         "a",
@@ -92,7 +94,7 @@ def test_what_a_run_over_http_tells(tmp_path: Path) -> None:
     settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
     _, folder = run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
     assert [event for _, event in heard] == OVER_HTTP
-    assert read_run(folder).manifest.notes.count("me") == 2
+    assert read_run(folder).manifest.warnings.count("me") == 2
 
 
 def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_a_name_that_means_another_address_after_the_load(
     names = Names(lambda asked: dict.fromkeys(asked, next(did_you_mean)))
     names(TargetsProbed(Path(), Settings(), (found,)))
     names(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
-    notes = getattr(names(LoadEnded(manifest("x", 1))), "notes", ())
+    notes = getattr(names(LoadEnded(manifest("x", 1))), "warnings", ())
     assert len(notes) == bool(said) and "".join(notes).startswith(said)
 
 

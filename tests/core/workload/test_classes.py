@@ -402,7 +402,7 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
     due_ns = build_schedule(one, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
     assert sorted(heard) == list(range(120))
-    of_trace = [number for number in heard if made.class_and_number(number)[0] == 1]
+    of_trace = [number for number in heard if made.class_and_id(number)[0] == 1]
     assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
     assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
     for number, entry in heard.items():

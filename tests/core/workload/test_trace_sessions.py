@@ -275,7 +275,7 @@ def test_requests_of_a_session_are_due_after_responses_and_the_recorded_pause(
     made: Any = build_prompts(one, 7, 1, load_tokenizer())
     assert len(kept) == 2 * len(trace) == summary.requests.ok
     assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
-    assert sorted(kept) == sorted(made.numbers(2 * len(trace)))
+    assert sorted(kept) == sorted(made.request_ids(2 * len(trace)))
     (starts,) = (stage.arrivals_ns.tolist() for stage in build_schedule(one, 7).stages)
     for number, row in kept.items():
         chain, turn = int(row["session"]), int(row["turn"])
