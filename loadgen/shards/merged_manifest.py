@@ -10,7 +10,13 @@ from msgspec.structs import replace
 from loadgen.core.execution.run_manifest import add_notes
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.digest import Digest
-from loadgen.core.results.manifest import Cluster, Fingerprints, MergedPart, PlacedWorker, RunManifest
+from loadgen.core.results.manifest import (
+    Cluster,
+    Fingerprints,
+    MergedPart,
+    PlacedWorker,
+    RunManifest,
+)
 from loadgen.shards.parts import PartPosition, RunPart
 from loadgen.shards.records import LostSlots
 

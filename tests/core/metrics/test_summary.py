@@ -1104,7 +1104,9 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
         for name, found in names.items()
         if found
     }
-    namespace = {kind.__name__: sorted(kind.__struct_encode_fields__) for kind in structs_within(Summary)}
+    namespace = {
+        kind.__name__: sorted(kind.__struct_encode_fields__) for kind in structs_within(Summary)
+    }
     assert documented == namespace
 
 
