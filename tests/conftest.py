@@ -5,6 +5,7 @@ properties hold at any speed, and the kernel stamps every packet.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import locale
@@ -205,8 +206,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_stamps() -> Iterator[None]:
-    """On a busy machine the kernel begins to stamp packets some time after the first socket has asked for it; it goes
-    on while one such socket is open.
+    """Let the kernel timestamp packets as long as the tests run.
+
+    On a busy machine the kernel begins to do so some time after the first socket has asked for it,
+    and continues while one such socket is open. Not every system has the option: qemu has not.
     """
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -214,13 +217,19 @@ def kernel_stamps() -> Iterator[None]:
     ):
         receiver, _ = server.accept()
         with receiver:
-            if sys.platform == "linux":
+            with contextlib.suppress(OSError):
                 receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-                for _ in range(100_000):
-                    sender.send(b"x")
-                    _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(16))
-                    if ancillary and any(
-                        ancillary[0][2][:8]
-                    ):  # the seconds: 0 in a packet without a stamp
-                        break
+                wait_for_timestamp(sender, receiver)
             yield
+
+
+def wait_for_timestamp(sender: socket.socket, receiver: socket.socket) -> None:
+    """Send single bytes until one arrives with a timestamp of the kernel."""
+    for _ in range(100_000):
+        sender.send(b"x")
+        _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(16))
+        if not ancillary:
+            continue
+        seconds = ancillary[0][2][:8]
+        if any(seconds):  # 0 in a packet without a timestamp
+            return
