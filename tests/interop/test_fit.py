@@ -312,7 +312,7 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
 def test_recorded_traffic_sizes_what_it_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record, fit, sweep, size, validate, as docs/reference/sdk.md has it, line by line: labels and conversations are kept."""
+    """Record, fit, sweep, size, validate, as docs/reference/sdk-telemetry.md has it, line by line: labels and conversations are kept."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "traffic.jsonl"
     begins = np.cumsum(np.random.default_rng(3).exponential(0.5, 60)).tolist()
@@ -349,7 +349,7 @@ def test_recorded_traffic_sizes_what_it_replays(
         return (int(ending.value.code or 0), *capsys.readouterr())
 
     page = (
-        (places.ROOT / "docs/reference/sdk.md")
+        (places.ROOT / "docs/reference/sdk-telemetry.md")
         .read_text("utf-8")
         .partition("## From production to load test")[2]
     )

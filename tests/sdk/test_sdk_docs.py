@@ -1,4 +1,4 @@
-"""Every example of docs/reference/sdk.md and of the guide to the SDK runs, against the embedded endpoint."""
+"""Every Python example of the pages about the SDK runs, against the embedded endpoint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ from loadgen import Result
 from loadgen.pytest_plugin import NotValid
 from loadgen.sim.server.options import Options
 
-PAGE = places.ROOT / "docs/reference/sdk.md"
-GUIDE = places.ROOT / "docs/guides/sdk-in-an-application.md"
+PAGES = [
+    places.ROOT / "docs" / page
+    for page in (
+        "reference/sdk.md",
+        "reference/sdk-limits.md",
+        "reference/sdk-telemetry.md",
+        "reference/python-api.md",
+        "guides/sdk-in-an-application.md",
+    )
+]
 EXAMPLES = [
     example
-    for page in (PAGE, GUIDE)
+    for page in PAGES
     for example in re.findall(r"(?m)^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL)
 ]
 
@@ -54,7 +62,7 @@ def test_the_examples_run(
         warnings.simplefilter(
             "ignore", ResourceWarning
         )  # short examples leave their client to the end of the process
-        exec(compile(example.replace("http://localhost:8000", url), str(PAGE), "exec"), names)
+        exec(compile(example.replace("http://localhost:8000", url), "example", "exec"), names)
         for name, example_test in list(names.items()):
             if name.startswith("test_"):
                 try:
