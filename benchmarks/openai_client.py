@@ -145,13 +145,13 @@ class OpenAIClient:
         *,
         name: str = "",
         header_lines: bytes = b"",
-        asked_output: int = 0,  # noqa: ARG002 - as Pool.send
+        requested_output: int = 0,  # noqa: ARG002 - as Pool.send
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
         """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`.
 
-        `asked_output` is for clients that read sockets themselves.
+        `requested_output` is for clients that read sockets themselves.
         """
         exchange = Exchange(
             request,

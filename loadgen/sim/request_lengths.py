@@ -45,7 +45,7 @@ class RequestSize(Struct, frozen=True, gc=False):
 
 
 RequestSizer = Callable[[int], RequestSize]
-"""Returns the size of the request with a number."""
+"""Returns the size of the request at an index of the load."""
 
 
 def create_request_sizer(
@@ -104,9 +104,9 @@ class ValueSizer:
     def __init__(self, prompts: SyntheticPrompts | FilePrompts) -> None:
         self._prompts = prompts
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
-        return _size_of_sequences(self._prompts.sequence_lengths(number))
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index."""
+        return _size_of_sequences(self._prompts.sequence_lengths(request_index))
 
 
 def _size_of_sequences(lengths: Sequence[int]) -> RequestSize:
@@ -120,8 +120,8 @@ class FixedSizer:
     def __init__(self, input_tokens: int, output_tokens: int) -> None:
         self._size = RequestSize(input_tokens, output_tokens)
 
-    def __call__(self, number: int) -> RequestSize:  # noqa: ARG002 - all have the same size
-        """Return the size of the request with this number."""
+    def __call__(self, request_index: int) -> RequestSize:  # noqa: ARG002 - all have the same size
+        """Return the size of the request at this index."""
         return self._size
 
 
@@ -136,9 +136,9 @@ class DrawnSizer:
         self._system_tokens = system_tokens
         self._batch = functools.lru_cache(maxsize=MAX_BATCHES)(self._draw_batch)
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
-        batch_number, index = divmod(number, DRAWS_PER_BATCH)
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index."""
+        batch_number, index = divmod(request_index, DRAWS_PER_BATCH)
         input_tokens, output_tokens = self._batch(batch_number)
         return RequestSize(input_tokens[index], output_tokens[index])
 
@@ -162,17 +162,17 @@ class PrefixSizer:
         self._tokens_per_block = tokens_per_block
         self._system_tokens = spec.system_tokens
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number.
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index.
 
-        The numbers of a conversation's requests follow each other, one per turn.
+        The indexes of a conversation's requests follow each other, one per turn.
         """
         prompts = self._prompts
-        input_tokens = prompts.requested_input_tokens(number)
-        output_tokens = prompts.requested_output_tokens(number)
+        input_tokens = prompts.requested_input_tokens(request_index)
+        output_tokens = prompts.requested_output_tokens(request_index)
         if not self._tokens_per_block:
             return RequestSize(input_tokens, output_tokens)
-        conversation = number // prompts.turns
+        conversation = request_index // prompts.turns
         return RequestSize(input_tokens, output_tokens, self._blocks(conversation, input_tokens))
 
     def _blocks(self, conversation: int, input_tokens: int) -> list[int]:
@@ -211,14 +211,14 @@ class ChunkSizer:
         self._system_tokens = spec.system_tokens
         self._chunk_tokens = spec.chunks.tokens
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number.
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index.
 
         What follows the last chunk, such as the question, is of one request only, so its blocks are
         never shared.
         """
         prompts = self._prompts
-        chunks = prompts.chunks_of(number)
+        chunks = prompts.chunks_of(request_index)
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
         blocks: list[Hashable] = []
         for position in range(shared_tokens // self._tokens_per_block):
@@ -227,7 +227,9 @@ class ChunkSizer:
             chunks_up_to_end = max(0, -(-end // self._chunk_tokens))  # rounded up
             blocks.append((position, *chunks[:chunks_up_to_end]))
         return RequestSize(
-            prompts.requested_input_tokens(number), prompts.requested_output_tokens(number), blocks
+            prompts.requested_input_tokens(request_index),
+            prompts.requested_output_tokens(request_index),
+            blocks,
         )
 
 
@@ -245,25 +247,27 @@ class TaskSizer:
             step: GROUP_STRIDE * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
         }
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number.
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index.
 
         The prompt consists of segments, each with its owner. A block that two segments fill belongs
         to the second, because its hash covers the prompt up to its end.
         """
-        sequence_lengths = self._prompts.sequence_lengths(number)
+        sequence_lengths = self._prompts.sequence_lengths(request_index)
         if sequence_lengths:
             return _size_of_sequences(sequence_lengths)
         blocks: list[Hashable] = []
         input_tokens = 0
-        for owner, tokens in self._prompts.prompt_segments(number):
+        for owner, tokens in self._prompts.prompt_segments(request_index):
             input_tokens += tokens
             if not self._tokens_per_block:
                 continue
             positions = range(len(blocks), input_tokens // self._tokens_per_block)
             if positions:
                 blocks += self._hashes(owner, positions)
-        return RequestSize(input_tokens, self._prompts.requested_output_tokens(number), blocks)
+        return RequestSize(
+            input_tokens, self._prompts.requested_output_tokens(request_index), blocks
+        )
 
     def _hashes(self, owner: Any, positions: range) -> Sequence[Hashable]:
         """Return the hashes of the blocks of an owner at these positions.
@@ -291,15 +295,15 @@ class TraceSizer:
         self._prompts = prompts
         self._tokens_per_block = tokens_per_block
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
-        input_tokens = self._prompts.requested_input_tokens(number)
-        output_tokens = max(1, self._prompts.requested_output_tokens(number))
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index."""
+        input_tokens = self._prompts.requested_input_tokens(request_index)
+        output_tokens = max(1, self._prompts.requested_output_tokens(request_index))
         if not self._tokens_per_block:
             return RequestSize(input_tokens, output_tokens)
-        return RequestSize(input_tokens, output_tokens, self._blocks(number, input_tokens))
+        return RequestSize(input_tokens, output_tokens, self._blocks(request_index, input_tokens))
 
-    def _blocks(self, number: int, input_tokens: int) -> list[Hashable]:
+    def _blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
         """Return the hashes of the shareable blocks of a prompt.
 
         The blocks of the trace may have another size than those of the simulated server. Each hash
@@ -307,7 +311,7 @@ class TraceSizer:
         trace, the requests of a new cycle share nothing with those of the cycle before it.
         """
         trace = self._prompts.trace
-        request = self._prompts.locate(number)
+        request = self._prompts.locate(request_index)
         blocks: list[Hashable] = []
         end = 0
         for trace_hash in trace.blocks(request.row):
@@ -324,10 +328,10 @@ class MixSizer:
         self._prompts = prompts
         self._sizer_of_class = sizer_of_class
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
-        class_index, number_in_class = self._prompts.class_and_id(number)
-        size = self._sizer_of_class[class_index](number_in_class)
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index."""
+        class_index, index_in_class = self._prompts.class_and_id(request_index)
+        size = self._sizer_of_class[class_index](index_in_class)
         if not size.blocks:
             return size
         blocks = [(class_index, block) for block in size.blocks]
@@ -352,14 +356,14 @@ class FileSizer:
         self._tokens_per_block = tokens_per_block
         self._size_of_row: dict[int, _RowSize] = {}
 
-    def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number. After the last row come the first."""
-        row = number % len(self._prompts.rows)
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index. After the last row come the first."""
+        row = request_index % len(self._prompts.rows)
         size = self._size_of_row.get(row)
         if size is None:
             size = self._measure_row(row)
             self._size_of_row[row] = size
-        output_tokens = self._prompts.requested_output_tokens(number) or NATURAL_TOKENS
+        output_tokens = self._prompts.requested_output_tokens(request_index) or NATURAL_TOKENS
         return RequestSize(size.input_tokens, output_tokens, size.blocks)
 
     def _measure_row(self, row: int) -> _RowSize:

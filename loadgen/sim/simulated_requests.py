@@ -1,4 +1,4 @@
-"""Collects what happens to the requests of a simulated run, as integer columns."""
+"""Collect what happens to the requests of a simulated run, as integer columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SentColumns(Struct, frozen=True, kw_only=True):
     the replica's list of iterations, -1 where there was none.
     """
 
-    number: Ints
+    slot: Ints  # the index in the schedule
     due_ns: Ints
     replica: Ints
     first_iteration: Ints  # of the first token
@@ -42,40 +42,40 @@ class SentColumns(Struct, frozen=True, kw_only=True):
     admitted_ns: Ints  # time of the first admission; -1: never admitted
 
     def __len__(self) -> int:
-        return len(self.number)
+        return len(self.slot)
 
 
 class UnsentColumns(Struct, frozen=True, kw_only=True):
     """The requests that were never sent, one array per field."""
 
-    number: Ints
+    slot: Ints  # the index in the schedule
     due_ns: Ints
     reason: Ints  # a code of `record.KIND`
 
     def __len__(self) -> int:
-        return len(self.number)
+        return len(self.slot)
 
 
 class PauseColumns(Struct, frozen=True, kw_only=True):
     """The iterations in which requests got tokens before they were paused, one array per field."""
 
-    number: Ints
+    slot: Ints  # the index in the schedule
     replica: Ints
     first_iteration: Ints
     last_iteration: Ints
 
     def __len__(self) -> int:
-        return len(self.number)
+        return len(self.slot)
 
 
-_TIMES_AND_NUMBERS = ("number", "due_ns", "failed_ns", "admitted_ns")
+_FIELDS_OF_64_BITS = ("slot", "due_ns", "failed_ns", "admitted_ns")
 """Fields of SentColumns that need 64 bits.
 
 The others are below 2**31, and 32 bits halve the memory of a long run.
 """
 
 _SENT_DTYPES = {
-    name: np.dtype(np.int64 if name in _TIMES_AND_NUMBERS else np.int32)
+    name: np.dtype(np.int64 if name in _FIELDS_OF_64_BITS else np.int32)
     for name in SentColumns.__struct_fields__
 }
 
@@ -95,9 +95,9 @@ class SimulatedRequests:
         if len(self._ended) >= BATCH_SIZE:
             self._copy_fields()
 
-    def add_unsent(self, number: int, due_ns: int, reason: str) -> None:
+    def add_unsent(self, slot: int, due_ns: int, reason: str) -> None:
         """Add a request that is never sent; `reason` is a name of `record.KIND`."""
-        _append_row(self._unsent, (number, due_ns, KIND[reason]))
+        _append_row(self._unsent, (slot, due_ns, KIND[reason]))
 
     def add_pauses(self, paused: Iterable[tuple[SimRequest, int, int]]) -> None:
         """Add the iterations (first, last) in which requests got tokens before they were paused."""
@@ -107,7 +107,7 @@ class SimulatedRequests:
 
     def count_sent(self) -> int:
         """Return the number of requests that were sent and have ended."""
-        return len(self._ended) + len(self._sent["number"])
+        return len(self._ended) + len(self._sent["slot"])
 
     def sent_since(self, index: int) -> SentColumns:
         """Return a copy of the columns of sent requests, without the first `index` of them."""

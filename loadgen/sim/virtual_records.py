@@ -83,14 +83,14 @@ def build_records(
     """
     sent = requests.sent()
     unsent = requests.unsent()
-    number = np.concatenate([sent.number, unsent.number]) if len(unsent) else sent.number
-    slots = _slot_columns(number, schedule)
+    slot = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
+    slot_columns = _slot_columns(slot, schedule)
     spans = _token_spans(sent, requests.pauses())
-    stage = np.asarray(slots["stage"])[: len(sent)]
+    stage = np.asarray(slot_columns["stage"])[: len(sent)]
     counts = count_events(spans, iteration_ends, stage, len(schedule.stages), options.interval)
     events = None
     if options.keep_events:
-        events = EmittedEvents(sent.number, spans, iteration_ends, options.interval)
+        events = EmittedEvents(sent.slot, spans, iteration_ends, options.interval)
     del spans  # they need as much memory as the records
     columns = _columns_of_sent(
         sent,
@@ -103,7 +103,7 @@ def build_records(
     columns["output_events"] = counts.events
     if len(unsent):
         columns = _with_unsent(columns, len(sent), unsent)
-    records = RecordColumns(len(number), {**columns, **slots})
+    records = RecordColumns(len(slot), {**columns, **slot_columns})
     return VirtualRecords(records, counts.gaps, counts.timeline, events)
 
 
@@ -119,7 +119,7 @@ def records_of_ended_requests(
         sent, first_ns=first_ns, last_ns=last_ns, source="estimate", reports_cached_tokens=False
     )
     records = np.zeros(len(sent), ROW)
-    for name, column in {**columns, **_slot_columns(sent.number, schedule)}.items():
+    for name, column in {**columns, **_slot_columns(sent.slot, schedule)}.items():
         records[name] = column
     return records
 
@@ -143,18 +143,18 @@ def _iteration_ends(ends: Sequence[Ints], sent: SentColumns, iterations: Ints) -
     return np.where(is_known, all_ends[positions], -1)
 
 
-def _slot_columns(number: Ints, schedule: Schedule) -> dict[str, Column]:
+def _slot_columns(slot: Ints, schedule: Schedule) -> dict[str, Column]:
     """Return the fields that tell which slot of the schedule each record is for.
 
-    All of them follow from the number of the slot: its session, its turn in the session, its stage,
+    All of them follow from the index of the slot: its session, its turn in the session, its stage,
     and in a closed loop its virtual user. A single request is no session, so its session is -1.
     """
-    session, turn, is_session = _sessions_and_turns(number, schedule)
+    session, turn, is_session = _sessions_and_turns(slot, schedule)
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
     stage = (np.searchsorted(first_sessions, session, side="right") - 1).astype(np.int16)
     return {
-        "slot": number,
-        "request": number,
+        "slot": slot,
+        "request": slot,
         "session": np.where(is_session, session, -1) if is_session.any() else -1,
         "stage": stage,
         "turn": turn,
@@ -163,7 +163,7 @@ def _slot_columns(number: Ints, schedule: Schedule) -> dict[str, Column]:
 
 
 def _sessions_and_turns(
-    number: Ints, schedule: Schedule
+    slot: Ints, schedule: Schedule
 ) -> tuple[Ints, NDArray[Any], NDArray[np.bool_]]:
     """Return the session and the turn of each slot, and whether the session has several turns.
 
@@ -171,15 +171,15 @@ def _sessions_and_turns(
     turns leaves some of its numbers unused; the last of its numbers stands for its last turn.
     """
     if schedule.max_turns > 1:
-        session, turn = np.divmod(number, schedule.max_turns)
+        session, turn = np.divmod(slot, schedule.max_turns)
     else:
-        session = number
-        turn = np.zeros(len(number), np.int8)
+        session = slot
+        turn = np.zeros(len(slot), np.int8)
     if isinstance(schedule.sessions, Conversations | SingleRequests):
-        return session, turn, np.full(len(number), schedule.max_turns > 1)
+        return session, turn, np.full(len(slot), schedule.max_turns > 1)
     # Each session is looked up once, and its facts are then spread over its slots.
     session_numbers, session_of_slot = np.unique(session, return_inverse=True)
-    sessions = [schedule.sessions.get(number) for number in session_numbers.tolist()]
+    sessions = [schedule.sessions.get(session_index) for session_index in session_numbers.tolist()]
     is_session = np.array([not content.is_single_request for content in sessions], np.bool_)
     last_turn = np.array([content.turn_count - 1 for content in sessions], np.int64)
     return session, np.minimum(turn, last_turn[session_of_slot]), is_session[session_of_slot]
@@ -261,8 +261,8 @@ def _token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
     if not len(pauses):
         return after_last_pause
     # The record of each paused request is found by binary search in the sorted numbers.
-    order = np.argsort(sent.number, kind="stable")
-    positions = np.searchsorted(sent.number[order], pauses.number)
+    order = np.argsort(sent.slot, kind="stable")
+    positions = np.searchsorted(sent.slot[order], pauses.slot)
     paused_index = order[np.minimum(positions, len(order) - 1)]
     return TokenSpans(
         record_index=np.concatenate([index, paused_index]),

@@ -61,7 +61,7 @@ def compare(data: bytes) -> None:
     first, data = (data[0], data[1:]) if data else (0, b"")
     if first & 128:
         pieces = [*chunked(data.split(b"\x00"), first // 2 % 3 + 1), b"0\r\n\r\n"]
-        check_response(as_reads(pieces, first // 8 % 4 + 1), asked_output=4 * (first & 1))
+        check_response(as_reads(pieces, first // 8 % 4 + 1), requested_output=4 * (first & 1))
         return
     check_chunks(compiled, data, templated=bool(first & 1))
     lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]

@@ -160,7 +160,7 @@ def test_both_implementations_read_any_events_alike(
     payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
 ) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
-    check_response(as_reads(pieces, per_read), asked_output=asked)
+    check_response(as_reads(pieces, per_read), requested_output=asked)
 
 
 @settings(RELAXED)
@@ -177,7 +177,7 @@ def test_both_implementations_read_any_split_and_any_damage_alike(
     if byte >= 0:
         whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
     check_response(
-        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], asked_output=asked
+        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], requested_output=asked
     )
 
 
@@ -187,7 +187,7 @@ def test_what_real_servers_said(file: Path) -> None:
     by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
     for cuts in ([], by_chunk, by_chunk[::5], range(0, len(data), 997)):
         reads = [data[a:b] for a, b in pairwise([0, *cuts, len(data)])]
-        check_response(reads, asked_output=4)
+        check_response(reads, requested_output=4)
         check_response(reads, keep_text=True)
 
 
@@ -198,7 +198,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
         lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None
     )
     try:
-        read_response(reads, Exchange.feed_reads, asked_output=4)
+        read_response(reads, Exchange.feed_reads, requested_output=4)
     finally:
         sys.setprofile(None)
     return called
@@ -209,7 +209,7 @@ def test_a_usual_response_is_read_without_python() -> None:
         reads = as_reads(
             [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
         )
-        check_response(reads, asked_output=4)
+        check_response(reads, requested_output=4)
         called = functions_called(reads)
         assert (
             "report_completion" in called
@@ -237,11 +237,11 @@ def test_a_usage_is_read_as_by_the_reference(counts: bytes) -> None:
     for finish in (b'"stop"', b'"length"', b'"content_filter"'):
         last_word = usual(b'{"content":"."}', finish)
         reads = as_reads([*chunked([ROLE, WORD, last_word, usage, b"[DONE]"]), END], 2)
-        check_response(reads, asked_output=4)
-        check_response(reads, asked_output=4, keep_text=True)
+        check_response(reads, requested_output=4)
+        check_response(reads, requested_output=4, keep_text=True)
         timing = b"\r\n%s: a\r\n\r\n" % HEADER.encode()
         with_timing = reads[0].replace(b"\r\n\r\n", timing, 1)
-        check_response([with_timing, *reads[1:]], asked_output=4)
+        check_response([with_timing, *reads[1:]], requested_output=4)
 
 
 class ReferenceResponse(ResponseState):
@@ -274,10 +274,18 @@ def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
 
 def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
     timeline = EventTimeline()
-    options: dict[str, Any] = {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
+    options: dict[str, Any] = {
+        "stream": True,
+        "requested_output": 3,
+        "keep_text": True,
+        "sink": print,
+    }
     ours = Exchange(None, b"h", b"b", 5, print, timeline, **options)
     theirs = ReferenceExchange(None, b"h", b"b", 5, print, timeline, **options)
-    few = response_reader.ResponseReader(timeline, few=True), ReferenceReading(timeline, few=True)
+    few = (
+        response_reader.ResponseReader(timeline, expects_few_events=True),
+        ReferenceReading(timeline, expects_few_events=True),
+    )
     for state_class, compiled_state, reference_state in (
         (ExchangeState, ours, theirs),
         (ResponseState, ours.response, theirs.response),
@@ -304,7 +312,7 @@ def test_reading_responses_leaks_no_memory() -> None:
 
     def all_of_them() -> None:
         for reads in inputs:
-            read_response(reads, Exchange.feed_reads, asked_output=4)
+            read_response(reads, Exchange.feed_reads, requested_output=4)
 
     class Kept:
         def __call__(self, *_: Any) -> None: ...
@@ -347,7 +355,7 @@ def test_a_special_byte_is_found_at_any_position_of_a_long_text(byte: int) -> No
         told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
         check_response(
             as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9),
-            asked_output=4,
+            requested_output=4,
         )
 
 
@@ -390,13 +398,13 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_firs
             ]
             more = [usual(between)] if between else []
             check_response(
-                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), asked_output=4
+                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), requested_output=4
             )
 
 
 def test_run_continues_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
-    check_response(pieces, asked_output=4)  # its head is known
+    check_response(pieces, requested_output=4)  # its head is known
     ours, theirs = socket.socketpair()
     others: list[Any] = []
     ours.setblocking(False)
@@ -460,7 +468,7 @@ def made() -> Iterator[Any]:
 def an_exchange(asked: int = 4) -> Any:
     heard: list[Any] = []
     return Exchange(
-        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, asked_output=asked
+        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, requested_output=asked
     )
 
 
@@ -469,7 +477,7 @@ def test_only_reads_of_short_responses_are_delivered_in_c(made: Any) -> None:
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        check_response(pieces, asked_output=4)  # its head is known
+        check_response(pieces, requested_output=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
         assert [made.deliver(short), short.reads, short.is_queued, short.may_batch] == [
             1,
@@ -629,7 +637,7 @@ def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
     made = compiled.Receiver(poll, held, timer, queue)
     ours, theirs = socket.socketpair()
     pieces = as_reads([*chunked(USUAL), END], 20)
-    check_response(pieces, asked_output=4)  # its head is known
+    check_response(pieces, requested_output=4)  # its head is known
     with ours, theirs, poll, held:
 
         class ConnectionOwner:

@@ -244,7 +244,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
 
 
 def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() -> None:
-    def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
+    def calm(*parts: bytes, requested_output: int = 0) -> list[int]:
         made = Exchange(
             None,
             b"",
@@ -253,7 +253,7 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
             lambda _: None,
             EventTimeline(),
             stream=True,
-            asked_output=asked_output,
+            requested_output=requested_output,
         )
         found = []
         for part in parts:
@@ -262,9 +262,9 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
         return found
 
     one = chunks([event("a")])
-    assert calm(HEAD, one, one * 7, one, asked_output=12) == [0, 7, 0, -1]
+    assert calm(HEAD, one, one * 7, one, requested_output=12) == [0, 7, 0, -1]
     assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
-    assert calm(HEAD + one, one[:9], one[9:], one, asked_output=99) == [94, 0, 0, 0], (
+    assert calm(HEAD + one, one[:9], one[9:], one, requested_output=99) == [94, 0, 0, 0], (
         "written in parts"
     )
 

@@ -77,7 +77,7 @@ class Sender(Protocol):
         timeline: EventTimeline,
         *,
         name: str,
-        asked_output: int,
+        requested_output: int,
         **options: Any,
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
@@ -89,7 +89,7 @@ class Sender(Protocol):
             on_done: Called exactly once, perhaps before this method returns.
             timeline: Receives the time of each output event.
             name: The id of the request in its headers.
-            asked_output: The requested number of output tokens.
+            requested_output: The requested number of output tokens.
             **options: `header_lines` (further header lines), `sink` (called with each output
                 event) and `on_first` (called with the time of the first output).
         """
@@ -330,7 +330,7 @@ class Driver:
             on_done=partial(self._on_done, slot, target, request_facts),
             timeline=self._timelines[slot.stage].events,
             name=f"{self._run_id}-{slot_id}",
-            asked_output=request_facts.asked_output,
+            requested_output=request_facts.asked_output,
             **options,
         )
 

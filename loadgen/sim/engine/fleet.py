@@ -26,7 +26,7 @@ MAX_ITERATIONS = 1000  # kept until they are read; trtllm-serve keeps as many
 class Iteration(NamedTuple):
     """What one iteration of one replica did, and the state when it ended."""
 
-    number: int
+    iteration_index: int
     replica: int
     duration_ns: int
     context_requests: int
@@ -336,12 +336,12 @@ class Fleet:
         replica = member.replica
         emissions: list[Emission] = []
         # `finish` changes these.
-        iteration_number = replica.iteration
+        iteration_index = replica.iteration
         decoding_requests = replica.decoding
         duration_ns = end_ns - member.begin_ns
         done = member.finish(end_ns, emissions)
         iteration = Iteration(
-            number=iteration_number,
+            iteration_index=iteration_index,
             replica=index,
             duration_ns=duration_ns,
             context_requests=replica.context_requests,

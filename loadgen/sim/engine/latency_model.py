@@ -144,27 +144,32 @@ class _Stream:
     Attributes:
         key: Names the request to the caller. None after a cancellation, because a stream cannot be
             removed from the middle of the heap or queue; it is skipped when it comes to the front.
-        number: Counts the requests by arrival, from 0.
+        arrival_index: Counts the requests by arrival, from 0.
         next_tokens: How many tokens the next emission has. The first token is emitted alone.
         remaining_tokens: How many tokens are not emitted yet, those of the next emission included.
         has_started: Whether the request has got a slot.
     """
 
     __slots__ = (
+        "arrival_index",
         "arrival_ns",
         "has_started",
         "input_tokens",
         "key",
         "next_tokens",
-        "number",
         "remaining_tokens",
     )
 
     def __init__(
-        self, key: Hashable, number: int, arrival_ns: int, input_tokens: int, output_tokens: int
+        self,
+        key: Hashable,
+        arrival_index: int,
+        arrival_ns: int,
+        input_tokens: int,
+        output_tokens: int,
     ) -> None:
         self.key: Hashable | None = key
-        self.number = number
+        self.arrival_index = arrival_index
         self.arrival_ns = arrival_ns
         self.input_tokens = input_tokens
         self.remaining_tokens = output_tokens
@@ -227,7 +232,7 @@ class LatencyModel:
         if itl.kind != "fixed":
             indexes = range(_DRAWN_GAPS)
             self._drawn_gaps_ns = [itl.draw(options.seed, _ITL_STREAM, index) for index in indexes]
-        # A heap of started streams, as (due time of the next emission in ns, number, stream).
+        # A heap of started streams: (due time of the next emission in ns, arrival index, stream).
         self._heap: list[tuple[int, int, _Stream]] = []
         self._queue: deque[_Stream] = deque()
         self._streams: dict[Hashable, _Stream] = {}
@@ -281,7 +286,7 @@ class LatencyModel:
         heap = self._heap
         emissions: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
-            due_ns, number, stream = heap[0]
+            due_ns, arrival_index, stream = heap[0]
             key = stream.key
             if key is None:
                 heapq.heappop(heap)
@@ -297,7 +302,7 @@ class LatencyModel:
             emissions.append(Emission(key, tokens, False, due_ns))
             next_due_ns = self._next_due_ns(stream, due_ns, remaining)
             stream.remaining_tokens = remaining
-            heapq.heapreplace(heap, (next_due_ns, number, stream))
+            heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
         return emissions
 
     def cancel(self, key: Hashable) -> None:
@@ -322,7 +327,7 @@ class LatencyModel:
             return due_ns + self._fixed_gap_ns * tokens
         # The drawn gaps are used again in a circle. Each request starts at a place of its own, and
         # goes on as its tokens become fewer.
-        first_gap = stream.number * _GAP_STRIDE + stream.remaining_tokens
+        first_gap = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
         for index in range(first_gap, first_gap + tokens):
             due_ns += gaps_ns[index % _DRAWN_GAPS]
         return due_ns
@@ -336,11 +341,11 @@ class LatencyModel:
         stream.has_started = True
         self.active += 1
         options = self._options
-        due_ns = start_ns + options.ttft.draw(options.seed, _TTFT_STREAM, stream.number)
+        due_ns = start_ns + options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
         due_ns += round(options.per_input_token_ns * stream.input_tokens)
         if self._lockstep_ns:
             due_ns = -(-due_ns // self._lockstep_ns) * self._lockstep_ns  # rounded up
-        heapq.heappush(self._heap, (due_ns, stream.number, stream))
+        heapq.heappush(self._heap, (due_ns, stream.arrival_index, stream))
 
     def _free_slot(self, now_ns: int) -> None:
         """Free the slot of a request that ends, and start the requests that waited for it.

@@ -44,9 +44,9 @@ class CompletionFormatter(ResponseFormatter):
         self._request = request
         self._is_chat = request.api == "chat"
         self._is_trtllm = context.flavor == "trtllm"
-        number = context.number
+        request_number = context.request_number
         self._common_fields = {
-            "id": f"chatcmpl-{number}" if self._is_chat else f"cmpl-{number}",
+            "id": f"chatcmpl-{request_number}" if self._is_chat else f"cmpl-{request_number}",
             "object": "chat.completion.chunk" if self._is_chat else "text_completion",
             "created": context.created_s,
             "model": request.model,

@@ -166,7 +166,7 @@ class EmbeddingsFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         self.flavor = context.flavor
         self._request = request
-        self._number = context.number
+        self._request_number = context.request_number
 
     def format_body(
         self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
@@ -185,7 +185,7 @@ class EmbeddingsFormatter(ResponseFormatter):
         else:
             results = self._rerank_results() if with_finish else []
             body = {
-                "id": f"rerank-{self._number}",
+                "id": f"rerank-{self._request_number}",
                 "model": model,
                 "usage": usage,
                 "results": results,

@@ -85,25 +85,25 @@ class FailurePlan(msgspec.Struct, frozen=True):
     fractions: tuple[FailureFraction, ...] = ()
     seed: int = 0
 
-    def draw(self, number: int, output_tokens: int) -> InjectedFailure | None:
-        """Return the failure of a request, or None. `number` counts requests by arrival, from 0.
+    def draw(self, request_number: int, output_tokens: int) -> InjectedFailure | None:
+        """Return the failure of a request, or None. `request_number` counts by arrival.
 
         The failures divide the interval from 0 to 1: each covers a part as long as its fraction,
-        and the rest means no failure. `point` is a uniform number, from which the lengths of the parts
-        before are subtracted.
+        and the rest means no failure. `point` is a uniform number, from which the lengths of the
+        parts before are subtracted.
         """
         if not self.fractions:
             return None
-        point = draw_uniform(self.seed, _FAILURE_STREAM, number)
+        point = draw_uniform(self.seed, _FAILURE_STREAM, request_number)
         for entry in self.fractions:
             if point < entry.fraction:
-                return with_drawn_token(entry.failure, output_tokens, self.seed, number)
+                return with_drawn_token(entry.failure, output_tokens, self.seed, request_number)
             point -= entry.fraction
         return None
 
 
 def with_drawn_token(
-    failure: InjectedFailure, output_tokens: int, seed: int, number: int
+    failure: InjectedFailure, output_tokens: int, seed: int, request_number: int
 ) -> InjectedFailure:
     """Return `failure` with the token at which it happens, which is never after the last one.
 
@@ -114,7 +114,7 @@ def with_drawn_token(
         return failure
     if failure.at is not None:
         return InjectedFailure(failure.name, min(failure.at, output_tokens - 1))
-    token_index = int(draw_uniform(seed, _TOKEN_STREAM, number) * output_tokens)
+    token_index = int(draw_uniform(seed, _TOKEN_STREAM, request_number) * output_tokens)
     return InjectedFailure(failure.name, token_index)
 
 

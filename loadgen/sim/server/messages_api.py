@@ -195,7 +195,7 @@ class MessageFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         self.flavor = context.flavor
         self._request = request
-        self._message_id = f"msg_{context.number}_{request.digest[:6].hex()}"
+        self._message_id = f"msg_{context.request_number}_{request.digest[:6].hex()}"
         if request.called_tool:
             delta = {"type": "input_json_delta", "partial_json": TEXT_PLACEHOLDER}
         else:

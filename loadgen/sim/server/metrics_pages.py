@@ -40,7 +40,7 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     """
     limits = fleet.limits
     return {
-        "iter": iteration.number,
+        "iter": iteration.iteration_index,
         "iterLatencyMS": iteration.duration_ns / 1e6,
         "numActiveRequests": iteration.active,
         "numQueuedRequests": iteration.queued,
@@ -161,7 +161,9 @@ class ServerMetrics:
             name: _Histogram(bounds) for name, bounds in _HISTOGRAM_BUCKETS_S.items()
         }
 
-    def add_finished(self, number: int, request: ParsedRequest, timing: RequestTiming) -> None:
+    def add_finished(
+        self, request_number: int, request: ParsedRequest, timing: RequestTiming
+    ) -> None:
         """Count a request that has been answered.
 
         Its timings go into the histograms, and into a record for `/perf_metrics`.
@@ -178,7 +180,7 @@ class ServerMetrics:
             "first_token_time": timing.first_token_ns / 1e9,
             "last_token_time": timing.done_ns / 1e9,
         }
-        record = {"request_id": number, "perf_metrics": {"timing_metrics": timing_metrics}}
+        record = {"request_id": request_number, "perf_metrics": {"timing_metrics": timing_metrics}}
         self._records.append(record)
 
     def add_error(self, status: int) -> None:

@@ -50,8 +50,8 @@ def serve(options: Options, stdin: int = -1) -> int:
 
 def _stop_on_signals(server: SimServer) -> None:
     """Stop the server at a termination signal. SIGHUP stays ignored under `nohup`."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, server.stop)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, server.stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, server.stop)
 

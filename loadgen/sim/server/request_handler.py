@@ -172,10 +172,10 @@ class RequestHandler:
         if failure is not None and failure.name == "clamp":
             clamped_tokens = max(1, failure.at or 0)  # a completion has at least one token
             request.output_tokens = min(request.output_tokens, clamped_tokens)
-        number = self.counters.requests
+        request_number = self.counters.requests
         settings = ResponseSettings(
-            formatter=self._create_formatter(request, number),
-            number=number,
+            formatter=self._create_formatter(request, request_number),
+            request_number=request_number,
             tokens_per_event=self._tokens_per_event,
             can_report_timing=self._pages.reports_timing_in_response,
             failure=failure,
@@ -203,12 +203,12 @@ class RequestHandler:
             return parse_messages_request(body, self._rules)
         return parse_request(body, api, self._rules)
 
-    def _create_formatter(self, request: ParsedRequest, number: int) -> ResponseFormatter:
+    def _create_formatter(self, request: ParsedRequest, request_number: int) -> ResponseFormatter:
         """Return the formatter of a response. A response of the Responses API is also stored.
 
         A later request may then continue it.
         """
-        context = ResponseContext(self._rules.flavor, number, int(time.time()))
+        context = ResponseContext(self._rules.flavor, request_number, int(time.time()))
         if request.sequence_lengths:
             return EmbeddingsFormatter(request, context)
         if request.api == "messages":
@@ -227,15 +227,15 @@ class RequestHandler:
 
         Raises RefusalError if the header of the request is not valid.
         """
-        number = self.counters.requests
+        request_number = self.counters.requests
         header = http_request.headers.get(b"x-sim-fault")
         if header is None:
-            return self._failure_plan.draw(number, request.output_tokens)
+            return self._failure_plan.draw(request_number, request.output_tokens)
         try:
             failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
         except LoadgenError as error:
             raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
-        return with_drawn_token(failure, request.output_tokens, self._options.seed, number)
+        return with_drawn_token(failure, request.output_tokens, self._options.seed, request_number)
 
     def _reply_with_injected_status(
         self,
@@ -270,7 +270,7 @@ class RequestHandler:
         `request` is None if it was refused before it was parsed. A status of 0 is for a connection
         that is reset without a response.
         """
-        number = self.counters.requests
+        request_number = self.counters.requests
         self.counters.requests += 1
         if status >= 400:
             self._metrics.add_error(status)
@@ -279,7 +279,7 @@ class RequestHandler:
             return
         self.log.requests.append(
             LoggedRequest(
-                number=number,
+                number=request_number,
                 id=http_request.headers.get(b"x-request-id", b"").decode("latin-1"),
                 arrival_ns=http_request.arrival_ns,
                 path=http_request.path,

@@ -70,7 +70,7 @@ class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a response is written."""
 
     formatter: ResponseFormatter
-    number: int  # of the request, counted by arrival
+    request_number: int  # counted by arrival
     tokens_per_event: int = 1
     can_report_timing: bool = True
     failure: InjectedFailure | None = None
@@ -117,7 +117,7 @@ class SimResponse:
         self.connection = connection
         self.http_request = http_request
         self.request = request
-        self.number = settings.number
+        self.request_number = settings.request_number
         self.head = formatter.head
         self.tail = formatter.tail
         self.digest = request.digest

@@ -38,7 +38,7 @@ class ResponseSender:
 
     def start_later(self, response: SimResponse, start_ns: int) -> None:
         """Start a response at `start_ns`, unless its connection is closed by then."""
-        heapq.heappush(self._delayed, (start_ns, response.number, response))
+        heapq.heappush(self._delayed, (start_ns, response.request_number, response))
 
     def start(self, response: SimResponse, start_ns: int) -> None:
         """Send what comes before any token, and submit the request to the engine.
@@ -97,7 +97,9 @@ class ResponseSender:
                 response.events_sent = event_index + 1
                 counters.events += 1
                 if logs_all:
-                    log_rows.extend((response.number, event_index, emission.due_ns, clock_ns()))
+                    log_rows.extend(
+                        (response.request_number, event_index, emission.due_ns, clock_ns())
+                    )
                 connection.write(data)
             else:
                 self._send(response, emission)
@@ -170,7 +172,7 @@ class ResponseSender:
         if continuation is Continuation.NEXT_REQUEST:
             self._counters.completed += 1
             timing = response.timing(emission.due_ns)
-            self._metrics.add_finished(response.number, response.request, timing)
+            self._metrics.add_finished(response.request_number, response.request, timing)
         if continuation is not Continuation.MORE_BYTES:
             self._end(response, continuation)
 
@@ -188,7 +190,7 @@ class ResponseSender:
             first_event = response.events_sent - 1
         sent_ns = time.monotonic_ns()
         for event_index in range(first_event, response.events_sent):
-            log.rows.extend((response.number, event_index, emission.due_ns, sent_ns))
+            log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
 
     def _end(self, response: SimResponse, continuation: Continuation) -> None:
         """Do what follows the last bytes of a response.

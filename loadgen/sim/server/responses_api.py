@@ -199,10 +199,10 @@ class ResponsesFormatter(ResponseFormatter):
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         self.flavor = context.flavor
-        self.response_id = f"resp_{context.number}_{request.digest[:6].hex()}"
+        self.response_id = f"resp_{context.request_number}_{request.digest[:6].hex()}"
         self._request = request
         self._created_s = context.created_s
-        self._item_id = f"msg_{context.number}"
+        self._item_id = f"msg_{context.request_number}"
         self._part_position = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._events_sent = 0
 

@@ -75,7 +75,7 @@ class ResponseContext(msgspec.Struct, frozen=True, gc=False):
     """What a response contains that does not follow from its request."""
 
     flavor: ApiFlavor
-    number: int  # of the request, counted by arrival
+    request_number: int  # counted by arrival
     created_s: int  # Unix time
 
 

@@ -69,7 +69,7 @@ static int create_constants(void)
         {&argument_names[ARG_ON_DONE], "on_done"},
         {&argument_names[ARG_TIMELINE], "timeline"},
         {&argument_names[ARG_STREAM], "stream"},
-        {&argument_names[ARG_ASKED_OUTPUT], "asked_output"},
+        {&argument_names[ARG_REQUESTED_OUTPUT], "requested_output"},
         {&argument_names[ARG_KEEP_TEXT], "keep_text"},
         {&argument_names[ARG_KEEP_HEADERS], "keep_headers"},
         {&argument_names[ARG_SINK], "sink"},

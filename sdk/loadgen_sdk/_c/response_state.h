@@ -10,7 +10,7 @@
     F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, timeline) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
     F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink) F(T, template)
 #define EXCHANGE_NUMBERS(F, T)                                                                                         \
-    F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
+    F(T, requested_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
     F(T, due) F(T, first_byte) F(T, progress) F(T, ready) F(T, resent) F(T, sent) F(T, tcp) F(T, tls) F(T, tries)
 #define EXCHANGE_FLAGS(F, T)                                                                                           \
     F(T, at_chunk_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, is_reported) F(T, may_batch)    \
@@ -179,9 +179,9 @@ static int set_list_or_none(PyObject **place, int is_list)
     return 0;
 }
 
-/* Initialise a reader. `few`: so few events will come that learning a template costs more than it saves. Return -1 with an
+/* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs more than it saves. Return -1 with an
    exception. */
-static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink, int few)
+static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink, int expects_few_events)
 {
     if (set_list_or_none(&reader->tool_deltas, 1) < 0 || set_list_or_none(&reader->pieces, keep_text) < 0 ||
         set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
@@ -210,7 +210,7 @@ static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text
     reader->max_gap_error = 0;
     reader->stamp_error = 0;
     reader->unknown_outputs = 0;
-    reader->learned = few ? NO_MORE_TEMPLATES : 0;
+    reader->learned = expects_few_events ? NO_MORE_TEMPLATES : 0;
     return 0;
 }
 
@@ -226,14 +226,14 @@ static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keyw
 
 static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"timeline", "keep_text", "sink", "few", NULL};
+    static char *names[] = {"timeline", "keep_text", "sink", "expects_few_events", NULL};
     PyObject *timeline;
     PyObject *sink = Py_None;
     int keep_text = 0;
-    int few = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink, &few))
+    int expects_few_events = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink, &expects_few_events))
         return -1;
-    return init_reader((ResponseReader *)self, timeline, keep_text, sink, few);
+    return init_reader((ResponseReader *)self, timeline, keep_text, sink, expects_few_events);
 }
 
 /* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an exception. */
@@ -270,11 +270,11 @@ static int init_response_state(Exchange *exchange)
         set_new_instance(&exchange->decoder, decoder_class) < 0 ||
         set_new_instance(&exchange->reader, reader_class) < 0)
         return -1;
-    int few = exchange->asked_output > 0 && exchange->asked_output <= LAST_EVENTS;
+    int expects_few_events = exchange->requested_output > 0 && exchange->requested_output <= LAST_EVENTS;
     if (init_response((ResponseParser *)exchange->response) < 0 ||
         init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
-    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text, exchange->sink, few);
+    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text, exchange->sink, expects_few_events);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
@@ -296,7 +296,7 @@ enum ExchangeArgument {
     ARG_TIMELINE,
     POSITIONAL_ARGUMENTS, /* The following ones are given by name. */
     ARG_STREAM = POSITIONAL_ARGUMENTS,
-    ARG_ASKED_OUTPUT,
+    ARG_REQUESTED_OUTPUT,
     ARG_KEEP_TEXT,
     ARG_KEEP_HEADERS,
     ARG_SINK,
@@ -331,7 +331,7 @@ static int are_valid_arguments(PyObject *const *values)
     for (int i = 0; i < ARGUMENTS; i++)
         if (values[i] == NULL)
             return 0;
-    return PyLong_Check(values[ARG_ASKED_OUTPUT]) && PyBool_Check(values[ARG_KEEP_TEXT]) &&
+    return PyLong_Check(values[ARG_REQUESTED_OUTPUT]) && PyBool_Check(values[ARG_KEEP_TEXT]) &&
            PyBool_Check(values[ARG_KEEP_HEADERS]);
 }
 
@@ -343,7 +343,7 @@ static int init_exchange(Exchange *exchange, PyObject *const *values)
     exchange->due = PyLong_AsLongLong(values[ARG_DUE]);
     if (is_stream < 0 || (exchange->due == -1 && PyErr_Occurred()))
         return -1;
-    exchange->asked_output = PyLong_AsLongLongAndOverflow(values[ARG_ASKED_OUTPUT], &overflow);
+    exchange->requested_output = PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT], &overflow);
     exchange->stream = (char)is_stream;
     exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
     exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
@@ -373,7 +373,7 @@ static int init_exchange(Exchange *exchange, PyObject *const *values)
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     PyObject *values[ARGUMENTS] = {
-        [ARG_ASKED_OUTPUT] = zero, [ARG_KEEP_TEXT] = Py_False, [ARG_KEEP_HEADERS] = Py_False,
+        [ARG_REQUESTED_OUTPUT] = zero, [ARG_KEEP_TEXT] = Py_False, [ARG_KEEP_HEADERS] = Py_False,
         [ARG_SINK] = Py_None,      [ARG_ON_FIRST] = Py_None,
     };
     if (!collect_arguments(args, keywords, values) || !are_valid_arguments(values)) {

@@ -81,9 +81,9 @@ class Exchange(ExchangeState):
         """
         if not self.may_batch or self.template is None or self.splits_chunks:
             return 0
-        if self.asked_output <= 0:
+        if self.requested_output <= 0:
             return MANY_EVENTS - LAST_EVENTS
-        return self.asked_output - self.reader.output_events - LAST_EVENTS
+        return self.requested_output - self.reader.output_events - LAST_EVENTS
 
     # -- reads ---------------------------------------------------------------------------------
 

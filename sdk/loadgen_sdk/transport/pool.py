@@ -238,7 +238,15 @@ class Pool:
         self._proxy = options.get("proxy")
         self._route = self._make_route(options.get("tls"))
         self._head = self._build_head(options.get("api_key"), options.get("headers", ()))
-        shared_reactor = options.get("reactor")
+        self._use_reactor(options.get("reactor"))
+        self._start_without_connections()
+
+    def _use_reactor(self, shared_reactor: Reactor | None) -> None:
+        """Use a reactor that several pools share, or create one for this pool.
+
+        Raises:
+            WrongUse: No event loop is running.
+        """
         self._owns_reactor = shared_reactor is None
         self.reactor = shared_reactor or _create_reactor()
         if self._owns_reactor:
@@ -248,6 +256,8 @@ class Pool:
         self._recycle = self.reactor.recycle
         self._open_exchanges = self.reactor.open_exchanges
 
+    def _start_without_connections(self) -> None:
+        """Set what the pool knows of its connections and requests before there are any."""
         self._addresses = AddressList()
         self._idle: deque[ClientConnection] = deque()
         self._connecting: deque[ClientConnection] = deque()
@@ -259,7 +269,7 @@ class Pool:
         self._in_flight: dict[Exchange, None] = {}
         self._stall_checks: deque[Exchange] = deque()  # still to be checked in this period
         self._opening: asyncio.Future[None] | None = None  # while `open` runs
-        self._left_to_open = 0  # connections that `open` still waits for
+        self._unopened = 0  # connections that `open` still waits for
         self.connections_opened = 0
 
     def _make_route(self, tls: Tls | None) -> Route:
@@ -334,7 +344,7 @@ class Pool:
         """
         self._wanted_spares = connections
         self._addresses.forget_refusals()
-        self._left_to_open = connections
+        self._unopened = connections
         self._opening = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, FIRST_OPENS)):
             self._open_spare()
@@ -385,7 +395,7 @@ class Pool:
         *,
         name: str = "",
         header_lines: bytes = b"",
-        asked_output: int = 0,
+        requested_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
@@ -399,7 +409,7 @@ class Pool:
             timeline: The event timeline that gets the time of each output event.
             name: The value of the header X-Request-Id, or "" for the id of the request.
             header_lines: Further header lines, complete with their line ends.
-            asked_output: The number of output tokens that the body requests, or 0 if unknown. The
+            requested_output: The number of output tokens that the body requests, or 0 if unknown. The
                 end of the response is expected with them.
             sink: A function called with (text, reasoning, timestamp) for each output event.
             on_first: A function called with the time of the first output event.
@@ -417,7 +427,7 @@ class Pool:
             on_done,
             timeline,
             stream=self._stream,
-            asked_output=asked_output,
+            requested_output=requested_output,
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
             sink=sink,
@@ -583,8 +593,8 @@ class Pool:
 
     def _count_opened(self, opening: asyncio.Future[None]) -> None:
         """Count a spare connection for `open`. End its wait after the last, else begin another."""
-        self._left_to_open -= 1
-        if self._left_to_open <= 0 and not opening.done():
+        self._unopened -= 1
+        if self._unopened <= 0 and not opening.done():
             opening.set_result(None)
         elif self._connecting_spares + len(self._idle) < self._wanted_spares:
             self._open_spare()
@@ -752,7 +762,7 @@ class Pool:
             if exchange.deadline > now:
                 break
             overdue.append(exchange)
-        text = f"not finished {self._timeout_ns / 1e9:g} s after it was due"
+        text = f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time"
         for exchange in overdue:
             self.cancel(exchange, Failure("timeout_total", text))
 
@@ -795,7 +805,7 @@ class Pool:
                 return
             connecting.popleft()
             if connection.is_being_made:
-                text = f"no answer within {CONNECT_NS / 1e9:g} s"
+                text = f"no TCP connection within {CONNECT_NS / 1e9:g} s"
                 self.reactor.fail(connection, "connect", text)
 
     def _close_old_idle(self, now: int) -> None:
@@ -826,8 +836,8 @@ def _create_reactor() -> Reactor:
     except RuntimeError:
         raise WrongUse(
             "event_loop",
-            "a client lives in an event loop, and none is running",
-            "make it inside a coroutine, or BlockingClient",
+            "a client needs a running event loop",
+            "create it inside a coroutine, or use BlockingClient",
         ) from None
 
 

@@ -170,7 +170,7 @@ class ExchangeState:
     """
 
     __slots__ = (
-        "asked_output",
+        "requested_output",
         "at_chunk_start",
         "body_bytes",
         "body_parts",
@@ -227,7 +227,7 @@ class ExchangeState:
         timeline: EventTimeline,
         *,
         stream: bool,
-        asked_output: int = 0,
+        requested_output: int = 0,
         keep_text: bool = False,
         keep_headers: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
@@ -243,7 +243,7 @@ class ExchangeState:
             on_done: A function called with the completion.
             timeline: The event timeline that gets the time of each output event.
             stream: The response is requested as an event stream.
-            asked_output: The number of output tokens that the body requests, 0 if unknown.
+            requested_output: The number of output tokens that the body requests, 0 if unknown.
             keep_text: Keep the text of the response.
             keep_headers: Keep its headers.
             sink: A function called with (text, reasoning, timestamp) for each output event.
@@ -251,7 +251,7 @@ class ExchangeState:
                 is processed.
         """
         self.request = request
-        self.asked_output = asked_output
+        self.requested_output = requested_output
         self.head = head
         self.payload = payload
         self.due = due
@@ -296,9 +296,9 @@ class ExchangeState:
         self.is_event_stream = False
         self.response = self.response_class()
         self.decoder = self.decoder_class()
-        expects_few_events = 0 < self.asked_output <= LAST_EVENTS
+        expects_few_events = 0 < self.requested_output <= LAST_EVENTS
         self.reader = self.reader_class(
-            self.timeline, self.keep_text, self.sink, few=expects_few_events
+            self.timeline, self.keep_text, self.sink, expects_few_events=expects_few_events
         )
         self.body_parts: list[bytes] = []
         self.body_bytes = 0

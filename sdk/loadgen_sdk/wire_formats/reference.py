@@ -121,7 +121,7 @@ class ResponseReaderState:
         keep_text: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
         *,
-        few: bool = False,
+        expects_few_events: bool = False,
     ) -> None:
         """Start with an empty response.
 
@@ -129,7 +129,7 @@ class ResponseReaderState:
             timeline: The event timeline that gets the time of each output event.
             keep_text: Keep the text, the tool calls and the id of the response.
             sink: A function called with (text, reasoning, timestamp) for each output event.
-            few: So few events will come that learning a template costs more than it saves.
+            expects_few_events: So few events will come that learning a template costs more than it saves.
         """
         self.timeline = timeline
         self.sink = sink
@@ -158,7 +158,7 @@ class ResponseReaderState:
         self.tool_deltas: list[msgspec.Raw] = []
         self.template: tuple[bytes, bytes] | None = None
         self.plain_events = 0
-        self.learned = NO_MORE_TEMPLATES if few else 0
+        self.learned = NO_MORE_TEMPLATES if expects_few_events else 0
 
     @property
     def last_token_error(self) -> int:

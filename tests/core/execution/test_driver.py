@@ -92,7 +92,7 @@ class Paper:
         timeline: Any,
         *,
         name: str,
-        asked_output: int,
+        requested_output: int,
     ) -> Sheet:
         sheet = Sheet(body, due, on_done)
         self.sheets.append(sheet)
