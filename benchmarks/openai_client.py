@@ -209,7 +209,8 @@ class OpenAIClient:
         except TimeoutError:
             if limit.when() == deadline:
                 failure = Failure(
-                    "timeout_total", f"not finished {self._timeout_ns / 1e9:g} s after it was due"
+                    "timeout_total",
+                    f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time",
                 )
             else:
                 failure = Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")

@@ -1085,9 +1085,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             making = len(client._connecting)
             client.tick(monotonic_ns() + CONNECT_NS + 1)
             assert making == 8 and not client._connecting
-            assert told and all(
-                kind == "connect" and "within 10 s" in text for kind, text in told
-            )
+            assert told and all(kind == "connect" and "within 10 s" in text for kind, text in told)
             for one in held:
                 one.close()
         reactor.shut_down()
