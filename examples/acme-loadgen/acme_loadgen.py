@@ -17,7 +17,7 @@ from loadgen.prices import PriceRow
 from loadgen.render.section import Paragraph, Report, Table, section
 from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
-# -- a server: `--server acme`, and `auto` if its list of models says so ----------------------------------------------
+# a server: `--server acme`, and `auto` if its list of models says so
 
 
 def parse_account(form):
@@ -39,7 +39,7 @@ SERVER = ServerProfile(
 )
 
 
-# -- a format: reads and writes results of Acme Bench, replays its traces, sends its data sets -------------------------
+# a format: reads and writes results of Acme Bench, replays its traces, sends its data sets
 
 
 def is_result(file):
@@ -56,7 +56,7 @@ def read_result(file):
     return ForeignResult(file=file.where, figures=figures, called={"ttft_ms": "ttft_s"})
 
 
-def write_result(summary, stored):
+def write_result(summary, _stored):
     """Write a run as a result of Acme Bench. A statistic that is withheld is None."""
     ttft_ms = summary.ttft_ms.p50
     ttft_s = None if ttft_ms is None else ttft_ms / 1e3
@@ -93,7 +93,7 @@ FORMAT = FormatRow(
 )
 
 
-# -- a command: loadgen brief FOLDER ---------------------------------------------------------------------------------
+# a command: loadgen brief FOLDER
 
 
 def brief(folder: str) -> int:
@@ -105,7 +105,7 @@ def brief(folder: str) -> int:
 COMMAND = CommandRow("brief", "tools", "A result in one sentence.", lambda: brief)
 
 
-# -- a kind of result: a directory with soak.json ----------------------------------------------------------------------
+# a kind of result: a directory with soak.json
 
 
 def load_soak(folder):
@@ -130,7 +130,7 @@ def soak_document(value):
     return json.dumps(value).encode() + b"\n"
 
 
-def soak_exit_code(value, strict):
+def soak_exit_code(value, _strict):
     """Return 0 if the server survived a day."""
     return 0 if value["hours"] >= 24 else 1
 
@@ -151,7 +151,7 @@ SOAK_FUNCTIONS = ResultFunctions(
 SOAK = ResultKind(name="soak", load_functions=lambda: SOAK_FUNCTIONS, markers=("soak.json",))
 
 
-# -- a source of prices: `--prices acme:eu` ---------------------------------------------------------------------------
+# a source of prices: `--prices acme:eu`
 
 
 def read_prices(region):
@@ -161,14 +161,15 @@ def read_prices(region):
     return """
 currency: USD
 rented:
-  - {provider: Acme, shape: acme-8x, gpu: H200, gpus: 8, per_gpu_hour: 4, as_of: 2026-10, source: quote 7}
+  - {provider: Acme, shape: acme-8x, gpu: H200, gpus: 8, per_gpu_hour: 4,
+     as_of: 2026-10, source: quote 7}
 """
 
 
 PRICES = PriceRow("acme", read_prices)
 
 
-# -- a backend: `--url acme:MODEL` starts a server and sends the load to it --------------------------------------------
+# a backend: `--url acme:MODEL` starts a server and sends the load to it
 
 
 def known_target(settings):
@@ -201,7 +202,7 @@ def load_backend():
 BACKEND = BackendRow(name="acme", load=load_backend, schemes=("acme",), shown="Acme's {}")
 
 
-# -- a figure: a value of each request, and so of each run -------------------------------------------------------------
+# a metric: a value of each request, and so of each run
 
 
 def thinking(columns):
