@@ -1,6 +1,6 @@
 """The sentence of each note beside a cost, by its code. Pure.
 
-Programs read the code and the values of a note, users its sentence. docs/reference/prices.md lists the codes.
+Programs read the code and the values of a note, users its sentence. docs/reference/costs.md lists the codes.
 """
 
 from __future__ import annotations

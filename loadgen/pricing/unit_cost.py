@@ -1,7 +1,7 @@
 """Computes what one unit costs: a request, a good request, a task, or a million tokens. Pure.
 
 Amounts are `decimal.Decimal`. Each part is rounded once, to 1e-12 of the currency, and the total
-is the sum of the rounded parts. docs/reference/prices.md has the formulas and their limits.
+is the sum of the rounded parts. docs/reference/costs.md has the formulas and their limits.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Capacity(
         "sustained_reason": "sustained_why",
     },
 ):
-    """The highest rate at which every term of the SLO was met; documented in docs/reference/prices.md.
+    """The highest rate at which every term of the SLO was met; documented in docs/reference/costs.md.
 
     Attributes:
         schema: The version of the format.

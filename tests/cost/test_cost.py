@@ -273,8 +273,8 @@ def test_every_code_has_words_is_used_and_is_listed():
         "region_differs",
     }  # written with a condition
     assert raised | chosen == set(reasons.SENTENCES)
-    text = (places.ROOT / "docs" / "reference" / "prices.md").read_text()
-    listed = re.findall(r"`(\w+)`", text.partition("| codes of |")[2])
+    text = (places.ROOT / "docs/reference/costs.md").read_text()
+    listed = re.findall(r"(?m)^- `(\w+)`:", text.partition("## Note codes")[2])
     assert sorted(listed) == sorted(reasons.SENTENCES)
 
 
