@@ -1,6 +1,7 @@
-"""The table of result kinds: what lists, opens, prints, compares, bundles or prices a result goes by its rows.
+"""The table of result kinds: how each kind of result is recognized, opened, listed and compared.
 
-Only these rows know which files mark a directory as a result of a kind.
+Commands that list, open, print, compare, bundle or price a result use the rows of this table. Only
+the rows know which files mark a directory as a result of their kind.
 """
 
 from __future__ import annotations
@@ -43,39 +44,40 @@ class ListRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the list of results shows for one result.
 
     Attributes:
-        word: The outcome.
-        answer: The name of the run that the result is based on. If empty, it is the best one.
+        outcome: The outcome in a few words, for example "31.0 req/s sustained". If empty, it is
+            derived from the runs.
+        selected_run: The name of the run whose metrics are shown. If empty, it is the best one.
         runs: The runs of the result, with their stored summaries.
         interval: The interval of a capacity, or of the mean of repeats.
-        about: What was measured, of a result without runs.
+        description: What was measured, of a result without runs.
         target: The target, of a result without runs.
         simulated: Whether the target was simulated, of a result without runs.
         started: ISO 8601, of a result without runs. Empty if it is not known.
     """
 
-    word: str = ""
-    answer: str = ""
+    outcome: str = ""
+    selected_run: str = ""
     runs: tuple[NamedSummary, ...] = ()
     interval: RateInterval | None = None
-    about: str = ""
+    description: str = ""
     target: str = ""
     simulated: bool = False
     started: str = ""
 
 
 class CapacityFacts(msgspec.Struct, frozen=True):
-    """What a result says of the load that the target sustained. None where it says nothing.
+    """The capacity that a result reports. The fields are None if the result reports nothing.
 
     Attributes:
-        capacity: The capacity that was found.
-        at_once: Whether all requests were due at the same time.
-        none_because: Why a result that should have a capacity has none, or "".
-        hint: What to do then.
+        capacity: The highest load that the target sustained within the SLO.
+        is_offline: Whether all requests were scheduled at the same time, as in MLPerf Offline.
+        missing_reason: Why a result of this kind has no capacity, or "".
+        hint: How to get one.
     """
 
     capacity: Capacity | None = None
-    at_once: bool | None = None
-    none_because: str = ""
+    is_offline: bool | None = None
+    missing_reason: str = ""
     hint: str = ""
 
 

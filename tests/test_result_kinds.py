@@ -45,9 +45,9 @@ from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.render.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
-from loadgen.ui.command import Server
+from loadgen.ui.server import ResultsServer
 from loadgen.ui.page import render_text
-from loadgen.ui.results_list import _plain, results_in
+from loadgen.ui.results_list import json_row, results_in
 
 pytestmark = pytest.mark.commands
 
@@ -397,11 +397,11 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
     folders = {name for name in MADE if (made / name).is_dir()} - {"levels", "guidellm"}
     assert folders <= found.keys() and {"levels/r10", "levels/r40"} <= found.keys()
     assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
-    assert not [result.name for result in found.values() if "cannot be read" in result.word]
+    assert not [result.name for result in found.values() if "cannot be read" in result.stored_outcome]
     of_answers = found["answers"]
     assert (
-        of_answers.word.startswith("ROUGE-1 75.0 %")
-        and "m" in of_answers.about
+        of_answers.stored_outcome.startswith("ROUGE-1 75.0 %")
+        and "m" in of_answers.description
         and of_answers.simulated
     )
     curve = found["swept-twice"].curve
@@ -412,7 +412,7 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
         "r2/r4",
     }
     for result in found.values():
-        row, line = _plain(result), render_text([result]).splitlines()[1]
+        row, line = json_row(result), render_text([result]).splitlines()[1]
         assert row["word"] and row["word"] in line, (
             row
         )  # the list as JSON and as text say the same outcome
@@ -420,7 +420,7 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
 
 @pytest.fixture
 def address(made: Path) -> Iterator[str]:
-    with answering(Server(made, 0, None)) as server:
+    with answering(ResultsServer(made, 0, None)) as server:
         yield server.address
 
 
@@ -499,7 +499,7 @@ def check_bundle(result: Path, bundle: Path, kind: str) -> None:
     found = verify_bundle(bundle)
     assert (found.manifest.kind, found.differences) == (kind, ())
     assert found.verified in ("all", "part")
-    pages = {file for file in found.manifest.left_out if file.endswith(".html")}
+    pages = {file for file in found.manifest.omitted_files if file.endswith(".html")}
     assert pages == {"report.html"}, "the page of a sweep is part of it"
     assert not [file for file in found.not_made if file.endswith(".html")]
 
@@ -619,7 +619,7 @@ def code(soak, strict):
     return 0 if soak["hours"] >= 24 else 1
 
 def list_row(folder):
-    return ListRow(word=f"{load(folder)['hours']} h", about="soak")
+    return ListRow(outcome=f"{load(folder)['hours']} h", description="soak")
 
 def compare_side(folder):
     return Side(name="", reported_metrics={"hours": load(folder)["hours"]})
@@ -663,7 +663,7 @@ def test_a_kind_of_a_package_is_as_good_as_ours(
     assert "Survived" in (soaked / "report.html").read_text()
     assert exits("report", soaked, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"hours": 12.0}
-    assert [(one.name, one.kind, one.word) for one in results_in(soaked.parent)] == [
+    assert [(one.name, one.kind, one.stored_outcome) for one in results_in(soaked.parent)] == [
         ("s", "soak", "12.0 h")
     ]
     assert loadgen.load(soaked).headline == "Survived 12.0 hours."
@@ -690,7 +690,7 @@ def test_a_kind_that_fails_names_its_package_and_stops_nothing(
     assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in told
     shutil.copytree(made / "raw", soaked.parent / "raw")
     found = {one.name: one for one in results_in(soaked.parent)}
-    assert found["raw"].curve is not None and "soak-tests" in found["s"].word
+    assert found["raw"].curve is not None and "soak-tests" in found["s"].stored_outcome
 
 
 def test_the_table_is_open_to_others() -> None:

@@ -36,7 +36,7 @@ from loadgen.doctor import plugin_checks
 from loadgen.interop import reader
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
-from loadgen.ui.command import Server
+from loadgen.ui.server import ResultsServer
 from loadgen.ui.results_list import results_in
 
 ROOT = Path(__file__).parent.parent
@@ -216,7 +216,7 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
     (folder / "soak.json").write_text('{"hours": 12}')
     assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
     assert exits("report", folder) == SLO_MISSED
-    assert [(one.name, one.kind, one.word) for one in results_in(folder.parent)] == [
+    assert [(one.name, one.kind, one.stored_outcome) for one in results_in(folder.parent)] == [
         ("s", "soak", "12 h")
     ]
     assert (
@@ -320,7 +320,7 @@ def test_a_page_of_results_loads_them_only_if_asked(acme: Path, tmp_path: Path) 
     (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
     for asked in (False, True):
         with (
-            answering(Server(tmp_path, 0, None, with_plugins=asked)) as server,
+            answering(ResultsServer(tmp_path, 0, None, with_plugins=asked)) as server,
             urllib.request.urlopen(server.address) as answer,
         ):
             assert (b"30 h" in answer.read()) is asked

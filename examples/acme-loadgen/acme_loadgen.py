@@ -137,7 +137,7 @@ def soak_exit_code(value, _strict):
 
 def soak_list_row(folder):
     """Return the row in the list of results."""
-    return ListRow(word=f"{load_soak(folder)['hours']} h", about="soak")
+    return ListRow(outcome=f"{load_soak(folder)['hours']} h", description="soak")
 
 
 SOAK_FUNCTIONS = ResultFunctions(

@@ -38,8 +38,8 @@ def list_row(folder: Path) -> ListRow:
     """Return the row of a result in the list of results."""
     result = load(folder)
     return ListRow(
-        word=answers_text.outcome(result),
-        about=f"{result.dataset} · {result.model}",
+        outcome=answers_text.outcome(result),
+        description=f"{result.dataset} · {result.model}",
         target=result.url + (f", against {result.against}" if result.against else ""),
         simulated=result.simulated,
     )

@@ -75,7 +75,7 @@ def list_row(directory: Path) -> ListRow:
     file = directory / VERDICT_FILE
     stored = decode_json(file.read_bytes(), dict[str, Any], str(file), "a verdict")
     summaries = stored_summaries(directory, runs(directory))
-    return ListRow(word=str(stored.get("verdict", "")), runs=summaries)
+    return ListRow(outcome=str(stored.get("verdict", "")), runs=summaries)
 
 
 def compare_side(directory: Path) -> Side:

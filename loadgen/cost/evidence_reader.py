@@ -93,8 +93,8 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         UnsoundEvidenceError: The result is a measurement that is not valid.
     """
     facts = result_kinds.capacity_facts(folder)
-    if facts.none_because:
-        raise UserError("mismatch", facts.none_because, str(folder), facts.hint)
+    if facts.missing_reason:
+        raise UserError("mismatch", facts.missing_reason, str(folder), facts.hint)
     if facts.capacity is not None:
         return _read_capacity(folder, name, facts.capacity, allow_invalid)
     runs = result_kinds.runs_in(folder)
@@ -225,9 +225,9 @@ def _is_search_command(command: str) -> bool:
 
 def _is_offline(folder: Path, summary: Summary) -> bool:
     """Return True for an Offline run, or another whose requests were all due at once."""
-    at_once = result_kinds.capacity_facts(folder).at_once
-    if at_once is not None:
-        return at_once
+    is_offline = result_kinds.capacity_facts(folder).is_offline
+    if is_offline is not None:
+        return is_offline
     return not summary.window.steady.duration_s and summary.load.offered_rps is None
 
 

@@ -20,8 +20,8 @@ def list_row(folder: Path) -> ListRow:
     """Return the row of a result in the list of results."""
     sizing = load(folder)
     return ListRow(
-        word=size_text.outcome(sizing),
-        about=f"{sizing.workload} · {size_text.describe_need(sizing.need)}",
+        outcome=size_text.outcome(sizing),
+        description=f"{sizing.workload} · {size_text.describe_need(sizing.need)}",
         target=", ".join(size.source.name for size in sizing.sizes),
         started=sizing.made,
         simulated=any(size.simulated for size in sizing.sizes),

@@ -26,8 +26,8 @@ def code(result: AccuracyResult, strict: bool) -> int:
 def list_row(folder: Path) -> ListRow:
     result = load(folder)
     return ListRow(
-        word=words.word(result),
-        about=f"{result.benchmark} accuracy · {result.model}",
+        outcome=words.word(result),
+        description=f"{result.benchmark} accuracy · {result.model}",
         target=result.url,
         simulated=result.simulated,
     )

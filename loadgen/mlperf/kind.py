@@ -61,7 +61,7 @@ def list_row(folder: Path) -> ListRow:
     result = mlperf.read(folder)
     about = f"{result.benchmark} {result.scenario}"
     word = "VALID" if result.valid else "INVALID"
-    return ListRow(word=word, about=about, simulated=result.simulated)
+    return ListRow(outcome=word, description=about, simulated=result.simulated)
 
 
 def compare_side(folder: Path) -> Side:
@@ -83,7 +83,7 @@ def capacity_facts(folder: Path) -> CapacityFacts:
     file = folder / mlperf.RESULT
     try:
         return CapacityFacts(
-            at_once=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline"
+            is_offline=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline"
         )
     except (ValueError, RecursionError) as error:
         raise UserError(

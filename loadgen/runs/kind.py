@@ -78,7 +78,7 @@ def runs(folder: Path) -> list[Path]:
 def list_row(folder: Path) -> ListRow:
     held = capacity_in(folder)
     return ListRow(
-        word="" if held is None else held.description,
+        outcome="" if held is None else held.description,
         runs=stored_summaries(folder.parent, [folder]),
     )
 

@@ -218,9 +218,9 @@ def list_row_of_runs(
     """
     found = capacity_in(output_dir)
     if found is None:
-        return ListRow(word=outcome, runs=runs)
+        return ListRow(outcome=outcome, runs=runs)
     interval = _capacity_interval(found, build_curve(runs)) if runs else None
-    return ListRow(word=found.description, answer=found.evidence, runs=runs, interval=interval)
+    return ListRow(outcome=found.description, selected_run=found.evidence, runs=runs, interval=interval)
 
 
 def _capacity_interval(found: Capacity, curve: SweepCurve) -> RateInterval | None:

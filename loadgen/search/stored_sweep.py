@@ -205,10 +205,10 @@ def facts_without_capacity(output_dir: Path) -> CapacityFacts:
     name_one = f"or name one of its runs, like {run_dirs[0]}"
     if len({point.group for point in plan.load_points}) > 1:
         return CapacityFacts(
-            none_because="a sweep over several lengths or targets has no single capacity",
+            missing_reason="a sweep over several lengths or targets has no single capacity",
             hint=f"sweep one of them, {name_one}",
         )
     return CapacityFacts(
-        none_because="a sweep without an SLO has no capacity",
+        missing_reason="a sweep without an SLO has no capacity",
         hint=f"sweep again with --slo, {name_one}",
     )

@@ -83,8 +83,8 @@ def list_row(output_dir: Path) -> ListRow:
     targets = [plan.target, *(point.target for point in plan.load_points)]
     is_simulated = any(target.startswith("sim:") for target in targets)
     return ListRow(
-        word=f"{len(named)} of {counted_points(len(plan.load_points))}",
-        about=plan.workload,
+        outcome=f"{len(named)} of {counted_points(len(plan.load_points))}",
+        description=plan.workload,
         target=", ".join(dict.fromkeys(filter(None, targets))),
         simulated=is_simulated or any(summary.target.simulated for summary in summaries),
         started=min((summary.run.started for summary in summaries), default=""),

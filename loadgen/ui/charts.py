@@ -1,235 +1,361 @@
-"""Results laid over one chart: what may stand on its axes, what a colour means, the limit of each. Pure."""
+"""The charts of `loadgen ui`: several systems on the same axes, one point per load."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.render.page import Axis, Band, Chart, Mark, Series
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.ui.stored_result import StoredResult
 
-HEIGHT = 420  # of a chart, in pixels
-MOST_CURVES = 12
+CHART_HEIGHT = 420  # pixels
+MAX_CURVES = 12
+CURVE_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c8", "c9", "c10", "c11", "c12", "c6")
+"""A distinct color for each of `MAX_CURVES` results. c6 is grey, and so comes last."""
+
+LOG_SCALE_RATIO = 8
+"""If the largest value is so many times the median, an axis is logarithmic.
+
+On a linear axis, such an outlier would press all other points together.
+"""
+
+X_MARGIN = 1.08
+"""The x axis ends so far beyond the last point, which leaves room for the point's label."""
 
 
 class Choice(NamedTuple):
-    """What a reader has chosen. "": what is best for the results that are drawn.
+    """What the reader has chosen to draw. An empty field means the default.
 
-    work: the name of a result whose kind of work is drawn. color: a key of `COLORED_BY`. x, y: keys of `ACROSS`, `UP`.
+    Attributes:
+        names: The names of the results to draw.
+        workload_of: The name of a result; results with the same workload are drawn.
+        color_by: A key of `COLOR_KEYS`.
+        x: A key of `X_METRICS`.
+        y: A key of `Y_METRICS`.
     """
 
     names: tuple[str, ...] = ()
-    work: str = ""
-    color: str = ""
+    workload_of: str = ""
+    color_by: str = ""
     x: str = ""
     y: str = ""
 
 
-class Measure(NamedTuple):
-    """What an axis shows. `head`: in the title of the chart; {currency} is that of the prices."""
+class AxisMetric(NamedTuple):
+    """A metric that an axis can show. `{currency}` in a text stands for the currency of prices.
 
-    head: str
+    Attributes:
+        title: Its name in the title of the chart.
+        label: Its name at the axis.
+        unit: Its unit.
+        value: Returns the metric of a load point of a result, or None if it is not known.
+    """
+
+    title: str
     label: str
     unit: str
     value: Callable[[LoadPointResult, StoredResult], float | None]
 
-    def of(self, currency: str) -> Measure:
-        head, label, unit = (text.format(currency=currency) for text in self[:3])
-        return Measure(head, label, unit, self.value)
+    def with_currency(self, currency: str) -> AxisMetric:
+        """Return the metric with the currency filled in."""
+        title, label, unit = (text.format(currency=currency) for text in self[:3])
+        return AxisMetric(title, label, unit, self.value)
 
 
-ACROSS = {
-    "user": Measure(
-        "Speed of a user",
-        "tokens/s of one user (1 / TPOT p50)",
-        "tokens/s",
-        lambda level, _: level.per_user,
+def _tokens_per_user(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.per_user
+
+
+def _e2e_s(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return None if load_point.e2e_p50 is None else load_point.e2e_p50 / 1000
+
+
+def _ttft_ms(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.ttft_p99
+
+
+def _tokens_per_gpu(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.per_gpu
+
+
+def _output_tokens(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.output_per_s
+
+
+def _cost(load_point: LoadPointResult, result: StoredResult) -> float | None:
+    return result.cost_per_million_tokens.get(load_point.name)
+
+
+X_METRICS = {
+    "user": AxisMetric(
+        "output speed per user", "tokens/s per user (1 / TPOT p50)", "tokens/s", _tokens_per_user
     ),
-    "e2e": Measure(
-        "Answer time", "E2E p50 in s", "s", lambda level, _: level.e2e_p50 and level.e2e_p50 / 1000
-    ),
-    "ttft": Measure("Time to first token", "TTFT p99 in ms", "ms", lambda level, _: level.ttft_p99),
+    "e2e": AxisMetric("E2E latency", "E2E latency p50 (s)", "s", _e2e_s),
+    "ttft": AxisMetric("time to first token", "TTFT p99 (ms)", "ms", _ttft_ms),
 }
-UP = {
-    "gpu": Measure(
-        "throughput of a GPU", "tokens/s per GPU", "tokens/s", lambda level, _: level.per_gpu
-    ),
-    "all": Measure(
-        "throughput", "tokens/s in all", "tokens/s", lambda level, _: level.output_per_s
-    ),
-    "usd": Measure(
-        "{currency} per million output tokens",
-        "{currency} per million output tokens",
-        "{currency}",
-        lambda level, result: result.usd.get(level.name),
-    ),
+Y_METRICS = {
+    "gpu": AxisMetric("Throughput per GPU", "output tokens/s per GPU", "tokens/s", _tokens_per_gpu),
+    "all": AxisMetric("Throughput", "output tokens/s", "tokens/s", _output_tokens),
+    "usd": AxisMetric("Cost", "{currency} per million output tokens", "{currency}", _cost),
 }
-COLORED_BY: dict[str, Callable[[StoredResult], str]] = {
-    "result": lambda result: result.name,
-    "hardware": lambda result: result.hardware,
-    "server": lambda result: result.software or "the server does not say",
-    "model": lambda result: result.curve.model if result.curve is not None else "",
+
+
+def _name(result: StoredResult) -> str:
+    return result.name
+
+
+def _hardware(result: StoredResult) -> str:
+    return result.hardware
+
+
+def _server(result: StoredResult) -> str:
+    return result.software or "server not reported"
+
+
+def _model(result: StoredResult) -> str:
+    return result.curve.model if result.curve is not None else ""
+
+
+COLOR_KEYS: dict[str, Callable[[StoredResult], str]] = {
+    "result": _name,
+    "hardware": _hardware,
+    "server": _server,
+    "model": _model,
 }
-"""What has a colour of its own -> its value for a result."""
+"""By what results can be colored: returns the value that gets a color of its own."""
 
 
-def colors(drawn: Sequence[StoredResult], by: str) -> dict[str, str]:
-    """The colour of each result, by name."""
-    value = COLORED_BY.get(by, COLORED_BY["result"])
-    values = list(dict.fromkeys(map(value, drawn)))
-    return {result.name: COLORS[values.index(value(result)) % len(COLORS)] for result in drawn}
-
-
-def charts(
-    drawn: Sequence[StoredResult], choice: Choice, currency: str, *, links: bool
+def build_charts(
+    results: Sequence[StoredResult], choice: Choice, currency: str, *, links: bool
 ) -> Iterator[Chart]:
-    """The chart that was chosen; with prices and no choice, also that of the money. Nothing without figures.
+    """Yield the chosen chart and, if there are prices and no chosen y axis, the chart of costs.
 
-    links: points lead to the pages of their runs, as `loadgen ui` serves them.
+    With `links`, points lead to the pages of their runs, as `loadgen ui` serves them. A chart
+    without any point is left out.
     """
-    per_gpu = all(level.per_gpu is not None for result in drawn for level in result.load_points)
-    first = choice.y or ("gpu" if per_gpu else "all")
-    priced = [result for result in drawn if result.usd]
-    across = ACROSS.get(choice.x, ACROSS["user"])
-    for key in (first, *(["usd"] if priced and not choice.y else [])):
-        shown = priced if key == "usd" else list(drawn)
-        up = UP[key].of(currency)
-        xs = [
-            x
-            for result in shown
-            for level in result.load_points
-            if (x := across.value(level, result)) is not None
-        ]
-        if not xs or not max(xs):
+    priced = [result for result in results if result.cost_per_million_tokens]
+    x_metric = X_METRICS.get(choice.x, X_METRICS["user"])
+    y_keys = [choice.y or _default_y_key(results)]
+    if priced and not choice.y:
+        y_keys.append("usd")
+    for y_key in y_keys:
+        shown = priced if y_key == "usd" else results
+        y_metric = Y_METRICS[y_key].with_currency(currency)
+        chart = _build_chart(shown, x_metric, y_metric, choice.color_by, links=links)
+        if chart is not None:
+            yield chart
+
+
+def _default_y_key(results: Sequence[StoredResult]) -> str:
+    """Return the throughput per GPU, or the total one if the GPUs of a result are not known."""
+    load_points = [point for result in results for point in result.load_points]
+    return "gpu" if all(point.per_gpu is not None for point in load_points) else "all"
+
+
+def _build_chart(
+    results: Sequence[StoredResult],
+    x_metric: AxisMetric,
+    y_metric: AxisMetric,
+    color_by: str,
+    *,
+    links: bool,
+) -> Chart | None:
+    """Return the chart of two metrics, or None if no result has both."""
+    points = {result.name: _points(result, x_metric, y_metric) for result in results}
+    x_values = [point.x for of_result in points.values() for point in of_result]
+    y_values = [point.y for of_result in points.values() for point in of_result]
+    if not x_values or not max(x_values):
+        return None
+    colors = assign_colors(results, color_by)
+    x_max = max(x_values) * X_MARGIN
+    shows_users = x_metric is X_METRICS["user"]
+    limits = _tpot_limits(results, colors, x_max) if shows_users else _Limits()
+    series: list[Series] = []
+    for result in results:
+        label = _legend_label(result, color_by)
+        series += _result_series(
+            result, points[result.name], colors[result.name], label, links=links
+        )
+    if shows_users and y_metric.unit == "tokens/s":
+        is_per_gpu = y_metric.value is _tokens_per_gpu
+        series += _interval_series(results, colors, is_per_gpu=is_per_gpu)
+    return Chart(
+        kind="lines",
+        title=f"{y_metric.title} by {x_metric.title}",
+        wide=True,
+        height=CHART_HEIGHT,
+        x=_axis(x_metric, x_values, x_max),
+        y=_axis(y_metric, y_values),
+        bands=limits.bands,
+        marks=limits.marks,
+        series=tuple(series),
+    )
+
+
+def _axis(metric: AxisMetric, values: Sequence[float], maximum: float | None = None) -> Axis:
+    """Return the axis of a metric: from zero, or logarithmic if an outlier would crush the rest."""
+    has_outlier = max(values) > LOG_SCALE_RATIO * statistics.median(values)
+    if has_outlier and min(values) > 0:
+        return Axis(label=f"{metric.label}, log scale", unit=metric.unit, log=True, max=maximum)
+    return Axis(label=metric.label, unit=metric.unit, min=0, max=maximum)
+
+
+class _Point(NamedTuple):
+    """A load point in a chart."""
+
+    load_point: LoadPointResult
+    x: float
+    y: float
+
+    @property
+    def meets_slo(self) -> bool:
+        """Whether the measurement is valid, and the SLO was not missed."""
+        return self.load_point.valid and self.load_point.slo_met is not False
+
+
+def _points(result: StoredResult, x_metric: AxisMetric, y_metric: AxisMetric) -> list[_Point]:
+    """Return the load points of a result that have both metrics, from left to right."""
+    points = []
+    for load_point in result.load_points:
+        x = x_metric.value(load_point, result)
+        y = y_metric.value(load_point, result)
+        if x is not None and y is not None:
+            points.append(_Point(load_point, x, y))
+    return sorted(points, key=lambda point: point.x)
+
+
+def assign_colors(results: Sequence[StoredResult], color_by: str) -> dict[str, str]:
+    """Return the color of each result by its name. `color_by` is a key of `COLOR_KEYS`."""
+    color_key = COLOR_KEYS.get(color_by, _name)
+    values = list(dict.fromkeys(map(color_key, results)))
+    return {
+        result.name: CURVE_COLORS[values.index(color_key(result)) % len(CURVE_COLORS)]
+        for result in results
+    }
+
+
+class _Limits(NamedTuple):
+    """The TPOT limits of SLOs, as shaded regions or vertical lines."""
+
+    bands: tuple[Band, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+
+def _tpot_limits(
+    results: Sequence[StoredResult], colors: Mapping[str, str], x_max: float
+) -> _Limits:
+    """Return the TPOT limits on an axis of tokens/s per user: 1000 / TPOT in ms.
+
+    If all results have the same limit, the region within it is shaded. Otherwise each limit is a
+    line in the color of its result. Limits beyond the axis are left out.
+    """
+    limits = {result.name: result.tpot_limit_ms for result in results}
+    common = _common_value(limits.values())
+    if common:
+        if 1000 / common >= x_max:
+            return _Limits()
+        label = f"meets SLO: TPOT ≤ {common:g} ms"
+        return _Limits(bands=(Band(start=1000 / common, end=x_max, label=label, color="good"),))
+    lines = dict.fromkeys(
+        (limit, colors[name]) for name, limit in limits.items() if limit and 1000 / limit < x_max
+    )
+    marks = [
+        Mark(x=1000 / limit, label=f"SLO: TPOT ≤ {limit:g} ms", color=color)
+        for limit, color in lines
+    ]
+    return _Limits(marks=tuple(marks))
+
+
+def _common_value(values: Iterable[float | None]) -> float | None:
+    """Return the value if all values are equal, or None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def _legend_label(result: StoredResult, color_by: str) -> str:
+    """Return the name of a result in the legend, after the value that decides its color."""
+    value = COLOR_KEYS.get(color_by, _name)(result)
+    return result.name if value == result.name else f"{value}: {result.name}"
+
+
+def _result_series(
+    result: StoredResult, points: Sequence[_Point], color: str, label: str, *, links: bool
+) -> Iterator[Series]:
+    """Yield the load points of a result: those that met the SLO, and dotted those that did not.
+
+    The trials of a search are not joined by a line, because they have different durations.
+    """
+    width = 0 if result.kind == "search" else 1.8
+    for meets_slo, name, dash in (
+        (True, label, ""),
+        (False, f"{label}: SLO missed or invalid", "2 4"),
+    ):
+        group = [point for point in points if point.meets_slo is meets_slo]
+        if not group:
             continue
-        most = max(xs) * 1.08  # room for the label of the last point
-        painted = colors(drawn, choice.color)
-        of_users = across is ACROSS["user"]
-        bands, marks = _limits(shown, painted, most) if of_users else ((), ())
-        unknown = " (not every result says its GPUs)" if key == "all" and not choice.y else ""
-        yield Chart(
-            kind="lines",
-            title=f"{across.head} against {up.head}",
-            wide=True,
-            height=HEIGHT,
-            x=Axis(label=across.label, unit=across.unit, min=0, max=most),
-            y=Axis(label=up.label + unknown, unit=up.unit, min=0),
-            bands=bands,
-            marks=marks,
-            series=(
-                *_lines(shown, across, up, painted, choice.color, links=links),
-                *(
-                    _intervals(shown, painted, per_gpu=key == "gpu")
-                    if of_users and key in ("gpu", "all")
-                    else ()
-                ),
-            ),
+        yield Series(
+            name=name,
+            x=[point.x for point in group],
+            y=[point.y for point in group],
+            color=color,
+            width=width,
+            dash=dash,
+            dots=True,
+            labels=tuple(_point_label(point.load_point, result) for point in group),
+            links=tuple(_run_url(point.load_point, result) for point in group) if links else (),
         )
 
 
-def _limits(
-    drawn: Sequence[StoredResult], painted: dict[str, str], most: float
-) -> tuple[tuple[Band, ...], tuple[Mark, ...]]:
-    """Where TPOT is within what was promised: a region where all promise the same, else a line for each limit."""
-    limits = {result.name: result.tpot_limit_ms for result in drawn}
-    if len(set(limits.values())) == 1 and (limit := next(iter(limits.values()))):
-        region = Band(start=1000 / limit, end=most, label=f"TPOT within {limit:g} ms", color="good")
-        return (region,) if region.start < most else (), ()
-    own = dict.fromkeys(
-        (limit, painted[name]) for name, limit in limits.items() if limit and 1000 / limit < most
-    )
-    return (), tuple(
-        Mark(x=1000 / limit, label=f"TPOT {limit:g} ms", color=color) for limit, color in own
-    )
+def _point_label(load_point: LoadPointResult, result: StoredResult) -> str:
+    """Return the load of a point. Of a search, only its best trial has a label.
+
+    The trials of a search lie so close together that their labels would overlap.
+    """
+    if result.kind == "search" and result.curve is not None:
+        labelled_run = result.selected_run or result.curve.best
+        if load_point.name != labelled_run:
+            return ""
+    return short_load_label(load_point)
 
 
-def _lines(
-    drawn: Sequence[StoredResult],
-    across: Measure,
-    up: Measure,
-    painted: dict[str, str],
-    by: str,
-    *,
-    links: bool,
-) -> Iterator[Series]:
-    for result in drawn:
-        points = [
-            (level, x, y)
-            for level in result.load_points
-            if (x := across.value(level, result)) is not None
-            and (y := up.value(level, result)) is not None
-        ]
-        points.sort(key=lambda point: point[1])
-        said = COLORED_BY.get(by, COLORED_BY["result"])(result)
-        name = result.name if said == result.name else f"{said}: {result.name}"
-        for sound, called, dash in (
-            (True, name, ""),
-            (False, f"{name}: missed or not valid", "2 4"),
-        ):
-            group = [
-                point
-                for point in points
-                if (point[0].valid and point[0].slo_met is not False) is sound
-            ]
-            if group:
-                yield Series(
-                    width=0
-                    if result.kind == "search"
-                    else 1.8,  # its probes are of several lengths: no curve
-                    name=called,
-                    x=[x for _, x, _ in group],
-                    y=[y for *_, y in group],
-                    dash=dash,
-                    dots=True,
-                    color=painted[result.name],
-                    labels=tuple(_label(level, result) for level, *_ in group),
-                    links=tuple(_address(level, result) for level, *_ in group) if links else (),
-                )
+def short_load_label(load_point: LoadPointResult) -> str:
+    """Return a load as briefly as possible: "40/s", or "16" for a concurrency of 16."""
+    rate = re.fullmatch(r"\w+ ([\d.]+)/s", load_point.load_label)
+    if rate:
+        return f"{float(rate[1]):.4g}/s"
+    concurrency = re.fullmatch(r"(\d+) [a-z ]+", load_point.load_label)
+    if concurrency:
+        return f"{float(concurrency[1]):.4g}"
+    return load_point.name if load_point.load_value is None else f"{load_point.load_value:.4g}"
 
 
-def _label(level: LoadPointResult, result: StoredResult) -> str:
-    """The load beside a point; of a search only that of its answer, else of the highest that held: they lie close."""
-    if (
-        result.kind == "search"
-        and result.curve is not None
-        and level.name != (result.answer or result.curve.best)
-    ):
-        return ""
-    return asked(level)
-
-
-def asked(level: LoadPointResult) -> str:
-    """A load in the fewest words, as it was asked for: "40/s", "16" in flight; another law as its offered rate."""
-    if plain := re.fullmatch(r"(?:\w+ ([\d.]+)(/s)|(\d+) in flight)", level.load_label):
-        return f"{float(plain[1] or plain[3]):.4g}{plain[2] or ''}"
-    return level.name if level.load_value is None else f"{level.load_value:.4g}"
-
-
-def _address(level: LoadPointResult, result: StoredResult) -> str:
-    """Return the address of the page of a point's run, as `loadgen ui` serves it.
+def _run_url(load_point: LoadPointResult, result: StoredResult) -> str:
+    """Return the URL of the page of a point's run, as `loadgen ui` serves it.
 
     A mean of repeats has no run of its own, so it leads to the page of the result, as a single
     run does.
     """
-    is_run_of_several = len(result.levels) > 1 and level in result.levels
-    name = f"{result.name}/{level.name}" if is_run_of_several else result.name
+    is_run_of_several = len(result.runs) > 1 and load_point in result.runs
+    name = f"{result.name}/{load_point.name}" if is_run_of_several else result.name
     return f"result/{quote(name)}/"
 
 
-def _intervals(
-    drawn: Sequence[StoredResult], painted: dict[str, str], *, per_gpu: bool
+def _interval_series(
+    results: Sequence[StoredResult], colors: Mapping[str, str], *, is_per_gpu: bool
 ) -> Iterator[Series]:
-    """A vertical line each, over the interval of a capacity or of the mean of repeats."""
-    for result in drawn:
-        if result.interval is not None and result.curve is not None:
-            interval = result.interval
-            gpus = result.curve.gpus if per_gpu and result.curve.gpus else 1
-            yield Series(
-                x=[interval.per_user] * 2,
-                y=[interval.low / gpus, interval.high / gpus],
-                color=painted[result.name],
-                width=5,
-            )
+    """Yield a thick vertical line over the interval of each capacity or mean of repeats."""
+    for result in results:
+        interval = result.interval
+        if interval is None or result.curve is None:
+            continue
+        divisor = result.curve.gpus if is_per_gpu and result.curve.gpus else 1
+        yield Series(
+            x=[interval.per_user] * 2,
+            y=[interval.low / divisor, interval.high / divisor],
+            color=colors[result.name],
+            width=5,
+        )

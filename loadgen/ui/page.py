@@ -1,141 +1,254 @@
-"""A folder of results as one page: the list, and any of its systems laid over one Pareto chart. Pure.
+"""The page of a folder of results: charts of several systems, and the list of results.
 
-The same page is written by `loadgen report RESULTS/` and served by `loadgen ui`, which adds links and a choice.
+`loadgen report FOLDER` writes this page as a file. `loadgen ui` serves it with a form to choose
+what is drawn, and with links to the page of each result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 from urllib.parse import quote
 
 from loadgen.core import format
-from loadgen.render import page, table
+from loadgen.render.page import Page
+from loadgen.render.section import simulated_notice
+from loadgen.render.table import format_text
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.sweep_curve import SweepCurve
 from loadgen.runs.sweep_report import latency_cell
-from loadgen.ui.charts import ACROSS, COLORED_BY, MOST_CURVES, UP, Choice, asked, charts
-from loadgen.ui.stored_result import StoredResult, of_one_work, works
+from loadgen.ui.charts import (
+    COLOR_KEYS,
+    MAX_CURVES,
+    X_METRICS,
+    Y_METRICS,
+    Choice,
+    build_charts,
+    short_load_label,
+)
+from loadgen.ui.stored_result import StoredResult, distinct_workloads, have_same_workload
 
-AS_IT_IS_BEST = Choice()
-LOOKS_AGAIN_S = 10  # while a listed run goes on
+DEFAULT_CHOICE = Choice()
+
+LIST_REFRESH_S = 10
+"""How often the list is loaded again while a listed run is running."""
+
+CHART_LEGEND = (
+    "Each point is one load (the mean of its repeats). Dotted lines: the SLO was missed or the "
+    "measurement is invalid. Thick vertical lines: confidence interval of a capacity or of the "
+    "mean of repeats."
+)
+NO_RESULTS = "No results yet. Runs, sweeps, searches and validations appear here when they end."
+NO_COST_REASON = (
+    "The price file has no price for its instance type (name it with --shape), or its runs are too "
+    "short for a steady rate. `loadgen cost` explains which."
+)
 
 
-def chosen(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
-    """The results that are drawn, at most MOST_CURVES: those named, else the newest; all of one kind of work, which is
-    that of `choice.work`, else of the first of them.
+def results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
+    """Return the results that the charts show, at most `MAX_CURVES`.
+
+    They are the chosen ones, or else the newest ones. All of them have the same workload: the
+    chosen one, or else that of the first result.
     """
-    named = [
-        result for result in results if result.curve is not None and result.name in choice.names
-    ]
-    candidates = named or [result for result in results if result.curve is not None]
-    work = next(
-        (result for result in results if result.name == choice.work and result.curve is not None),
-        None,
-    )
-    if work is not None and not any(of_one_work(result, work) for result in candidates):
-        candidates = [
-            result for result in results if result.curve is not None
-        ]  # another kind of work was chosen
-    work = work or next(iter(candidates), None)
-    return [result for result in candidates if work is not None and of_one_work(result, work)][
-        :MOST_CURVES
-    ]
+    with_metrics = [result for result in results if result.curve is not None]
+    named = [result for result in with_metrics if result.name in choice.names]
+    candidates = named or with_metrics
+    example = _find_by_name(with_metrics, choice.workload_of)
+    if example is None:
+        example = candidates[0] if candidates else None
+    elif not any(have_same_workload(result, example) for result in candidates):
+        candidates = with_metrics  # the reader chose another workload than that of the names
+    if example is None:
+        return []
+    same = [result for result in candidates if have_same_workload(result, example)]
+    return same[:MAX_CURVES]
+
+
+def _find_by_name(results: Sequence[StoredResult], name: str) -> StoredResult | None:
+    return next((result for result in results if result.name == name), None)
 
 
 def render(
     title: str,
     results: Sequence[StoredResult],
-    choice: Choice = AS_IT_IS_BEST,
+    choice: Choice = DEFAULT_CHOICE,
     *,
     version: str,
-    wanted: str = "",
+    filter_text: str = "",
     currency: str = "",
     served: bool = False,
 ) -> str:
-    """The whole page. wanted: a text that listed results contain.
+    """Return the page as HTML.
 
-    served: by `loadgen ui`: with a form to choose and links to each result's page.
+    Args:
+        title: The name of the folder.
+        results: The results in it.
+        choice: What to draw.
+        version: The version of loadgen.
+        filter_text: Only results that contain this text are listed.
+        currency: The currency of the costs, or "" without prices.
+        served: Whether `loadgen ui` serves the page, so that it has a form and links.
     """
-    drawn = chosen(results, choice)
-    listed = [result for result in results if wanted.lower() in _searched(result)]
-    sheet = page.Page(
-        f"Results in {title}", f"loadgen {version}" + (" ui" if served else " report of a folder")
-    )
-    if served and any(result.going_on for result in listed):
-        sheet.add_html(f'<meta http-equiv="refresh" content="{LOOKS_AGAIN_S}">')
-    if any(level.simulated for result in drawn for level in result.levels) or any(
-        one.simulated for one in listed
-    ):
-        sheet.add_notice(
-            "SIMULATED", "some of these were answered by a model of a server: not hardware"
+    drawn = results_to_draw(results, choice)
+    listed = [result for result in results if filter_text.lower() in _searchable_text(result)]
+    command = "ui" if served else "report"
+    page = Page(f"Results in {title}", f"loadgen {version} {command}")
+    if served and any(result.is_running for result in listed):
+        page.add_html(f'<meta http-equiv="refresh" content="{LIST_REFRESH_S}">')
+    if any(map(_is_simulated, [*drawn, *listed])):
+        notice = simulated_notice(
+            "some results come from a performance model, not from real hardware"
         )
-    sheet.add_title(f"{title}: {format.counted(len(results), 'result')}")
+        page.add_notice(notice.label, notice.text, notice.kind)
+    page.add_title(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
-        sheet.add_paragraph(
-            "No results yet. Runs, sweeps, searches and validations appear here when they end."
-        )
+        page.add_paragraph(NO_RESULTS)
     if drawn:
-        others = len(works(results)) - 1
-        more = f" {format.counted(others, 'other kind')} of work not drawn." if others else ""
-        sheet.add_paragraph(f"Drawn: {drawn[0].work}.{more}")
-    sheet.add_charts(charts(drawn, choice, currency, links=served))
-    unpriced = [result.name for result in drawn if not result.usd]
-    if drawn and currency and choice.y in ("", "usd") and unpriced:
-        why = "its machine has no price (--shape names it), or its runs are too short for a steady rate"
-        sheet.add_paragraph(
-            f"No cost of {', '.join(unpriced)}: {why}. loadgen cost says which.", "soft"
-        )
+        page.add_paragraph(_describe_workload(results, drawn[0]))
+    page.add_charts(build_charts(drawn, choice, currency, links=served))
+    if currency and choice.y in ("", "usd"):
+        _add_missing_costs(page, drawn)
     if drawn:
-        sheet.add_paragraph(
-            "One point is one load, the mean of its repeats. Dotted: the SLO was missed, or the "
-            "measurement is not valid. Dashed vertical lines: the limit of the SLO. Thick ones: the "
-            "interval of a capacity, or of the mean of repeats.",
-            "soft",
-        )
-    sheet.add_heading("Results")
-    sheet.add_html(
-        _form(results, drawn, listed, choice, wanted) if served else _table(listed, drawn)
-    )
-    return sheet.render()
+        page.add_paragraph(CHART_LEGEND, "soft")
+    page.add_heading("Results")
+    if served:
+        page.add_html(_form_html(results, drawn, listed, choice, filter_text))
+    else:
+        page.add_html(_static_list_html(listed, drawn))
+    return page.render()
 
 
-def _searched(result: StoredResult) -> str:
+def _describe_workload(results: Sequence[StoredResult], example: StoredResult) -> str:
+    """Return the workload that is drawn, and how many other workloads there are."""
+    text = f"Workload: {example.workload_label}."
+    others = len(distinct_workloads(results)) - 1
+    if others:
+        text += f" {format.counted(others, 'other workload')} not drawn."
+    return text
+
+
+def _add_missing_costs(page: Page, drawn: Sequence[StoredResult]) -> None:
+    """Name the results that have no cost, and explain why."""
+    without_cost = [result.name for result in drawn if not result.cost_per_million_tokens]
+    if without_cost:
+        page.add_paragraph(f"No cost for {', '.join(without_cost)}. {NO_COST_REASON}", "soft")
+
+
+def _is_simulated(result: StoredResult) -> bool:
+    return result.simulated or any(run.simulated for run in result.runs)
+
+
+def _searchable_text(result: StoredResult) -> str:
+    """Return the text that the filter searches, in lower case."""
+    texts = [result.name, result.kind, result.outcome, result.description, result.target]
     curve = result.curve
-    facts: tuple[str, ...] = (result.about, result.target)
     if curve is not None:
-        facts = (
-            curve.workload,
-            curve.model,
-            curve.target,
-            curve.slo,
-            curve.region,
-            result.hardware,
-            result.software,
-        )
-    return " ".join((result.name, result.kind, result.outcome, *facts)).lower()
+        texts += [curve.workload, curve.model, curve.target, curve.slo, curve.region]
+        texts += [result.hardware, result.software]
+    return " ".join(texts).lower()
 
 
 def render_text(results: Sequence[StoredResult]) -> str:
-    """The list for a terminal, ending in a newline."""
-    head = HEAD[:3] + HEAD[5:]
-    rows = [row[:3] + row[5:] for row in map(_row, results)]
-    return (
-        "\n".join(table.format_text(head, rows, label_columns=3))
-        + "\nlatencies in ms; ~: too few samples\n"
+    """Return the list for a terminal, ending in a newline."""
+    lines = format_text(
+        TERMINAL_HEAD, [_list_row(result).terminal_cells() for result in results], 3
+    )
+    return "\n".join(lines) + "\nLatencies in ms. ~: low confidence, too few samples.\n"
+
+
+class ListCells(NamedTuple):
+    """The cells of a result in the list. Cells are empty if the result has no metrics."""
+
+    result: str
+    kind: str
+    outcome: str
+    workload: str
+    target: str
+    gpus: str = ""
+    load: str = ""
+    throughput: str = ""
+    ttft_p99: str = ""
+    tpot_p99: str = ""
+    started: str = ""
+
+    def terminal_cells(self) -> tuple[str, ...]:
+        """Return the cells that fit a terminal, without workload and target."""
+        return (*self[:3], *self[5:])
+
+
+LIST_HEAD = ListCells(
+    result="result",
+    kind="kind",
+    outcome="outcome",
+    workload="workload",
+    target="target",
+    gpus="GPUs",
+    load="load",
+    throughput="tokens/s",
+    ttft_p99="TTFT p99",
+    tpot_p99="TPOT p99",
+    started="started",
+)
+TERMINAL_HEAD = LIST_HEAD.terminal_cells()
+
+
+def _list_row(result: StoredResult) -> ListCells:
+    curve = result.curve
+    selected = result.selected_load_point
+    started = result.started[:16].replace("T", " ")
+    if curve is None or selected is None:
+        return ListCells(
+            result=result.name,
+            kind=result.kind,
+            outcome=result.outcome,
+            workload=result.description,
+            target=result.target,
+            started=started,
+        )
+    return ListCells(
+        result=result.name,
+        kind=result.kind,
+        outcome=result.outcome,
+        workload=" · ".join(filter(None, (curve.workload, curve.model))),
+        target=", ".join(filter(None, (curve.target, curve.region))),
+        gpus=format.count(curve.gpus),
+        load=_describe_load(result, curve, selected),
+        throughput=format.quantity(selected.output_per_s),
+        ttft_p99=latency_cell(selected, "ttft_p99"),
+        tpot_p99=latency_cell(selected, "tpot_p99"),
+        started=started,
     )
 
 
-# -- the list ------------------------------------------------------------------------------------------------------
+def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointResult) -> str:
+    """Return the load of a run, or the number of loads and which one is shown.
 
-HEAD = (
+    The load that is shown is left out if the outcome names it.
+    """
+    load_points = len(result.load_points)
+    if load_points == 1:
+        repeats = len(curve.load_points)
+        return selected.load_label if repeats == 1 else f"{repeats} x {selected.load_label}"
+    if selected.name == result.selected_run:
+        return str(load_points)
+    return f"{load_points}, shown: {short_load_label(selected)}"
+
+
+class ListRowHtml(NamedTuple):
+    """A row of the list on the page: its cells as HTML, and whether its workload is drawn."""
+
+    cells: Sequence[str]
+    is_drawable: bool
+
+
+PAGE_HEAD = (
     "result",
-    "what",
+    "kind",
     "outcome",
     "workload",
-    "target",
-    "GPUs",
-    "loads",
+    "load",
     "tokens/s",
     "TTFT p99",
     "TPOT p99",
@@ -143,155 +256,154 @@ HEAD = (
 )
 
 
-def _row(result: StoredResult) -> tuple[str, ...]:
-    curve, shown, when = result.curve, result.shown, result.started[:16].replace("T", " ")
-    if curve is None or shown is None:
-        return (
-            result.name,
-            result.kind,
-            result.outcome,
-            result.about,
-            result.target,
-            *("",) * (len(HEAD) - 6),
-            when,
+def _row_html(result: StoredResult, name_html: str, drawn: Sequence[StoredResult]) -> ListRowHtml:
+    """Return a row of the list. Target and GPUs stand below the workload."""
+    row = _list_row(result)
+    gpus = f"{row.gpus} GPUs" if row.gpus else ""
+    target = " · ".join(filter(None, (row.target, gpus)))
+    workload_html = f"{escape(row.workload)}<br><small>{escape(target)}</small>"
+    metrics = (row.load, row.throughput, row.ttft_p99, row.tpot_p99, row.started)
+    cells = [
+        name_html,
+        escape(row.kind),
+        escape(row.outcome),
+        workload_html,
+        *map(escape, metrics),
+    ]
+    return ListRowHtml(cells, _can_be_drawn_with(result, drawn))
+
+
+def _can_be_drawn_with(result: StoredResult, drawn: Sequence[StoredResult]) -> bool:
+    """Return True if a result has the workload that is drawn, or nothing to draw."""
+    if not drawn or result.curve is None:
+        return True
+    return have_same_workload(result, drawn[0])
+
+
+def _static_list_html(listed: Sequence[StoredResult], drawn: Sequence[StoredResult]) -> str:
+    """Return the list of a page without a server: names lead to pages that are files."""
+    rows = []
+    for result in listed:
+        name_html = escape(result.name)
+        if result.page:
+            name_html = f'<a href="{quote(result.page)}">{name_html}</a>'
+        rows.append(_row_html(result, name_html, drawn))
+    return _list_html(rows)
+
+
+def _list_html(rows: Sequence[ListRowHtml]) -> str:
+    """Return the table of the list, or "" without rows. Rows of other workloads are grey."""
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in PAGE_HEAD)
+    body = []
+    for row in rows:
+        attributes = "" if row.is_drawable else ' class="soft" title="another workload"'
+        cells = "".join(
+            f'<td data-head="{escape(name)}">{cell}</td>'
+            for name, cell in zip(PAGE_HEAD, row.cells, strict=True)
         )
+        body.append(f"<tr{attributes}>{cells}</tr>")
     return (
-        result.name,
-        result.kind,
-        result.outcome,
-        " · ".join(filter(None, (curve.workload, curve.model))),
-        curve.target + (f", {curve.region}" if curve.region else ""),
-        format.count(curve.gpus),
-        _loads(result, curve, shown),
-        format.quantity(shown.output_per_s),
-        latency_cell(shown, "ttft_p99"),
-        latency_cell(shown, "tpot_p99"),
-        when,
+        f'<div class="scroll"><table class="results wide"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _loads(result: StoredResult, curve: SweepCurve, shown: LoadPointResult) -> str:
-    """The load of a run; of several how many, and which one is shown, unless all are one or the outcome says it."""
-    number = len(result.load_points)
-    if number == 1:
-        repeats = len(curve.load_points)
-        return shown.load_label if repeats == 1 else f"{repeats} times {shown.load_label}"
-    return str(number) if shown.name == result.answer else f"{number}, shown: {asked(shown)}"
-
-
-SHOWN = tuple(
-    name for name in HEAD if name not in ("target", "GPUs")
-)  # these two stand below the workload
-
-
-def _cells(row: Sequence[str], name: str) -> list[str]:
-    """The cells of `SHOWN` as HTML, of which the first is given."""
-    by_head = dict(zip(HEAD, row, strict=True))
-    gpus = by_head["GPUs"] and f"{by_head['GPUs']} GPUs"
-    where = " · ".join(filter(None, (by_head["target"], gpus)))
-    work = f"{escape(by_head['workload'])}<br><small>{escape(where)}</small>"
-    return [name, *(work if head == "workload" else escape(by_head[head]) for head in SHOWN[1:])]
-
-
-def _table(results: Sequence[StoredResult], drawn: Sequence[StoredResult]) -> str:
-    rows = []
-    for result in results:
-        name = (
-            f'<a href="{quote(result.page)}">{escape(result.name)}</a>'
-            if result.page
-            else escape(result.name)
-        )
-        rows.append((_like(result, drawn), _cells(_row(result), name)))
-    return _of_cells(rows)
-
-
-def _form(
+def _form_html(
     results: Sequence[StoredResult],
     drawn: Sequence[StoredResult],
     listed: Sequence[StoredResult],
     choice: Choice,
-    wanted: str,
+    filter_text: str,
 ) -> str:
-    """The list as a form: what to draw and how, and buttons to draw, to compare or to share."""
-    on = {result.name for result in drawn}
+    """Return the list as a form: check boxes, what to draw, and buttons."""
+    drawn_names = {result.name for result in drawn}
     rows = []
     for result in listed:
-        name = escape(result.name)
-        checked = " checked" if result.name in on else ""
-        disabled = "" if result.curve is not None else " disabled"
-        box = f'<input type="checkbox" name="r" value="{name}"{checked}{disabled} aria-label="choose {name}">'
-        where = (
-            f"live?r={quote(result.name)}" if result.going_on else f"result/{quote(result.name)}/"
-        )
-        link = f'{box} <a href="{where}">{name}</a>'
-        rows.append((_like(result, drawn), _cells(_row(result), link)))
-    hidden = "".join(
-        f'<input type="hidden" name="r" value="{escape(name)}">'
-        for name in sorted(on - {result.name for result in listed})
-    )
-    kinds = {
-        next((one.name for one in drawn if of_one_work(one, kind)), kind.name): kind.work
-        for kind in works(results)
-    }
-    work = next((kind.name for kind in works(results) if drawn and of_one_work(kind, drawn[0])), "")
-    priced = any(result.usd for result in results)
-    up = {key: m.head.format(currency="money") for key, m in UP.items() if key != "usd" or priced}
-    selects = (
-        _select("work", "w", work, kinds),
-        _select("across", "x", choice.x, {key: measure.head for key, measure in ACROSS.items()}),
-        _select("up", "y", choice.y, {"": "as known", **up}),
-        _select("colour by", "c", choice.color, {key: key for key in COLORED_BY}),
-    )
+        name_html = _check_box_html(result, is_checked=result.name in drawn_names)
+        rows.append(_row_html(result, name_html, drawn))
     return (
-        f'<form method="get" action="./"><p class="choice">{"".join(selects)} <button>Draw</button> '
-        '<button formaction="compare">Compare the chosen</button> '
+        f'<form method="get" action="./"><p class="choice">{_selects_html(results, drawn, choice)} '
+        "<button>Draw</button> "
+        '<button formaction="compare">Compare selected</button> '
         '<button formaction="share">Save as one page</button></p>'
-        f'<p><input type="search" name="q" value="{escape(wanted)}" placeholder="filter" aria-label="filter"> '
-        f'<button>Filter</button> <span class="soft">{len(listed):,} of {len(results):,} listed, {len(on)} drawn, '
-        f"at most {MOST_CURVES}; grey: another kind of work</span></p>"
-        f"{hidden}{_of_cells(rows)}</form>"
+        f'<p><input type="search" name="q" value="{escape(filter_text)}" placeholder="filter" '
+        'aria-label="filter"> <button>Filter</button> '
+        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn)} drawn '
+        f"(at most {MAX_CURVES}). Grey: another workload.</span></p>"
+        f"{_hidden_names_html(drawn_names, listed)}{_list_html(rows)}</form>"
     )
 
 
-def _select(label: str, name: str, chosen: str, options: Mapping[str, str]) -> str:
-    items = "".join(
-        f'<option value="{escape(key)}"{" selected" if key == chosen else ""}>{escape(text)}</option>'
-        for key, text in options.items()
+def _check_box_html(result: StoredResult, *, is_checked: bool) -> str:
+    """Return the check box of a result and the link to its page."""
+    name = escape(result.name)
+    checked = " checked" if is_checked else ""
+    disabled = "" if result.curve is not None else " disabled"
+    if result.is_running:
+        url = f"live?r={quote(result.name)}"
+    else:
+        url = f"result/{quote(result.name)}/"
+    return (
+        f'<input type="checkbox" name="r" value="{name}"{checked}{disabled} '
+        f'aria-label="choose {name}"> <a href="{url}">{name}</a>'
     )
-    return f'<label>{escape(label)} <select name="{name}">{items}</select></label> '
 
 
-def _like(result: StoredResult, drawn: Sequence[StoredResult]) -> bool:
-    """Whether a result may be drawn on this chart: it did the same kind of work."""
-    return not drawn or result.curve is None or of_one_work(result, drawn[0])
-
-
-def _of_cells(rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
-    """The table of `SHOWN`; its cells are HTML already. Rows of another kind of work are grey."""
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in SHOWN)
-    body = "".join(
-        f"<tr{'' if like else GREY}>"
-        + "".join(
-            f'<td data-head="{escape(head)}">{cell}</td>'
-            for head, cell in zip(SHOWN, row, strict=True)
-        )
-        + "</tr>"
-        for like, row in rows
+def _hidden_names_html(drawn_names: set[str], listed: Sequence[StoredResult]) -> str:
+    """Return hidden fields that keep the drawn results chosen that the filter does not list."""
+    hidden_names = drawn_names - {result.name for result in listed}
+    return "".join(
+        f'<input type="hidden" name="r" value="{escape(name)}">' for name in sorted(hidden_names)
     )
-    table = (
-        f'<table class="results wide"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _selects_html(
+    results: Sequence[StoredResult], drawn: Sequence[StoredResult], choice: Choice
+) -> str:
+    """Return the menus for the workload, the axes and the color."""
+    workloads = {}
+    for example in distinct_workloads(results):
+        same = [result for result in drawn if have_same_workload(result, example)]
+        value = same[0].name if same else example.name
+        workloads[value] = example.workload_label
+    has_costs = any(result.cost_per_million_tokens for result in results)
+    x_metrics = {key: metric.label for key, metric in X_METRICS.items()}
+    y_metrics = {
+        key: metric.label.format(currency="cost")
+        for key, metric in Y_METRICS.items()
+        if key != "usd" or has_costs
+    }
+    selects = (
+        _select_html("workload", "w", drawn[0].name if drawn else "", workloads),
+        _select_html("x axis", "x", choice.x, x_metrics),
+        _select_html("y axis", "y", choice.y, {"": "automatic", **y_metrics}),
+        _select_html("color by", "c", choice.color_by, {key: key for key in COLOR_KEYS}),
     )
-    return f'<div class="scroll">{table}</div>' if rows else ""
+    return "".join(selects)
 
 
-GREY = ' class="soft" title="another kind of work than the one that is drawn"'
+def _select_html(label: str, field: str, selected: str, options: Mapping[str, str]) -> str:
+    """Return a menu. `options` maps each value to its text."""
+    items = []
+    for value, text in options.items():
+        attribute = " selected" if value == selected else ""
+        items.append(f'<option value="{escape(value)}"{attribute}>{escape(text)}</option>')
+    return f'<label>{escape(label)} <select name="{field}">{"".join(items)}</select></label> '
 
 
-def plain(title: str, text: str, home: str, *, version: str, refresh_s: int = 0) -> str:
-    """A page of preformatted text. home: address of the list. refresh_s: it asks for itself again so often."""
-    sheet = page.Page(title, f"loadgen {version} ui")
-    again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    sheet.add_html(
-        f'{again}<p><a href="{home}">all results</a></p><h1>{escape(title)}</h1><pre>{escape(text)}</pre>'
-    )
-    return sheet.render()
+def render_plain_page(
+    title: str, text: str, home_url: str, *, version: str, refresh_s: int = 0
+) -> str:
+    """Return a page of preformatted text with a link to the list.
+
+    With `refresh_s`, the browser loads the page again after so many seconds.
+    """
+    page = Page(title, f"loadgen {version} ui")
+    if refresh_s:
+        page.add_html(f'<meta http-equiv="refresh" content="{refresh_s}">')
+    page.add_html(f'<p><a href="{home_url}">all results</a></p>')
+    page.add_title(title)
+    page.add_html(f"<pre>{escape(text)}</pre>")
+    return page.render()

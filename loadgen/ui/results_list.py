@@ -1,8 +1,9 @@
-"""What lies in a folder of results, each as its kind says (`result_kinds`). Reads summaries, not records."""
+"""Finds the results in a folder and reads what their list shows: summaries, not request records."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from importlib.metadata import version
@@ -14,7 +15,7 @@ import msgspec
 from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import OK, LoadgenError
-from loadgen.result_kinds import ListRow, ResultFunctions
+from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary, Summary
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
     from loadgen.runs.load_point_results import LoadPointResult
     from loadgen.ui.stored_result import StoredResult
 
-DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
-GOING_ON_S = 15  # a run whose files have not grown for so long has ended without saying so
+MAX_DEPTH = 4
+"""How many levels of folders are searched for results."""
+
+MAX_RESULTS = 2_000
+"""How many results are listed. Older ones are left out."""
+
+MAX_IDLE_S = 15
+"""A run whose files have not grown for so long was killed before it could write its summary."""
+
+OUTCOME_WITHOUT_SUMMARY = "no summary"
 
 
 class Collection(NamedTuple):
@@ -34,154 +43,177 @@ class Collection(NamedTuple):
 
 
 def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
-    """The results below a folder, the newest first. What cannot be read is listed with the reason.
+    """Return the results below a folder, the newest first.
 
-    prices: for the USD per million tokens of machines whose shape has a price.
+    A result that cannot be read is listed with the reason. With `prices`, results of machines that
+    have a price have the cost per million output tokens.
     """
-    found = sorted(_walk(root, root, DEEPEST), key=lambda path: path.stat().st_mtime, reverse=True)[
-        :MOST
-    ]
-    results = [_read(root, path, prices) for path in found]
+    folders = sorted(_find_results(root, MAX_DEPTH), key=_modification_time, reverse=True)
+    results = [_read(root, folder, prices) for folder in folders[:MAX_RESULTS]]
     return sorted(results, key=lambda result: result.started, reverse=True)
 
 
 def is_collection(folder: Path) -> bool:
-    """Whether a folder holds results of several commands: neither a run, nor levels or repeats of one load."""
+    """Return True if a folder holds results of several commands.
+
+    Runs of one workload directly in a folder are load points or repeats of one result.
+    """
+    if not folder.is_dir() or listed_kind(folder) is not None:
+        return False
+    folders = list(_find_results(folder, MAX_DEPTH))
+    if any(path.parent != folder or not _is_plain_run(path) for path in folders):
+        return True
+    return not _have_same_workload(folder, folders)
+
+
+def _is_plain_run(folder: Path) -> bool:
+    """Return True if a result is a run that found no capacity, and so may be a load point."""
+    kind = listed_kind(folder)
+    if kind is None or kind.name not in ("run", "mlperf"):
+        return False
+    try:
+        return result_kinds.capacity_facts(folder).capacity is None
+    except LoadgenError:
+        return True
+
+
+def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
     from loadgen.core import run_folder
     from loadgen.core.metrics.summary import NamedSummary
     from loadgen.runs.run_directory_kind import check_same_workload
 
-    if not folder.is_dir() or kind_of(folder):
-        return False
-    found = list(_walk(folder, folder, DEEPEST))
-    if any(
-        path.parent != folder or kind_of(path) not in ("run", "mlperf") or _searched(path)
-        for path in found
-    ):
-        return True
-    named = [
-        NamedSummary(run.name, run_folder.kept_summary(run))
-        for run in found
-        if (run / run_folder.SUMMARY).is_file()
+    summaries = [
+        NamedSummary(folder.name, run_folder.kept_summary(folder))
+        for folder in run_folders
+        if (folder / run_folder.SUMMARY).is_file()
     ]
     try:
-        if named:
-            check_same_workload(folder, named)
-    except LoadgenError:
-        return True
-    return False
-
-
-def _searched(run: Path) -> bool:
-    """Whether a run is a search by itself, and so neither a level nor a repeat of its neighbours."""
-    try:
-        return result_kinds.capacity_facts(run).capacity is not None
+        if summaries:
+            check_same_workload(parent, summaries)
     except LoadgenError:
         return False
+    return True
 
 
-def _walk(root: Path, folder: Path, deeper: int) -> Iterator[Path]:
-    if folder != root and kind_of(folder):
-        yield folder
-        return
-    if not deeper:
-        return
-    for below in folder.iterdir():
-        if below.is_dir() and not below.name.startswith(".") and not below.is_symlink():
-            yield from _walk(root, below, deeper - 1)
+def _find_results(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of results below a folder, at most `depth` levels down."""
+    for child in folder.iterdir():
+        if not child.is_dir() or child.name.startswith(".") or child.is_symlink():
+            continue
+        if listed_kind(child) is not None:
+            yield child
+        elif depth > 1:
+            yield from _find_results(child, depth - 1)
 
 
-def kind_of(folder: Path) -> str:
-    """The kind of result that is listed for a folder; "" for none."""
-    kind = result_kinds.kind_of(folder, "list_row")
-    return "" if kind is None else kind.name
+def listed_kind(folder: Path) -> ResultKind | None:
+    """Return the kind of a folder that the list shows, or None if it is no such result."""
+    return result_kinds.kind_of(folder, "list_row")
+
+
+def _modification_time(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
-    from loadgen.repeated.repeats import valid_or_all
-    from loadgen.runs.load_point_results import average_repeats
-    from loadgen.runs.sweep_curve import build_curve
+    """Return a result of the list. If it cannot be read, its outcome says why."""
     from loadgen.ui.stored_result import StoredResult
 
-    kind, name = result_kinds.kind_of(folder, "list_row"), folder.relative_to(root).as_posix()
-    assert kind is not None  # it is one of those that were found
-    page = (
-        f"{name}/{kind.page_name}" if kind.page_name and (folder / kind.page_name).is_file() else ""
+    kind = listed_kind(folder)
+    assert kind is not None, f"{folder} was found as a result"
+    name = folder.relative_to(root).as_posix()
+    has_page = bool(kind.page_name) and (folder / kind.page_name).is_file()
+    result = StoredResult(
+        name=name,
+        kind=kind.name,
+        is_running=is_running(folder, time.time()),
+        page=f"{name}/{kind.page_name}" if has_page else "",
     )
-    empty = StoredResult(
-        name=name, kind=kind.name, going_on=is_going_on(folder, time.time()), page=page
-    )
-    if empty.going_on:
-        return empty
+    if result.is_running:
+        return result
     try:
-        row = result_kinds.list_row(kind, folder) or ListRow()
-        shown = msgspec.structs.replace(
-            empty,
-            word=row.word,
-            answer=row.answer,
-            about=row.about,
-            target=row.target,
-            simulated=row.simulated,
-            made=row.started,
-        )
-        if not row.runs:
-            return (
-                shown if row.word else msgspec.structs.replace(shown, word="nothing was summarized")
-            )
-        runs_curve = build_curve(row.runs)
-        points = [
-            _LoadPoint(
-                level=average_repeats(
-                    [level for level in runs_curve.load_points if level.name in runs]
-                ),
-                summaries=valid_or_all(list(runs.values())),
-            )
-            for runs in _runs_by_load(row.runs)
-        ]
-        usd = {point.level.name: _usd(point.summaries, prices) for point in points}
-        first = row.runs[0].summary
-        limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
-        answered = first.requests.ok or None
-        return msgspec.structs.replace(
-            shown,
-            curve=runs_curve,
-            load_points=tuple(point.level for point in points),
-            tpot_limit_ms=min(limits, default=None),
-            interval=row.interval,
-            usd={name: amount for name, amount in usd.items() if amount},
-            input_tokens=answered and first.tokens.input and first.tokens.input / answered,
-            output_tokens=answered and first.tokens.output and first.tokens.output / answered,
-            hardware=first.target.shape or first.target.name or first.target.url,
-            software=", ".join(first.target.software),
-        )
-    except (
-        Exception
-    ) as problem:  # files of somebody else: what a damaged one raises nobody can list
-        why = (str(problem) or type(problem).__name__).splitlines()[0]
-        return msgspec.structs.replace(empty, word=f"cannot be read: {why}")
+        return _with_metrics(result, result_kinds.list_row(kind, folder) or ListRow(), prices)
+    except Exception as error:  # damaged files of another author can raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return msgspec.structs.replace(result, stored_outcome=f"cannot be read: {reason}")
+
+
+def _with_metrics(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
+    """Return a result with what its kind reports, and with the metrics of its runs."""
+    from loadgen.runs.sweep_curve import build_curve
+
+    result = msgspec.structs.replace(
+        result,
+        stored_outcome=row.outcome,
+        selected_run=row.selected_run,
+        description=row.description,
+        target=row.target,
+        simulated=row.simulated,
+        stored_start=row.started,
+    )
+    if not row.runs:
+        outcome = row.outcome or OUTCOME_WITHOUT_SUMMARY
+        return msgspec.structs.replace(result, stored_outcome=outcome)
+    curve = build_curve(row.runs)
+    load_points = [
+        _average_load_point(curve.load_points, summaries) for summaries in _runs_by_load(row.runs)
+    ]
+    costs = {point.metrics.name: _cost(point.summaries, prices) for point in load_points}
+    first = row.runs[0].summary
+    tpot_limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
+    return msgspec.structs.replace(
+        result,
+        curve=curve,
+        load_points=tuple(point.metrics for point in load_points),
+        tpot_limit_ms=min(tpot_limits, default=None),
+        interval=row.interval,
+        cost_per_million_tokens={name: cost for name, cost in costs.items() if cost},
+        mean_input_tokens=_mean_per_request(first.tokens.input, first),
+        mean_output_tokens=_mean_per_request(first.tokens.output, first),
+        hardware=first.target.shape or first.target.name or first.target.url,
+        software=", ".join(first.target.software),
+    )
+
+
+def _mean_per_request(tokens: int | None, summary: Summary) -> float | None:
+    """Return the mean tokens of a successful request, or None if they are not known."""
+    if tokens is None or not summary.requests.ok:
+        return None
+    return tokens / summary.requests.ok
 
 
 class _LoadPoint(NamedTuple):
     """One load of a result: its metrics, averaged over the repeats, and the summaries of these."""
 
-    level: LoadPointResult
+    metrics: LoadPointResult
     summaries: Sequence[Summary]
 
 
-def _runs_by_load(named: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
+def _average_load_point(
+    runs: Sequence[LoadPointResult], summaries: dict[str, Summary]
+) -> _LoadPoint:
+    """Return the mean of the runs that have one of the given summaries, by name."""
+    from loadgen.repeated.repeats import valid_or_all
+    from loadgen.runs.load_point_results import average_repeats
+
+    repeats = [run for run in runs if run.name in summaries]
+    return _LoadPoint(average_repeats(repeats), valid_or_all(list(summaries.values())))
+
+
+def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
     """Return the runs of each load as summaries by name.
 
-    Runs of one recipe and load are repeats of each other.
+    Runs with one configuration fingerprint and load are repeats of each other.
     """
     by_load: dict[tuple[str, str], dict[str, Summary]] = {}
-    for name, summary in named:
+    for name, summary in runs:
         load = (summary.fingerprints.recipe, summary.load.arrival)
         by_load.setdefault(load, {})[name] = summary
     return list(by_load.values())
 
 
-def _usd(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
-    """Return the price of a million output tokens, in the currency of the prices.
+def _cost(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
+    """Return the cost of a million output tokens, in the currency of the prices.
 
     `summaries` are repeats of one load. Returns None if their machine has no price.
     """
@@ -196,53 +228,87 @@ def _usd(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
     try:
         price = find_prices(prices, first.target)[0]
         evidence = Evidence(name=first.run.id, folder="", summaries=tuple(summaries))
-        cost = price_result(
+        priced = price_result(
             evidence, price, price.name, "", gpus=first.target.gpus, utilization=Decimal(1)
-        ).costs[OUTPUT]
+        )
     except LoadgenError:
         return None
-    return float(cost.total) if cost is not None else None
+    cost = priced.costs[OUTPUT]
+    return None if cost is None else float(cost.total)
 
 
-# -- a folder of results as a result itself ----------------------------------------------------------------------------
+def is_running(folder: Path, now_s: float) -> bool:
+    """Return True if a run is writing to a folder.
+
+    That is a run with records, without a summary, and with a file that has grown in the last
+    `MAX_IDLE_S` seconds before `now_s`.
+    """
+    from loadgen.core import run_folder
+
+    spool = folder / "spool"
+    if (folder / run_folder.SUMMARY).is_file() or not spool.is_dir():
+        return False
+    files = [file for file in (*spool.iterdir(), folder / "run.json") if file.exists()]
+    last_growth_s = max(map(_modification_time, files), default=0.0)
+    return now_s - last_growth_s < MAX_IDLE_S
 
 
-def load(folder: Path) -> Collection:
+# The functions of the result kind "results": a folder of results is itself a result, which
+# `loadgen report` prints and writes as a page.
+
+
+def load_collection(folder: Path) -> Collection:
+    """Return the results in a folder."""
     return Collection(folder, results_in(folder))
 
 
-def headline(found: Collection) -> str:
-    kinds: dict[str, int] = {}
-    for result in found.results:
-        kinds[result.kind] = kinds.get(result.kind, 0) + 1
-    words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"{format.counted(len(found.results), 'result')} in {found.folder}: {words}."
+def collection_headline(collection: Collection) -> str:
+    """Return how many results of each kind a folder has."""
+    counts = Counter(result.kind for result in collection.results)
+    by_kind = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    total = format.counted(len(collection.results), "result")
+    return f"{total} in {collection.folder}: {by_kind}."
 
 
-def text(found: Collection, color: bool) -> str:
-    from loadgen.ui import page as results_page
+def collection_text(collection: Collection, color: bool) -> str:  # noqa: ARG001 - same for all kinds
+    """Return the list for a terminal."""
+    from loadgen.ui.page import render_text
 
-    return results_page.render_text(found.results)
-
-
-def page(found: Collection) -> str:
-    from loadgen.ui import page as results_page
-
-    return results_page.render(
-        found.folder.resolve().name, found.results, version=version("loadgen")
-    )
+    return render_text(collection.results)
 
 
-def document(found: Collection) -> bytes:
-    return format.document([_plain(result) for result in found.results])
+def collection_page(collection: Collection) -> str:
+    """Return the list and its charts as an HTML page."""
+    from loadgen.ui.page import render
+
+    title = collection.folder.resolve().name
+    return render(title, collection.results, version=version("loadgen"))
 
 
-def _plain(result: StoredResult) -> dict[str, Any]:
-    """As a row of the list says it; `shown` is the run whose figures stand for the result."""
-    curve, shown = result.curve, result.shown
+def collection_document(collection: Collection) -> bytes:
+    """Return the list as JSON."""
+    return format.document([json_row(result) for result in collection.results])
+
+
+def collection_exit_code(collection: Collection, strict: bool) -> int:  # noqa: ARG001 - as above
+    """Return 0: a list judges nothing."""
+    return OK
+
+
+def json_row(result: StoredResult) -> dict[str, Any]:
+    """Return a row of the list for `--json`.
+
+    The object `shown` has the metrics of the run that stands for the result.
+    """
+    curve = result.curve
+    selected = result.selected_load_point
     row: dict[str, Any] = {"name": result.name, "kind": result.kind, "word": result.outcome}
-    if curve is None or shown is None:
-        return row | {"workload": result.about, "target": result.target, "started": result.started}
+    if curve is None or selected is None:
+        return row | {
+            "workload": result.description,
+            "target": result.target,
+            "started": result.started,
+        }
     return row | {
         "workload": curve.workload,
         "model": curve.model,
@@ -250,38 +316,23 @@ def _plain(result: StoredResult) -> dict[str, Any]:
         "gpus": curve.gpus,
         "loads": len(result.load_points),
         "shown": {
-            "name": shown.name,
-            "load": shown.load_label,
-            "output_tokens_per_s": shown.output_per_s,
-            "ttft_p99_ms": shown.ttft_p99,
-            "tpot_p99_ms": shown.tpot_p99,
-            "too_few_samples": list(shown.unsupported),
+            "name": selected.name,
+            "load": selected.load_label,
+            "output_tokens_per_s": selected.output_per_s,
+            "ttft_p99_ms": selected.ttft_p99,
+            "tpot_p99_ms": selected.tpot_p99,
+            "too_few_samples": list(selected.unsupported),
         },
         "started": curve.started,
     }
 
 
-def code(found: Collection, strict: bool) -> int:
-    return OK
-
-
-def is_going_on(folder: Path, now_s: float) -> bool:
-    """Whether a run is writing here: rows on disk, no summary, and a file that grew a moment ago."""
-    from loadgen.core import run_folder
-
-    spool = folder / "spool"
-    if (folder / run_folder.SUMMARY).is_file() or not spool.is_dir():
-        return False
-    files = (file for file in (*spool.iterdir(), folder / "run.json") if file.exists())
-    return now_s - max((file.stat().st_mtime for file in files), default=0.0) < GOING_ON_S
-
-
 FUNCTIONS = ResultFunctions(
-    load=load,
-    headline=headline,
-    text=text,
-    page=page,
-    document=document,
-    code=code,
+    load=load_collection,
+    headline=collection_headline,
+    text=collection_text,
+    page=collection_page,
+    document=collection_document,
+    code=collection_exit_code,
     fits=is_collection,
 )

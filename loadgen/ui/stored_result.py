@@ -1,4 +1,4 @@
-"""One result of a folder as the list and the chart show it, and which results did the same kind of work. Pure."""
+"""One result of a folder, as the list and the charts of `loadgen ui` show it."""
 
 from __future__ import annotations
 
@@ -12,119 +12,159 @@ from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.sweep_analysis import best_load_point
 from loadgen.runs.sweep_curve import SweepCurve
 
-ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
+MAX_LENGTH_RATIO = 1.1
+"""Results whose mean prompt and output lengths differ by more are different workloads.
+
+A chart compares systems, so it must not mix requests of different lengths. 10 % leaves room for
+lengths that are drawn at random.
+"""
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One result of a folder. `curve`: its runs by load, one of a single run; None where nothing was summarized.
+    """One result of a folder.
 
-    load_points: one for each load of `curve`; repeats of a load are averaged.
-    word: the outcome of a search or validation, or why the result cannot be read. answer: the run that it stands on.
-    interval: tokens/s of a user, and the ends of the tokens/s in all of a capacity or of repeats there. usd: name of a
-    load point -> its cost per million output tokens, where it has a price. page: its own page
-    beside this one, "" where there is none. input_tokens, output_tokens: of a mean request that was answered. hardware: the machine type, else the
-    name or address of the target. software: what the server says of itself.
+    Attributes:
+        name: Its path relative to the folder that is listed.
+        kind: The name of its kind, for example "run" or "search".
+        stored_outcome: The outcome that the kind reports, or why the result cannot be read.
+        selected_run: The name of the run whose metrics are shown. If empty, it is the best one.
+        curve: The runs by load. None if nothing was summarized.
+        load_points: The load points of the curve, with repeats of a load averaged.
+        tpot_limit_ms: The TPOT limit of the SLO. None if it has none.
+        interval: The interval of a capacity, or of the mean of repeats.
+        cost_per_million_tokens: The cost of a million output tokens by the name of a load point,
+            for those whose machine has a price.
+        page: The path of the result's own page relative to the folder, or "" if it has none.
+        is_running: Whether a run is still writing its files.
+        description: The workload and model, if there is no curve.
+        target: The target, if there is no curve.
+        simulated: Whether the target was simulated, if there is no curve.
+        stored_start: The start in ISO 8601, if there is no curve.
+        mean_input_tokens: The mean prompt length of successful requests.
+        mean_output_tokens: The mean output length of successful requests.
+        hardware: The instance type, or else the name or URL of the target.
+        software: The server software, as the server reports it.
     """
 
-    name: str  # its folder, relative to the one that is listed
+    name: str
     kind: str
-    word: str = ""
-    answer: str = ""
+    stored_outcome: str = ""
+    selected_run: str = ""
     curve: SweepCurve | None = None
     load_points: tuple[LoadPointResult, ...] = ()
-    tpot_limit_ms: float | None = None  # of its SLO
+    tpot_limit_ms: float | None = None
     interval: RateInterval | None = None
-    usd: dict[str, float] = {}
+    cost_per_million_tokens: dict[str, float] = {}
     page: str = ""
-    going_on: bool = False
-    about: str = ""  # workload and model, where there is no curve; as are the next three
+    is_running: bool = False
+    description: str = ""
     target: str = ""
     simulated: bool = False
-    made: str = ""
-    input_tokens: float | None = None
-    output_tokens: float | None = None
+    stored_start: str = ""
+    mean_input_tokens: float | None = None
+    mean_output_tokens: float | None = None
     hardware: str = ""
     software: str = ""
 
     @property
     def started(self) -> str:
-        return (
-            self.curve.started if self.curve is not None else ("~" if self.going_on else self.made)
-        )
+        """The start in ISO 8601. A running result has "~", which sorts after every date."""
+        if self.curve is not None:
+            return self.curve.started
+        return "~" if self.is_running else self.stored_start
 
     @property
-    def levels(self) -> tuple[LoadPointResult, ...]:
-        """Every run as a load point of its own, repeats too."""
+    def runs(self) -> tuple[LoadPointResult, ...]:
+        """Every run as a load point of its own, repeats included."""
         return self.curve.load_points if self.curve is not None else ()
 
     @property
-    def shown(self) -> LoadPointResult | None:
-        """The load point that stands for the result.
+    def selected_load_point(self) -> LoadPointResult | None:
+        """The load point whose metrics stand for the result.
 
-        That is the run that the result is based on, else the best load within the SLO, else the
-        one with the most output tokens/s.
+        That is the run that the result is based on. Without one, it is the best load within the
+        SLO, and without an SLO the load with the highest output throughput.
         """
-        answer = next((level for level in self.levels if level.name == self.answer), None)
-        if answer is not None:
-            return answer
-        has_slo = self.curve is not None and bool(self.curve.slo)
-        best_point = best_load_point(self.load_points) if has_slo else None
-        if best_point is not None:
-            return best_point
-        return max(self.load_points, key=lambda level: level.output_per_s or 0.0, default=None)
+        for run in self.runs:
+            if run.name == self.selected_run:
+                return run
+        if self.curve is not None and self.curve.slo:
+            best = best_load_point(self.load_points)
+            if best is not None:
+                return best
+        return max(self.load_points, key=_output_throughput, default=None)
 
     @property
     def outcome(self) -> str:
-        """Its word; of runs that have none, whether they are valid and met the SLO."""
-        if self.going_on:
-            return "going on"
+        """The outcome in a few words, for example "VALID, SLO met"."""
+        if self.is_running:
+            return "running"
         if self.curve is None:
-            return self.word
-        invalid = sum(not level.valid for level in self.levels)
-        if len(self.levels) == 1 and invalid and not self.word:
+            return self.stored_outcome
+        invalid = sum(not run.valid for run in self.runs)
+        if not invalid:
+            return self.stored_outcome or self._outcome_of_valid_runs()
+        if len(self.runs) == 1 and not self.stored_outcome:
             return "INVALID"
-        if invalid:
-            return ", ".join(filter(None, (self.word, f"{invalid} of {len(self.levels)} INVALID")))
-        if self.word:
-            return self.word
+        count = f"{invalid} of {len(self.runs)} INVALID"
+        return ", ".join(filter(None, (self.stored_outcome, count)))
+
+    def _outcome_of_valid_runs(self) -> str:
+        """Return whether valid runs met the SLO and sustained the load."""
         if self.kind == "sweep":
-            return "a load within the SLO" if self.curve.best else ""
-        met = {level.slo_met for level in self.levels}
-        words = ["VALID"]
-        if met == {True}:
-            words.append("SLO met")
-        if False in met:
-            words.append("SLO missed")
-        if any(level.sustained is False for level in self.levels):
-            words.append("NOT SUSTAINED")
-        return ", ".join(words)
+            return "a load within the SLO" if self.curve is not None and self.curve.best else ""
+        slo_results = {run.slo_met for run in self.runs}
+        outcomes = ["VALID"]
+        if slo_results == {True}:
+            outcomes.append("SLO met")
+        if False in slo_results:
+            outcomes.append("SLO missed")
+        if any(run.sustained is False for run in self.runs):
+            outcomes.append("NOT SUSTAINED")
+        return ", ".join(outcomes)
 
     @property
-    def work(self) -> str:
-        """What was asked of the server: "rag: about 1,320 tokens in, 1,200 out"."""
+    def workload_label(self) -> str:
+        """The workload with its mean lengths: "rag (about 1,320 input, 1,200 output tokens)"."""
         if self.curve is None:
             return ""
-        if self.input_tokens is None or self.output_tokens is None:
+        if self.mean_input_tokens is None or self.mean_output_tokens is None:
             return self.curve.workload
-        lengths = [format.quantity(tokens) for tokens in (self.input_tokens, self.output_tokens)]
-        return f"{self.curve.workload}: about {lengths[0]} tokens in, {lengths[1]} out"
+        input_tokens = format.quantity(self.mean_input_tokens)
+        output_tokens = format.quantity(self.mean_output_tokens)
+        return f"{self.curve.workload} (about {input_tokens} input, {output_tokens} output tokens)"
 
 
-def of_one_work(a: StoredResult, b: StoredResult) -> bool:
-    """Whether two results asked for the same: one workload, and requests whose mean lengths are `ALIKE`.
+def have_same_workload(first: StoredResult, second: StoredResult) -> bool:
+    """Return True if two results had one workload, with about the same request lengths.
 
-    Coarser than the fingerprints of `compare`: loads, seeds and limits may differ.
+    Loads, seeds and SLOs may differ. `compare` is stricter: it compares fingerprints.
     """
-    if a.curve is None or b.curve is None or a.curve.workload != b.curve.workload:
+    if first.curve is None or second.curve is None:
         return False
-    lengths = ((a.input_tokens, b.input_tokens), (a.output_tokens, b.output_tokens))
-    return all(x is None or y is None or max(x, y) <= ALIKE * min(x, y) for x, y in lengths)
+    if first.curve.workload != second.curve.workload:
+        return False
+    same_input = _are_similar(first.mean_input_tokens, second.mean_input_tokens)
+    same_output = _are_similar(first.mean_output_tokens, second.mean_output_tokens)
+    return same_input and same_output
 
 
-def works(results: Sequence[StoredResult]) -> list[StoredResult]:
-    """One result for each kind of work among those with figures, in the order of `results`."""
-    found: list[StoredResult] = []
+def distinct_workloads(results: Sequence[StoredResult]) -> list[StoredResult]:
+    """Return the first result of each workload, in the order of `results`."""
+    examples: list[StoredResult] = []
     for result in results:
-        if result.curve is not None and not any(of_one_work(result, known) for known in found):
-            found.append(result)
-    return found
+        is_known = any(have_same_workload(result, example) for example in examples)
+        if result.curve is not None and not is_known:
+            examples.append(result)
+    return examples
+
+
+def _are_similar(first: float | None, second: float | None) -> bool:
+    """Return True if two lengths are about the same, or one is not known."""
+    if first is None or second is None:
+        return True
+    return max(first, second) <= MAX_LENGTH_RATIO * min(first, second)
+
+
+def _output_throughput(load_point: LoadPointResult) -> float:
+    return load_point.output_per_s or 0.0

@@ -26,7 +26,7 @@ from loadgen.commands import COMMANDS
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results import checksums, files
 from loadgen.render import page
-from loadgen.ui.command import Server
+from loadgen.ui.server import ResultsServer
 
 STEERS = "\x1b[2J\x1b[1;1H\x1b[32mVALID: a forged verdict\x1b[0m\r\nVALID: a forged verdict"
 SECRET = "what only the user may read"
@@ -234,14 +234,14 @@ def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_p
 
 
 @pytest.fixture
-def server(theirs: Path, sound: Path) -> Iterator[Server]:
+def server(theirs: Path, sound: Path) -> Iterator[ResultsServer]:
     shutil.copytree(sound / "raw", theirs.parent / "good")
-    with answering(Server(theirs.parent, 0, None)) as running:
+    with answering(ResultsServer(theirs.parent, 0, None)) as running:
         yield running
 
 
 @pytest.mark.parametrize("animal", ZOO)
-def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> None:
+def test_ui_survives_every_folder(animal: str, theirs: Path, server: ResultsServer) -> None:
     ZOO[animal](theirs)
     for path in (
         "",
@@ -251,7 +251,7 @@ def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> 
         f"result?r={quote('../secret')}",
     ):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-        connection.request("GET", f"/{server.word}/{path}")
+        connection.request("GET", f"/{server.token}/{path}")
         answer = connection.getresponse()
         assert answer.status == 200, path
         assert "default-src 'none'" in (answer.getheader("Content-Security-Policy") or "")

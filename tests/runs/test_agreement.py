@@ -30,7 +30,7 @@ def one_line(page: str) -> str:
 def listed(root: Path) -> dict[str, str]:
     """The row of the only result under a folder, by its heads."""
     (result,) = results_in(root)
-    return dict(zip(results_page.HEAD, results_page._row(result), strict=True))
+    return dict(zip(results_page.LIST_HEAD, results_page._list_row(result), strict=True))
 
 
 @pytest.mark.parametrize("name", ["mixed", "agentic", "rag-pipeline"])
@@ -185,7 +185,7 @@ def test_the_capacity_of_a_search_is_one_number(
     assert row["outcome"] == f"{bound}{rate} requests/s, {held['state']}{time_covered}"
     assert row["tokens/s"] == format.quantity(held["output_tokens_per_s"])
     assert row["TTFT p99"].removeprefix("~") == format.milliseconds(run["ttft_ms"]["p99"])
-    assert "here" not in row["loads"]  # the outcome says it
+    assert "shown" not in row["load"]  # the outcome says it
 
     found = loadgen.load(folder)
     assert rate in " ".join(found.text.split()) and rate in one_line(found.page)

@@ -1,4 +1,4 @@
-"""A folder of results as a page: what is listed and drawn, and that `loadgen ui` tells nobody else about it."""
+"""The page of a folder of results, and the web server that `loadgen ui` protects from other sites."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from loadgen.repeated.repeats import summarize_repeats
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.ui import page as results_page
 from loadgen.ui.charts import Choice
-from loadgen.ui.command import Server
+from loadgen.ui.server import ResultsServer
 from loadgen.ui.results_list import is_collection, results_in
-from loadgen.ui.stored_result import works
+from loadgen.ui.stored_result import distinct_workloads
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -82,7 +82,7 @@ def results(tmp_path: Path) -> Path:
     return root
 
 
-def test_everything_is_found_and_nothing_else(results: Path) -> None:
+def test_list_has_every_result_and_nothing_else(results: Path) -> None:
     found = {result.name: result for result in results_in(results)}
     assert found.keys() == {
         "one-run",
@@ -93,17 +93,17 @@ def test_everything_is_found_and_nothing_else(results: Path) -> None:
         "going-on",
     }
     assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
-    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
-    assert found["going-on"].going_on
+    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].stored_outcome
+    assert found["going-on"].is_running
 
 
-def test_what_has_not_grown_for_long_is_not_going_on(results: Path) -> None:
+def test_run_whose_files_stopped_growing_is_not_running(results: Path) -> None:
     grew(results / "going-on", time.time() - 60)
     found = {result.name: result for result in results_in(results)}
-    assert not found["going-on"].going_on
+    assert not found["going-on"].is_running
 
 
-def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
+def test_search_without_a_capacity_is_listed_as_a_search(tmp_path: Path) -> None:
     _store(tmp_path / "s" / "r1")
     plan = ExperimentPlan(
         command_name="search",
@@ -117,14 +117,14 @@ def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
     assert [result.kind for result in results_in(tmp_path)] == ["search"]
 
 
-def test_runs_beside_a_damaged_plan_are_reported(
+def test_runs_next_to_a_damaged_plan_are_reported(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command_line(["report", str(results / "swept"), "--no-html"]) == 0
     assert "4/s" in capsys.readouterr().out
 
 
-def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
+def test_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
     (swept,) = (result for result in results_in(results) if result.name == "swept")
     assert swept.interval is not None
     assert (swept.interval.low, swept.interval.high) == pytest.approx(
@@ -146,7 +146,7 @@ def _store_repeats(folder: Path, *repeats: Summary) -> None:
     (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named)))
 
 
-def test_repeats_are_listed_with_their_mean_and_not_with_the_largest(
+def test_repeats_are_listed_with_their_mean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """List a server with one lucky run of three below one that is faster on average."""
@@ -162,14 +162,17 @@ def test_repeats_are_listed_with_their_mean_and_not_with_the_largest(
     assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
 
 
-def test_an_invalid_repeat_is_not_in_the_mean_of_the_list(tmp_path: Path) -> None:
+def test_mean_of_repeats_leaves_out_an_invalid_one(tmp_path: Path) -> None:
     _store_repeats(tmp_path / "a", _at(2, 1.0), _at(2, 1.0), _invalid(_at(2, 7.0)))
     (found,) = results_in(tmp_path)
-    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST)
+    assert (
+        found.selected_load_point is not None
+        and found.selected_load_point.output_per_s == pytest.approx(PER_REQUEST)
+    )
     assert "1 of 3 INVALID" in found.outcome
 
 
-def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
+def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
     folder = tmp_path / "swept"
     levels: dict[str, list[NamedSummary]] = {"r1": [], "r2": []}
     for number, factor in ((1, 1.0), (2, 1.4)):
@@ -184,10 +187,13 @@ def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_
     (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": made}))
     (found,) = results_in(tmp_path)
     assert len(found.load_points) == 2
-    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST * 2.4)
+    assert (
+        found.selected_load_point is not None
+        and found.selected_load_point.output_per_s == pytest.approx(PER_REQUEST * 2.4)
+    )
 
 
-def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(results: Path) -> None:
+def test_only_a_folder_of_several_results_is_a_collection(results: Path) -> None:
     assert is_collection(results)
     assert not is_collection(results / "swept") and not is_collection(results / "one-run")
     assert not is_collection(results / "nothing")
@@ -200,7 +206,7 @@ def test_report_of_a_folder_writes_one_page(
     assert "swept" in capsys.readouterr().out
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
-    assert charts[0]["y"]["label"] == "tokens/s per GPU"
+    assert charts[0]["y"]["label"] == "output tokens/s per GPU"
     of_sweep = next(series for series in charts[0]["series"] if series.get("name") == "swept")
     assert of_sweep["y"] == pytest.approx(
         [PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)]
@@ -209,28 +215,28 @@ def test_report_of_a_folder_writes_one_page(
     assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
 
 
-def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
+def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
     found = results_in(results)
-    assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == [
-        "swept"
-    ]
+    assert [
+        result.name for result in results_page.results_to_draw(found, Choice(names=("swept",)))
+    ] == ["swept"]
     page = results_page.render(
-        "results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True
+        "results", found, Choice(names=("swept",)), version="1", filter_text="SWEPT", served=True
     )
     assert 'value="swept" checked' in page and "result/one-run/" not in page
 
 
 @pytest.fixture
-def server(results: Path) -> Iterator[Server]:
-    with answering(Server(results, 0, None)) as running:
+def server(results: Path) -> Iterator[ResultsServer]:
+    with answering(ResultsServer(results, 0, None)) as running:
         yield running
 
 
-def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+def _get(server: ResultsServer, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     headers = {"Host": host} if host else {}
     connection.request(
-        method, path if path.startswith("/") else f"/{server.word}/{path}", headers=headers
+        method, path if path.startswith("/") else f"/{server.token}/{path}", headers=headers
     )
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -238,9 +244,9 @@ def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tupl
     return answer.status, text
 
 
-def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
+def test_server_listens_on_loopback_and_serves_every_linked_page(server: ResultsServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert server.address.endswith(f"/{server.word}/")
+    assert server.address.endswith(f"/{server.token}/")
     status, page = _get(server, "")
     assert status == 200 and "swept" in page
     for link in set(re.findall(r'href="((?:result/|live\?)[^"]*)"', page)):
@@ -260,20 +266,20 @@ def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
         ("", "localhost:1"),
     ],
 )
-def test_nobody_without_the_word_or_from_elsewhere_gets_a_page(
-    server: Server, path: str, host: str
+def test_request_without_the_token_or_for_another_host_is_refused(
+    server: ResultsServer, path: str, host: str
 ) -> None:
     status, page = _get(server, path, host)
     assert status == 403 and "swept" not in page
 
 
 @pytest.mark.parametrize("name", ["../..", "/etc", "swept/../..", "nowhere", "", ".", "a%00b"])
-def test_nothing_outside_the_folder_is_opened(server: Server, name: str) -> None:
+def test_server_opens_nothing_outside_its_folder(server: ResultsServer, name: str) -> None:
     status, page = _get(server, f"result?r={name}")
     assert status == 200 and "Cannot be shown" in page and "root:x:" not in page
 
 
-def test_it_reads_only(server: Server, results: Path) -> None:
+def test_server_writes_no_file(server: ResultsServer, results: Path) -> None:
     before = sorted(str(path) for path in results.rglob("*"))
     for link in ("", "result?r=swept", "compare?r=one-run&r=deep/er/run", "live?r=going-on"):
         _get(server, link)
@@ -301,38 +307,42 @@ def _kept(limit_ms: float, **of_target: Any) -> Summary:
     )
 
 
-def test_one_chart_holds_one_kind_of_work(results: Path) -> None:
-    """Other lengths are other work: not drawn beside, grey in the list, and drawn when they are asked for."""
+def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -> None:
+    """Requests of another length are another workload. It is drawn when it is chosen."""
     tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
     _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
     found = results_in(results)
-    short = results_page.chosen(found, Choice(work="one-run"))
+    short = results_page.results_to_draw(found, Choice(workload_of="one-run"))
     assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
     assert [
         result.name
-        for result in results_page.chosen(found, Choice(names=("one-run",), work="long"))
+        for result in results_page.results_to_draw(
+            found, Choice(names=("one-run",), workload_of="long")
+        )
     ] == ["long"]
-    assert len(works(found)) == 2
-    page = results_page.render("results", found, Choice(work="one-run"), version="1", served=True)
+    assert len(distinct_workloads(found)) == 2
+    page = results_page.render(
+        "results", found, Choice(workload_of="one-run"), version="1", served=True
+    )
     (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
-    assert 'value="long"' in grey and "1 other kind of work not drawn" in page
-    assert "about 1,320 tokens in, 1,200 out" in page
+    assert 'value="long"' in grey and "1 other workload not drawn" in page
+    assert "about 1,320 input, 1,200 output tokens" in page
 
 
-def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> None:
+def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
     _store(tmp_path / "a", _kept(80, shape="A100"))
     _store(tmp_path / "b", _kept(60, shape="H100"))
     found = results_in(tmp_path)
     chart = _chart(results_page.render("r", found, version="1"))
     colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
     assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
-        ("TPOT 80 ms", colors["a"]),
-        ("TPOT 60 ms", colors["b"]),
+        ("SLO: TPOT ≤ 80 ms", colors["a"]),
+        ("SLO: TPOT ≤ 60 ms", colors["b"]),
     }
     assert "bands" not in chart
     _store(tmp_path / "c", _kept(60, shape="H100"))
     drawn = _chart(
-        results_page.render("r", results_in(tmp_path), Choice(color="hardware"), version="1")
+        results_page.render("r", results_in(tmp_path), Choice(color_by="hardware"), version="1")
     )
     named = {series["name"]: series["color"] for series in drawn["series"] if series.get("name")}
     assert named["H100: b"] == named["H100: c"] != named["A100: a"]
@@ -340,11 +350,11 @@ def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> Non
         results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1")
     )
     assert [band["label"] for band in same["bands"]] == [
-        "TPOT within 60 ms"
+        "meets SLO: TPOT ≤ 60 ms"
     ] and "marks" not in same
 
 
-def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: Path) -> None:
+def test_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> None:
     _store(tmp_path / "a", _kept(80, shape="ND128isr_GB300_v6", gpus=4))
     _store(tmp_path / "b", _kept(80, shape=""))
     example = Path(__file__).parents[2] / "docs" / "prices.example.yaml"
@@ -352,27 +362,27 @@ def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: 
     page = results_page.render("r", found, version="1", currency="USD", served=True)
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
     assert [chart["y"]["label"] for chart in charts][1:] == ["USD per million output tokens"]
-    assert 'value="usd"' in page and "No cost of b: its machine has no price" in page
+    assert 'value="usd"' in page and "No cost for b." in page
     bare = results_page.render("r", results_in(tmp_path), version="1", served=True)
-    assert 'value="usd"' not in bare and "No cost of" not in bare
+    assert 'value="usd"' not in bare and "No cost for" not in bare
 
 
 @pytest.mark.parametrize(
     ("x", "y", "labels"),
     [
-        ("e2e", "all", ("E2E p50 in s", "tokens/s in all")),
-        ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
-        ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
+        ("e2e", "all", ("E2E latency p50 (s)", "output tokens/s")),
+        ("ttft", "gpu", ("TTFT p99 (ms)", "output tokens/s per GPU")),
+        ("nonsense", "", ("tokens/s per user (1 / TPOT p50)", "output tokens/s per GPU")),
     ],
 )
-def test_the_axes_are_those_that_were_chosen(
-    server: Server, x: str, y: str, labels: tuple[str, str]
+def test_chart_has_the_chosen_axes(
+    server: ResultsServer, x: str, y: str, labels: tuple[str, str]
 ) -> None:
     chart = _chart(_get(server, f"?x={x}&y={y}")[1])
     assert (chart["x"]["label"], chart["y"]["label"]) == labels
 
 
-def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
+def test_point_links_to_the_page_of_its_run(server: ResultsServer) -> None:
     chart = _chart(_get(server, "?r=swept&r=one-run")[1])
     links = [link for series in chart["series"] for link in series.get("links", ())]
     assert {"result/swept/r4/", "result/one-run/"} <= set(links)
@@ -381,7 +391,7 @@ def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
         assert status == 200 and "Cannot be shown" not in page
 
 
-def test_the_page_of_a_result_leads_to_the_pages_of_its_runs(server: Server) -> None:
+def test_page_of_a_result_links_to_the_pages_of_its_runs(server: ResultsServer) -> None:
     """As a browser follows a link: relative to the address of the page."""
     status, page = _get(server, "result/swept/")
     links = {
@@ -395,22 +405,22 @@ def test_the_page_of_a_result_leads_to_the_pages_of_its_runs(server: Server) -> 
         status, page = _get(server, f"result/swept/{link}")
         assert status == 200 and "<h1>" in page and "Cannot be shown" not in page
     assert "Cannot be shown" in _get(server, "result/../../etc/")[1]
-    assert f'href="/{server.word}/"' in _get(server, "result/nowhere/")[1]
+    assert f'href="/{server.token}/"' in _get(server, "result/nowhere/")[1]
 
 
-def test_what_is_drawn_is_saved_as_one_page_without_the_rest(server: Server) -> None:
+def test_shared_page_has_only_the_drawn_results(server: ResultsServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request("GET", f"/{server.word}/share?r=swept")
+    connection.request("GET", f"/{server.token}/share?r=swept")
     answer = connection.getresponse()
     page = answer.read().decode()
     connection.close()
     assert answer.getheader("Content-Disposition") == 'attachment; filename="results.html"'
     body = page.partition("<body>")[2].replace('<a href="#glossary">', "")
     assert "swept" in page and "one-run" not in page and "href=" not in body
-    assert server.word not in page and _chart(page)["series"]
+    assert server.token not in page and _chart(page)["series"]
 
 
-def test_a_list_with_a_run_that_goes_on_looks_again(results: Path) -> None:
+def test_list_with_a_running_run_refreshes_itself(results: Path) -> None:
     page = results_page.render("results", results_in(results), version="1", served=True)
     assert 'http-equiv="refresh"' in page
     grew(results / "going-on", time.time() - 60)
@@ -420,7 +430,7 @@ def test_a_list_with_a_run_that_goes_on_looks_again(results: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_path: Path) -> None:
+def test_keys_and_pointer_select_points_and_zoom(results: Path, tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     page = tmp_path / "page.html"
@@ -462,7 +472,7 @@ def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_p
 
 
 @pytest.mark.processes
-def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
+def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     page = tmp_path / "page.html"
@@ -485,3 +495,22 @@ def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
                 ".map(t => t.textContent); })"
             )
             assert outside == []
+
+
+def test_axis_is_logarithmic_if_one_value_is_far_above_the_others(tmp_path: Path) -> None:
+    for number, factor in enumerate((1.0, 1.1, 1.2, 40.0)):
+        _store(tmp_path / f"run-{number}", _at(2, factor))
+
+    chart = _chart(results_page.render("r", results_in(tmp_path), version="1"))
+
+    assert chart["y"]["log"] is True
+    assert "log scale" in chart["y"]["label"]
+
+
+def test_each_drawn_result_has_a_color_of_its_own(tmp_path: Path) -> None:
+    for number in range(12):
+        _store(tmp_path / f"run-{number}")
+
+    chart = _chart(results_page.render("r", results_in(tmp_path), version="1"))
+
+    assert len({series["color"] for series in chart["series"]}) == 12

@@ -1,0 +1,264 @@
+"""The web server of `loadgen ui`. It reads a folder of results and writes nothing.
+
+The server is protected from other web pages in the same browser in two ways. Every path begins with
+a secret token that only the printed address has, and the Host header has to be that of this server.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from loadgen import plugins, result_kinds
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
+from loadgen.core.results.files import refuse_links
+from loadgen.render.page import policy
+from loadgen.ui.results_list import listed_kind, results_in
+
+if TYPE_CHECKING:
+    from loadgen.pricing.prices import Prices
+    from loadgen.ui.charts import Choice
+
+Query: TypeAlias = Mapping[str, Sequence[str]]
+"""The parameters of a URL: each name with its values."""
+
+LIVE_REFRESH_S = 2
+"""How often the page of a running run is loaded again."""
+
+_FILE_OF_RESULT = re.compile(r"/(summary\.json|report\.html|verdict\.html)?$")
+"""The end of a link from the page of a result to one of its runs, which leads to the run's page."""
+
+
+class ResultsServer(ThreadingHTTPServer):
+    """The server of one folder. It listens as soon as it is created, which may raise OSError."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, folder: Path, port: int, prices: Prices | None, *, with_plugins: bool = False
+    ) -> None:
+        """Listen on a port of 127.0.0.1, or on a free one if `port` is 0."""
+        self.folder = folder.resolve()
+        self.prices = prices
+        self.with_plugins = with_plugins
+        self.token = secrets.token_urlsafe(16)
+        super().__init__(("127.0.0.1", port), _RequestHandler)
+
+    @property
+    def address(self) -> str:
+        """The URL to open, with the secret token."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    @property
+    def currency(self) -> str:
+        """The currency of the prices, or "" without prices."""
+        return "" if self.prices is None else self.prices.currency
+
+
+class _RequestHandler(BaseHTTPRequestHandler):
+    server: ResultsServer
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        """Send the requested page, with headers that keep it from other sites and caches."""
+        status, text = self._respond()
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if status == HTTPStatus.OK and urlsplit(self.path).path.endswith("/share"):
+            self.send_header("Content-Disposition", 'attachment; filename="results.html"')
+        self.send_header("Content-Security-Policy", f"{policy()}; frame-ancestors 'none'")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a request line contains the secret token."""
+
+    def _respond(self) -> tuple[HTTPStatus, str]:
+        """Return the status and the text of the response."""
+        url = urlsplit(self.path)
+        token, _, path = url.path.removeprefix("/").partition("/")
+        if not self._is_own_host():
+            return HTTPStatus.FORBIDDEN, "this server answers only at its own address\n"
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return HTTPStatus.FORBIDDEN, "open the address that `loadgen ui` printed\n"
+        query: Query = parse_qs(url.query)
+        if path.startswith("result/"):
+            name = _FILE_OF_RESULT.sub("", unquote(path.removeprefix("result/")))
+            path = "result"
+            query = {"r": [name]}
+        render = self._pages().get(path)
+        if render is None:
+            return HTTPStatus.NOT_FOUND, "no such page\n"
+        return HTTPStatus.OK, self._render_or_explain(render, query)
+
+    def _is_own_host(self) -> bool:
+        port = self.server.server_port
+        return self.headers.get("Host", "") in (f"127.0.0.1:{port}", f"localhost:{port}")
+
+    def _pages(self) -> dict[str, Callable[[Query], str]]:
+        """Return the function that renders each page, by the path of the page."""
+        return {
+            "": self._list_page,
+            "result": self._result_page,
+            "live": self._live_page,
+            "compare": self._comparison_page,
+            "share": self._shared_page,
+        }
+
+    def _render_or_explain(self, render: Callable[[Query], str], query: Query) -> str:
+        """Return a page, or a page with the reason why it cannot be shown.
+
+        Plug-ins are loaded only with `--plugins`, because the folder may come from another author.
+        """
+        loading = nullcontext() if self.server.with_plugins else plugins.without_plugins()
+        try:
+            with loading:
+                return render(query)
+        except (LoadgenError, CombinedError) as error:
+            return self._plain_page("Cannot be shown", str(error))
+        except Exception as error:  # damaged files of another author can raise anything
+            reason = str(error) or type(error).__name__
+            return self._plain_page("Cannot be shown", f"a damaged file: {reason}")
+
+    def _plain_page(self, title: str, text: str, *, refresh_s: int = 0) -> str:
+        from loadgen.ui.page import render_plain_page
+
+        home_url = f"/{self.server.token}/"
+        return render_plain_page(
+            title, text, home_url, version=version("loadgen"), refresh_s=refresh_s
+        )
+
+    def _list_page(self, query: Query) -> str:
+        """Return the list of results with its charts."""
+        from loadgen.ui.page import render
+
+        return render(
+            self.server.folder.name,
+            results_in(self.server.folder, self.server.prices),
+            _parse_choice(query),
+            version=version("loadgen"),
+            filter_text=_first_value(query, "q"),
+            currency=self.server.currency,
+            served=True,
+        )
+
+    def _shared_page(self, query: Query) -> str:
+        """Return what is drawn as a page that needs no server, without the rest of the folder."""
+        from loadgen.ui.page import render, results_to_draw
+
+        choice = _parse_choice(query)
+        results = results_to_draw(results_in(self.server.folder, self.server.prices), choice)
+        if not results:
+            raise UserError(
+                "no_result", "no result with metrics is selected", "share", "select one in the list"
+            )
+        return render(
+            self.server.folder.name,
+            [msgspec.structs.replace(result, page="") for result in results],
+            choice,
+            version=version("loadgen"),
+            currency=self.server.currency,
+        )
+
+    def _result_page(self, query: Query) -> str:
+        """Return the page of one result, or its report as text if it has no page."""
+        path = self._selected_path(query)
+        opened = result_kinds.opened(path)
+        page = opened.page
+        if page is not None:
+            return page
+        return self._plain_page(path.name, opened.render_text(color=False, full=True))
+
+    def _comparison_page(self, query: Query) -> str:
+        """Return the comparison of the selected results with the first one."""
+        from loadgen.compare import comparison
+        from loadgen.compare.compare_text import report
+        from loadgen.compare.side_reader import read_sides
+        from loadgen.render import html
+
+        paths = self._selected_paths(query)
+        if len(paths) < 2:
+            raise UserError(
+                "too_few",
+                "a comparison needs at least two results",
+                "compare",
+                "select them in the list",
+            )
+        return html.render(report(comparison.compare(read_sides(paths), anyway=True)))
+
+    def _live_page(self, query: Query) -> str:
+        """Return the current metrics of a running run, as on its terminal."""
+        from loadgen.runs.dashboard import snapshot
+
+        path = self._selected_path(query)
+        if not (path / "spool").is_dir():
+            return self._plain_page("Not running", "This run has ended. Go back to the list.")
+        note = "Covers the requests that are not yet in Parquet files."
+        text = f"{snapshot(path)}\n{note}"
+        return self._plain_page(path.name, text, refresh_s=LIVE_REFRESH_S)
+
+    def _selected_path(self, query: Query) -> Path:
+        """Return the folder of the one result that a request names. Raises UserError."""
+        paths = self._selected_paths(query)
+        if len(paths) != 1:
+            names = ", ".join(path.name for path in paths)
+            raise UserError("ambiguous", "one result is required", names, "go back to the list")
+        return paths[0]
+
+    def _selected_paths(self, query: Query) -> list[Path]:
+        """Return the folders that a request names.
+
+        Raises UserError for a name outside the served folder, and for one that is no result.
+        """
+        paths = []
+        for name in query.get("r", []):
+            path = (self.server.folder / name.replace("\0", "")).resolve()
+            is_inside = self.server.folder in path.parents
+            if not is_inside or listed_kind(path) is None:
+                raise UserError(
+                    "no_result", "no result in this folder", name, "go back to the list"
+                )
+            refuse_links(path)
+            paths.append(path)
+        return paths
+
+
+def _parse_choice(query: Query) -> Choice:
+    """Return what a URL chooses to draw. Unknown values are ignored."""
+    from loadgen.ui.charts import COLOR_KEYS, X_METRICS, Y_METRICS, Choice
+
+    return Choice(
+        names=tuple(query.get("r", ())),
+        workload_of=_first_value(query, "w"),
+        color_by=_known_value(query, "c", COLOR_KEYS),
+        x=_known_value(query, "x", X_METRICS),
+        y=_known_value(query, "y", Y_METRICS),
+    )
+
+
+def _first_value(query: Query, name: str) -> str:
+    return query.get(name, [""])[0]
+
+
+def _known_value(query: Query, name: str, known: Container[str]) -> str:
+    """Return a parameter of a URL, or "" if its value is not a known one."""
+    value = _first_value(query, name)
+    return value if value in known else ""
