@@ -397,7 +397,9 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
     folders = {name for name in MADE if (made / name).is_dir()} - {"levels", "guidellm"}
     assert folders <= found.keys() and {"levels/r10", "levels/r40"} <= found.keys()
     assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
-    assert not [result.name for result in found.values() if "cannot be read" in result.stored_outcome]
+    assert not [
+        result.name for result in found.values() if "cannot be read" in result.stored_outcome
+    ]
     of_answers = found["answers"]
     assert (
         of_answers.stored_outcome.startswith("ROUGE-1 75.0 %")

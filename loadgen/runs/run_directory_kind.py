@@ -220,7 +220,9 @@ def list_row_of_runs(
     if found is None:
         return ListRow(outcome=outcome, runs=runs)
     interval = _capacity_interval(found, build_curve(runs)) if runs else None
-    return ListRow(outcome=found.description, selected_run=found.evidence, runs=runs, interval=interval)
+    return ListRow(
+        outcome=found.description, selected_run=found.evidence, runs=runs, interval=interval
+    )
 
 
 def _capacity_interval(found: Capacity, curve: SweepCurve) -> RateInterval | None:
