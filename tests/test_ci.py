@@ -27,7 +27,7 @@ from loadgen.core.metrics.withholding import without_outcomes_if_invalid
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
-from loadgen.runs.headline import judged
+from loadgen.runs.slo_text import judge_objectives
 
 pytestmark = pytest.mark.commands
 
@@ -51,7 +51,7 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
 ) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     assert exits(*RUN, "--github") == 2
-    assert "no step of a GitHub workflow" in capsys.readouterr().err
+    assert "not a step of a GitHub workflow" in capsys.readouterr().err
     page = tmp_path / "page.md"
     page.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
@@ -99,10 +99,10 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
         str(tmp_path / "r"),
     )
     assert exits(*gone, "--junit", str(file)) == 3
-    assert outcomes(file) == {"the command came to its end": "error"}
-    kept = builds.kept_by_build(file, github=False, strict=False)
-    kept.write("loadgen run", [], whole=False)
-    assert outcomes(file) == {"the command came to its end": "error"}, (
+    assert outcomes(file) == {"the command finished": "error"}
+    kept = builds.build_report(file, github=False, strict=False)
+    kept.write("loadgen run", [], is_complete=False)
+    assert outcomes(file) == {"the command finished": "error"}, (
         "one of several runs was cut off"
     )
 
@@ -176,7 +176,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
         missed.name == "chat: 90 % of tasks within 90 s and never waiting over 2 s"
         and missed.text == "5 of 10 (50.0 %)"
     )
-    assert [promise for promise, _ in judged(mix)] == [*cases][1:], (
+    assert [promise for promise, _ in judge_objectives(mix)] == [*cases][1:], (
         "in the words that reports have for them"
     )
 

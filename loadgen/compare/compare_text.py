@@ -18,11 +18,11 @@ from loadgen.render.page import Bar
 from loadgen.render.section import (
     Bars,
     Bullets,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
-    Notice,
     named_facts,
     section,
     simulated_notice,
@@ -275,7 +275,7 @@ def _recovery_row(
     """
     recovery_times = [
         _join_unique(
-            recovery.back(side_recovery.recovery)
+            recovery.describe_recovery(side_recovery.recovery)
             for side_recovery in recoveries
             if side_recovery.side == side
         )

@@ -10,7 +10,7 @@ from loadgen.core.limits import SHORTENED
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.verdict import delivered_output_share
 from loadgen.runs.comparison_side import Side
-from loadgen.runs.headline import promises
+from loadgen.runs.slo_text import list_objectives
 
 SEED_VARIATION = 0.1
 """Relative difference by which mean lengths and durations of one recipe vary from seed to seed."""
@@ -55,7 +55,7 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
 
 def describe_slo(side: Side) -> str:
     """Return the SLO of a side as text, or "" without one."""
-    return ", ".join(promises(side.runs[0].summary)) if side.runs else ""
+    return ", ".join(list_objectives(side.runs[0].summary)) if side.runs else ""
 
 
 def _setting_differences(first: Summary, other: Summary) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _settings(summary: Summary) -> dict[str, str]:
     return {
         "workload": run.workload,
         "load": summary.load.arrival,
-        "SLO": ", ".join(promises(summary)),
+        "SLO": ", ".join(list_objectives(summary)),
         "output counted by": ", ".join(summary.tokens.sources.output),
         "tokenizer file": tokenizer if run.tokenizer_sha256 else "",
     }

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
     from loadgen.repeated.repeats import Repetition
-    from loadgen.runs.show import Show
+    from loadgen.runs.run_display import RunDisplay
 
 
 MAX_EXTENSIONS = 3
@@ -172,7 +172,7 @@ def validate(
     """  # noqa: D205 - the text of `--help`
     from loadgen.contracts import outputs, stored_validation
     from loadgen.core.workload.workload_files import packaged_files
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
 
     if contract is None and extend is not None:
         original = stored_validation.read_original_command(extend)
@@ -199,9 +199,9 @@ def validate(
     )
     other_settings = _other_endpoint_settings(request, other, dry_run=dry_run)
     priced_invocation = _with_contract_prices(invocation, request)
-    show = shown(priced_invocation, quiet=dry_run)
+    show = create_display(priced_invocation, quiet=dry_run)
     if dry_run:
-        show.expect(request.planned_runs(), always=True)
+        show.announce_runs(request.planned_runs(), always=True)
         return _print_forecast(request, show, as_json=as_json)
     validator = Validator(invocation, request, show)
     if extend is not None:
@@ -335,7 +335,7 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
     Prices that do not fit the target are left out here: they are for terms about cost.
     """
     from loadgen.core.schedule.forecast import Forecast
-    from loadgen.runs.show import target_facts
+    from loadgen.runs.planned_runs import target_facts
 
     prices = request.checked_contract.prices_path
     if invocation["prices"] is not None or prices is None:
@@ -358,12 +358,12 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
 class Validator:
     """Runs or extends a validation for the command line, and shows its progress."""
 
-    def __init__(self, invocation: Invocation, request: ValidateRequest, show: Show) -> None:
+    def __init__(self, invocation: Invocation, request: ValidateRequest, show: RunDisplay) -> None:
         """Prepare the validation that the command line asks for."""
         self.invocation = invocation
         self.request = request
         self.show = show
-        self.execute = invocation.executor(show.hearers)
+        self.execute = invocation.executor(show.event_handlers)
 
     def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
         """Run a new validation. Return the verdict and the directory of the results.
@@ -380,7 +380,7 @@ class Validator:
             if plan.is_auto:
                 say(plan_text(plan))
         has_auto_level = any(plan.is_auto for plan in plans)
-        self.show.expect(self.request.planned_runs(), always=has_auto_level)
+        self.show.announce_runs(self.request.planned_runs(), always=has_auto_level)
         self.invocation.move_existing_results(settings.out)
         self._begin_progress(is_extension=False)
         validation, directory = run_validation(
@@ -409,7 +409,7 @@ class Validator:
             weights += [_run_weight(plan, is_virtual=is_virtual)] * level_repetition.max_runs
         # Without a count, runs are repeated until they agree, and there may be fewer than planned.
         is_open_ended = repetition is not None and not repetition.count
-        self.show.begin(len(weights), at_most=is_extension or is_open_ended, weights=weights)
+        self.show.begin_steps(len(weights), at_most=is_extension or is_open_ended, weights=weights)
         for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
                 say(plan_text(plan))
@@ -428,9 +428,9 @@ class Validator:
 
     def _perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
         """Run a workload and show its progress."""
-        self.show.step(str(settings.out))
+        self.show.begin_step(str(settings.out))
         summary, run_dir = self.execute(workload, settings)
-        self.show.finished(summary)
+        self.show.add_finished(summary)
         return summary, run_dir
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
@@ -474,7 +474,7 @@ class Validator:
                 f"undecided: {format.counted(run_count, 'run')} of {format.duration(run_s)} more, "
                 f"extension {number} of at most {MAX_EXTENSIONS}"
             )
-            self.show.begin(run_count)
+            self.show.begin_steps(run_count)
             validation = self._add_runs(directory, math.ceil(run_s * 1e9))
         return validation
 
@@ -560,7 +560,7 @@ def _format_run_length(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)}m"
 
 
-def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> int:
+def _print_forecast(request: ValidateRequest, show: RunDisplay, *, as_json: bool) -> int:
     """Print the load that each term of a contract needs, according to a simulation.
 
     Return the exit code.
@@ -583,12 +583,12 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
         prices = load_prices(checked_contract.prices_path)
         cost_function = partial(compute_cost_per_thousand, prices)
     weights = prediction.step_weights(checked_contract)
-    show.begin(len(weights), weights=weights)
+    show.begin_steps(len(weights), weights=weights)
     options = ForecastOptions(
         perform=execute,
         cost_function=cost_function,
         seed=request.overrides.seed,
-        report_step=show.step,
+        report_step=show.begin_step,
     )
     forecasts = prediction.forecast_levels(checked_contract, simulated, options)
     real_target = None if settings.virtual else settings.url

@@ -34,7 +34,7 @@ from loadgen.render.section import (
 )
 from loadgen.repeated.repeats import RepeatSummary
 from loadgen.repeated.repeats_text import LOAD_POINT_UNITS, load_points_table
-from loadgen.runs import stimulus
+from loadgen.runs import load_fidelity
 
 VERDICT_COLORS: dict[str, Kind] = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 
@@ -217,9 +217,9 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     load_checks = [
         (run, *row)
         for run, summary in inputs.summaries.items()
-        for row in stimulus.rows(summary.stimulus)
+        for row in load_fidelity.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *stimulus.HEAD), load_checks, "prose")
+    load_table = Table(("run", *load_fidelity.HEAD), load_checks, "prose")
     yield section("The load that was delivered", load_table, folded=True, page_only=True)
     contract = Quoted(inputs.contract_text)
     yield section("The contract as written", contract, folded=True, page_only=True)

@@ -41,11 +41,11 @@ from loadgen.render.junit import Case, Outcome, simulated_case
 from loadgen.render.section import (
     Bullets,
     Facts,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
-    Notice,
     named_facts,
     section,
     simulated_notice,

@@ -12,7 +12,7 @@ from loadgen.core.metrics.verdict import delivered_output_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.reasons import note
-from loadgen.runs.headline import promises
+from loadgen.runs.slo_text import list_objectives
 
 CONNECT_DIFFERENCE_MS = 5
 """Difference of connect times above which it is noted, because TTFT includes them."""
@@ -47,7 +47,7 @@ def is_per_token(result: PricedResult) -> bool:
 
 def slo_words(summary: Summary) -> str:
     """Return the SLO as text, such as "TTFT p99 at most 2,000 ms", or "none"."""
-    return ", ".join(promises(summary)) or "none"
+    return ", ".join(list_objectives(summary)) or "none"
 
 
 def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
@@ -63,7 +63,7 @@ def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[Rea
     # Without fingerprints nothing shows that the workloads are the same.
     if recipe_a != recipe_b or not recipe_a:
         yield note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
-    if sorted(promises(summary_a)) != sorted(promises(summary_b)):
+    if sorted(list_objectives(summary_a)) != sorted(list_objectives(summary_b)):
         yield note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b))
     delivered_share_a = delivered_output_share(summary_a.verdict)
     delivered_share_b = delivered_output_share(summary_b.verdict)

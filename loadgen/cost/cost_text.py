@@ -38,10 +38,10 @@ from loadgen.pricing.units import (
     TOTAL,
     UNITS,
 )
-from loadgen.render.section import Table, Notice
+from loadgen.render.section import Notice, Table
 from loadgen.repeated.capacity import Capacity
-from loadgen.runs.headline import missed_by
 from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
+from loadgen.runs.slo_text import missed_objectives
 
 SIGNIFICANT_DIGITS = 4
 
@@ -218,7 +218,7 @@ def _warnings_of_runs(result: PricedResult) -> Iterator[Notice]:
     """
     if is_slo_missed(result):
         summaries = result.evidence.summaries
-        missed_terms = [term for summary in summaries for term in missed_by(summary)]
+        missed_terms = [term for summary in summaries for term in missed_objectives(summary)]
         # Repeats of a run often miss the same terms, so each is named once.
         unique_terms = dict.fromkeys(missed_terms)
         yield Notice("SLO MISSED", f"{result.name}: {'; '.join(unique_terms)}", "bad")

@@ -31,7 +31,7 @@ from loadgen.core.workload.yaml_marks import place_at, read_yaml
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated.capacity import CAPACITY_FILE, Capacity
 from loadgen.repeated.repeats import is_valid
-from loadgen.runs.headline import promises
+from loadgen.runs.slo_text import list_objectives
 
 
 class UnsoundEvidenceError(LoadgenError):
@@ -135,7 +135,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
         _check_unfinished(capacity, file, allow_invalid)
     run = folder / capacity.evidence
     summary = _read_summary(run, allow_invalid, f"named as the evidence of {file}")
-    if not promises(summary):
+    if not list_objectives(summary):
         raise UserError(
             "no_slo",
             "a capacity whose run had no SLO",

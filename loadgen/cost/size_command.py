@@ -453,12 +453,12 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
     from loadgen.core.results import files
     from loadgen.cost.contract_file import render_contract
     from loadgen.cost.size_sources import is_simulated_machine
-    from loadgen.runs.headline import promises
+    from loadgen.runs.slo_text import list_objectives
 
     size, evidence = sized
     if not size.carrying:
         raise _no_contract("no machine counted", file)
-    if evidence is None or not promises(evidence.summary):
+    if evidence is None or not list_objectives(evidence.summary):
         raise _no_contract("nothing was promised: the source was measured without an SLO", file)
     workload = os.path.relpath(profile, file.parent) if Path(profile).is_file() else profile
     text = render_contract(size, evidence.summary, workload)

@@ -20,12 +20,12 @@ from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
     Tiles,
-    Notice,
     named_facts,
     section,
     simulated_notice,

@@ -8,7 +8,7 @@ from itertools import groupby
 from loadgen.core.format import count, quantity
 from loadgen.interop.application_calls import Calls
 from loadgen.render.section import Paragraph, Report, Table, section
-from loadgen.runs.headline import quantile_ms
+from loadgen.runs.cells import quantile_ms
 
 HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
 

@@ -11,11 +11,11 @@ from loadgen.formats import ForeignResult
 from loadgen.interop.other_definitions import ToolFigures
 from loadgen.render.section import (
     Bullets,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
-    Notice,
     named_facts,
     section,
 )

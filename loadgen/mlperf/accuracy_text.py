@@ -8,10 +8,10 @@ from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.render.section import (
     Bullets,
+    Notice,
     Paragraph,
     Report,
     Table,
-    Notice,
     named_facts,
     section,
     simulated_notice,

@@ -356,13 +356,13 @@ def verdict(
     """
     from loadgen.core.run_folder import kept_summary
     from loadgen.mlperf import run, text
-    from loadgen.runs.text import parts
+    from loadgen.runs.part_sections import part_sections
 
     stored = run.read(folder)
     summary = kept_summary(folder)
     result = run.again(folder, summary)
     print_answer(
-        result, text.report(result, gpus=summary.target.gpus, parts=parts(summary)), as_json=as_json
+        result, text.report(result, gpus=summary.target.gpus, parts=part_sections(summary)), as_json=as_json
     )
     if result != stored:
         say(
@@ -542,14 +542,14 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     """
     from loadgen.core.workload import with_unique_prompts
     from loadgen.mlperf import run as mlperf_run
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
 
     say("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
     trial_load = replace(
         load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS
     )
-    qps, execute = 1e-9, load.invocation.executor(shown(load.invocation).hearers)
+    qps, execute = 1e-9, load.invocation.executor(create_display(load.invocation).event_handlers)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
         workload = with_unique_prompts(trial_load.workload(qps, lanes), f"trial-{trial}")
@@ -581,7 +581,7 @@ def _unused_beside(folder: Path, name: str) -> Path:
 def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -> int:
     """Perform one run, print its MLPerf result and return the exit code."""
     from loadgen.mlperf import run as mlperf_run
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
 
     say(f"MLPerf-style, unofficial; data: {load.data.name}")
     settings = replace(load.settings, out=folder)
@@ -592,7 +592,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
             load.test, load.data, settings, qps=qps, lanes=lanes
         )
         return _print(result, folder, gpus, load.as_json)
-    summary, folder = load.invocation.executor(shown(load.invocation).hearers)(
+    summary, folder = load.invocation.executor(create_display(load.invocation).event_handlers)(
         load.workload(qps, lanes), settings, folder=folder
     )
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
@@ -609,7 +609,7 @@ def _find_peak(
     from loadgen.core.run_summary import summarize
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
     from loadgen.search import experiment
     from loadgen.search.search_run import SearchRun
     from loadgen.search.search_text import QUERIES_UNIT
@@ -636,7 +636,7 @@ def _find_peak(
         search=search,
         runner=runner,
         plan=plan,
-        show=shown(load.invocation, quiet=True, has_line_per_step=True),
+        show=create_display(load.invocation, quiet=True, has_line_per_step=True),
         unit=QUERIES_UNIT,
         trial_s=max(test.min_duration_ns / 1e9, pass_s),
     )
@@ -678,13 +678,13 @@ def _print(
 ) -> int:
     from loadgen.mlperf import text
     from loadgen.mlperf.run import RESULT
-    from loadgen.runs.text import parts
+    from loadgen.runs.part_sections import part_sections
 
     if as_json:
         sys.stdout.write((folder / RESULT).read_text("utf-8"))
     else:
         print_report(
-            text.report(result, gpus=gpus, parts=() if summary is None else parts(summary))
+            text.report(result, gpus=gpus, parts=() if summary is None else part_sections(summary))
         )
         say(f"results in {folder}, with LoadGen's log files")
     if summary is not None and summary.run.state == "interrupted":

@@ -19,11 +19,11 @@ from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
+    Notice,
     Paragraph,
     Report,
     Section,
     Table,
-    Notice,
     named_facts,
     section,
     simulated_notice,

@@ -1,4 +1,4 @@
-"""What a build server keeps of runs: a JUnit file, and a summary on the page of a GitHub step. IO."""
+"""Writes the outcome of runs for a build server: a JUnit file, and a GitHub step summary."""
 
 from __future__ import annotations
 
@@ -14,50 +14,82 @@ from loadgen.core.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen.render.junit import Case
-    from loadgen.runs.outcome import Named
+    from loadgen.runs.outcome import NamedRun
 
 
-class KeptByBuild(Struct, frozen=True):
-    """Where the outcome of runs is written besides. `strict`: a term that is not decided is an error."""
+class BuildReport(Struct, frozen=True):
+    """Where the outcome of a command is written for a build server.
+
+    Attributes:
+        junit: The JUnit file, or None.
+        step_summary: The file of the GitHub step summary, or None.
+        strict: Whether an objective that a run cannot decide is an error.
+    """
 
     junit: Path | None
-    page: Path | None
+    step_summary: Path | None
     strict: bool
 
     def begin(self, command: str) -> None:
-        """Write that there is no outcome yet: that of an earlier command is not taken for the one of a killed command.
+        """Write a JUnit file which says that the command has not finished.
 
-        Raises UserError for a file that cannot be written.
+        If the command is killed, this file and not that of an earlier command is found.
+
+        Raises UserError if the file cannot be written.
         """
-        if self.junit is not None:
-            from loadgen.render.junit import render
-            from loadgen.runs import outcome
-
-            write_file(self.junit, render(command, [outcome.broken_off(command)]), "--junit")
-
-    def write(
-        self, command: str, named: Named, *, whole: bool = True, more: Sequence[Case] = ()
-    ) -> None:
-        """`whole`: the command came to its end. `more`: cases beside those of the runs. Raises UserError for a file
-        that cannot be written.
-        """
-        if self.junit is None and self.page is None:
+        if self.junit is None:
             return
         from loadgen.render.junit import render
         from loadgen.runs import outcome
 
-        added = [*more, *([] if whole else [outcome.broken_off(command)])]
+        write_file(self.junit, render(command, [outcome.unfinished_case(command)]), "--junit")
+
+    def write(
+        self,
+        command: str,
+        runs: Sequence[NamedRun],
+        *,
+        is_complete: bool = True,
+        other_cases: Sequence[Case] = (),
+    ) -> None:
+        """Write the outcome of the runs of a command.
+
+        Args:
+            command: The command, which names the test suite.
+            runs: The runs with their names.
+            is_complete: Whether the command finished.
+            other_cases: Cases that do not belong to a run.
+
+        Raises UserError if a file cannot be written.
+        """
+        if self.junit is None and self.step_summary is None:
+            return
+        from loadgen.render.junit import render
+        from loadgen.runs import outcome
+
+        added_cases = list(other_cases)
+        if not is_complete:
+            added_cases.append(outcome.unfinished_case(command))
         if self.junit is not None:
-            cases = [*outcome.cases(named, strict=self.strict), *added]
+            cases = [*outcome.cases(runs, strict=self.strict), *added_cases]
             write_file(self.junit, render(command, cases), "--junit")
-        if self.page is not None:
-            write_file(self.page, outcome.markdown(named, added), "--github", add=True)
+        if self.step_summary is not None:
+            markdown = outcome.markdown(runs, added_cases)
+            write_file(self.step_summary, markdown, "--github", add=True)
 
 
-def kept_by_build(junit: Path | None, *, github: bool, strict: bool) -> KeptByBuild:
-    """What the flags ask for. Raises UserError where this is no step of a GitHub workflow."""
-    page = os.environ.get("GITHUB_STEP_SUMMARY") if github else None
-    if github and not page:
-        what, hint = "this is no step of a GitHub workflow", "GITHUB_STEP_SUMMARY is not set"
-        raise UserError("unset_variable", what, "--github", hint, key="GITHUB_STEP_SUMMARY")
-    return KeptByBuild(junit, Path(page) if page else None, strict)
+def build_report(junit: Path | None, *, github: bool, strict: bool) -> BuildReport:
+    """Return where --junit and --github write the outcome of a command.
+
+    Raises UserError if --github is used outside a step of a GitHub workflow.
+    """
+    step_summary = os.environ.get("GITHUB_STEP_SUMMARY") if github else None
+    if github and not step_summary:
+        raise UserError(
+            "unset_variable",
+            "this is not a step of a GitHub workflow",
+            "--github",
+            "GITHUB_STEP_SUMMARY is not set",
+            key="GITHUB_STEP_SUMMARY",
+        )
+    return BuildReport(junit, Path(step_summary) if step_summary else None, strict)

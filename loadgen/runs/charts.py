@@ -13,8 +13,8 @@ from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics import series as served
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.headline import met_color
 from loadgen.runs.page_data import MOST_BINS, Bins, Cloud, Figures
+from loadgen.runs.slo_text import outcome_color
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
@@ -73,7 +73,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 Mark(
                     y=term.limit_ms,
                     label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
-                    color=met_color(term.met),
+                    color=outcome_color(term.met),
                     extends_axis=term.met is False or term.limit_ms < 3 * max(values),
                 )
                 for term in terms
@@ -157,7 +157,7 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             Mark(
                 y=t.limit_ms,
                 label=f"limit at p{t.quantile * 100:g}",
-                color=met_color(t.met),
+                color=outcome_color(t.met),
                 extends_axis=True,
             )
             for t in seen

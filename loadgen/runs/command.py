@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.options import (
     DryRunOption,
+    FullOption,
     GithubOption,
     JunitOption,
     StrictOption,
@@ -35,26 +36,25 @@ from loadgen.core.errors import (
 )
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.repeated.repeat_loop import write_repeat_summary
-from loadgen.runs.builds import KeptByBuild, kept_by_build
+from loadgen.runs.builds import BuildReport, build_report
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
     from loadgen.repeated.repeats import Repetition
-    from loadgen.runs.show import Show
+    from loadgen.runs.run_display import RunDisplay
 
 COMMAND = "loadgen run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The options of `run` that say what is printed and written, and how it exits."""
+    """The options of `run` that decide what is printed and written, and the exit code."""
 
+    full: FullOption = False
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", rich_help_panel="Output", help="Print summary.json instead of the table."
-        ),
+        typer.Option("--json", rich_help_panel="Output", help="Print summary.json instead."),
     ] = False
     strict: StrictOption = False
     dry_run: DryRunOption = False
@@ -72,8 +72,8 @@ class ShardOptions:
             "--shard",
             metavar="I/N",
             rich_help_panel="Load",
-            help="Send part I of N of the load, without communication between the parts; "
-            "`loadgen merge` joins their results. Needs --seed and --start-at.",
+            help="Send part I of N of the load from this machine. The parts do not communicate; "
+            "loadgen merge joins their results. Requires --seed and --start-at.",
         ),
     ] = None
     start_at: Annotated[
@@ -82,7 +82,7 @@ class ShardOptions:
             "--start-at",
             metavar="TIME",
             rich_help_panel="Load",
-            help="With --shard, when all parts start: 2026-12-01T10:00:00Z.",
+            help="Time at which all parts of --shard start, for example 2026-12-01T10:00:00Z.",
         ),
     ] = None
 
@@ -100,7 +100,7 @@ class RunPlan(NamedTuple):
     workloads: dict[str, Workload]
     settings: Settings
     repetition: Repetition | None
-    build: KeptByBuild
+    build: BuildReport
 
     @property
     def runs(self) -> list[tuple[Workload, Settings]]:
@@ -122,17 +122,18 @@ def run(
     shard_options: ShardOptions,
     workload: WorkloadArgument = None,
 ) -> int:
-    """Drive a workload at an endpoint; print latencies, throughput, goodput and a verdict.
+    """Send a workload to an endpoint and print latencies, throughput and the SLO result.
 
-    Exit: 0 done and SLO met (or undecided: see --strict), 1 SLO missed, or more than
-    1% of the requests failed without an SLO, 2 wrong usage, 3 unreachable or not valid, 4 with
-    --strict an SLO is undecided, 70 bug, 130 interrupted.
+    Exit codes: 0 SLO met, undecided or not set; 1 SLO missed, or without an SLO more than 1 % of
+    the requests failed; 2 wrong usage; 3 INVALID or target unreachable; 4 SLO undecided (with
+    --strict); 70 bug; 130 interrupted.
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
     plan = _check(invocation, report_options, shard_options, workload)
     from loadgen.core.metrics.summary import exit_code
-    from loadgen.runs.show import print_plans, shown
+    from loadgen.runs.planned_runs import print_plans
+    from loadgen.runs.run_display import create_display
 
     repetition = plan.repetition
     if report_options.dry_run:
@@ -140,18 +141,17 @@ def run(
             say(f"runs: {repetition.description}")
         return print_plans(plan.runs, invocation.budget())
     plan.build.begin(COMMAND)
-    show = shown(invocation)
-    show.expect(plan.runs * (1 if repetition is None else repetition.min_runs))
+    display = create_display(invocation)
+    display.announce_runs(plan.runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(plan.settings.out)
-    as_json = report_options.as_json
     if repetition is not None:
-        outcome = _run_repeatedly(invocation, plan, repetition, show, as_json=as_json)
+        outcome = _run_repeatedly(invocation, plan, repetition, display, report_options)
     elif len(plan.workloads) > 1:
-        outcome = _run_levels(invocation, plan, show, as_json=as_json)
+        outcome = _run_load_points(invocation, plan, display, report_options)
     else:
-        outcome = _run_once(invocation, plan, show, as_json=as_json)
-    plan.build.write(COMMAND, outcome.runs, whole=outcome.is_complete)
-    codes = [exit_code(summary, strict=report_options.strict) for _, summary in outcome.runs]
+        outcome = _run_once(invocation, plan, display, report_options)
+    plan.build.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
+    codes = [exit_code(run.summary, strict=report_options.strict) for run in outcome.runs]
     return most_severe(codes if outcome.is_complete else [*codes, INTERRUPTED])
 
 
@@ -161,7 +161,7 @@ def _check(
     shard_options: ShardOptions,
     workload: str | None,
 ) -> RunPlan:
-    """Return the plan of the runs. Raises Faults with every error that was found."""
+    """Return the plan of the runs. Raises CombinedError with every error that was found."""
     from loadgen.core.execution.folder_names import check_no_results
     from loadgen.runs.sharding import check_divisible, with_shard
 
@@ -175,9 +175,9 @@ def _check(
         if settings.out is not None and not invocation["force"]:
             check_no_results(settings.out)
     with collecting(errors):
-        workloads = _load_levels(invocation, workload)
+        workloads = _load_workloads(invocation, workload)
     with collecting(errors):
-        build = kept_by_build(
+        build = build_report(
             report_options.junit, github=report_options.github, strict=report_options.strict
         )
     if errors:
@@ -186,8 +186,12 @@ def _check(
     return RunPlan(workloads, settings, repetition, build)
 
 
-def _load_levels(invocation: Invocation, name: str | None) -> dict[str, Workload]:
-    """Return the workload at each concurrency of a list, or one workload. Raises Faults."""
+def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workload]:
+    """Return the workload at each concurrency of a list, or one workload.
+
+    With several load points, the prompts of each one are unique, so that a server does not know
+    them from the run before. Raises UserError or CombinedError.
+    """
     from loadgen.core.workload import parse_concurrency_levels, with_unique_prompts
 
     concurrency = invocation["concurrency"]
@@ -196,31 +200,34 @@ def _load_levels(invocation: Invocation, name: str | None) -> dict[str, Workload
     if len(workloads) > 1 and invocation["repeat"] is not None:
         raise UserError(
             "conflict",
-            "several levels, each to be repeated",
+            "several load points cannot be repeated by run",
             f"--repeat {invocation['repeat']}",
-            "loadgen sweep ... --repeat runs several levels again and again; or give one level",
+            "use loadgen sweep ... --repeat, or a single value of --concurrency",
         )
-    if len(steps) > 1:  # runs with the same seed must not send each other's prompts
-        return {
-            level: with_unique_prompts(workload, level) for level, workload in workloads.items()
-        }
-    return workloads
+    if len(steps) == 1:
+        return workloads
+    return {
+        point_name: with_unique_prompts(workload, point_name)
+        for point_name, workload in workloads.items()
+    }
 
 
-def _run_once(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: bool) -> Outcome:
+def _run_once(
+    invocation: Invocation, plan: RunPlan, display: RunDisplay, options: ReportOptions
+) -> Outcome:
     """Execute the only run and print its result."""
     from loadgen.core.execution.run import execute
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.runs import text
-    from loadgen.runs.headline import is_host_busy
+    from loadgen.runs.client_text import is_host_busy
 
     (workload,) = plan.workloads.values()
-    summary, folder = execute(workload, plan.settings, show.hearers)
-    if as_json:
+    summary, run_dir = execute(workload, plan.settings, display.event_handlers)
+    if options.as_json:
         sys.stdout.buffer.write(dump_summary(summary))
+        say(f"results in {run_dir}")
     else:
-        print_report(text.report(summary))
-        say(f"results in {folder}")
+        print_report(text.report(summary, run_dir=run_dir), full=options.full)
         if is_host_busy(summary.verdict):
             say(next_step(invocation.arguments, plan.settings))
     return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
@@ -233,78 +240,84 @@ def next_step(arguments: Sequence[str], settings: Settings) -> str:
     known = backend.known(settings)
     if known is None or not known.virtual_url:
         return (
-            "next: the same from a host of its own; loadgen doctor --url ... says what disturbs "
-            "this one"
+            "Next: repeat the run from a dedicated host. loadgen doctor --url ... reports what "
+            "disturbs this one."
         )
     changes = ["run", "--url", known.virtual_url]
     if settings.out is not None:
         changes += ["-o", f"{settings.out}-virtual"]
     command = shlex.join(merge_arguments(arguments, changes))
-    return (
-        f"next: the same load in virtual time, which no other work disturbs:\n  loadgen {command}"
-    )
+    return f"Next: repeat the run in virtual time, which a busy host does not affect:\n  loadgen {command}"
 
 
 class _RunSeries:
-    """Executes several runs, each in a folder of its own below one folder."""
+    """Executes several runs, each in a directory of its own below one directory."""
 
     def __init__(
-        self, invocation: Invocation, settings: Settings, show: Show, folder: Path
+        self, invocation: Invocation, settings: Settings, display: RunDisplay, output_dir: Path
     ) -> None:
-        """Use the settings for each run, with its own folder."""
-        self.folder = folder
+        """Use the settings for each run, with its own directory."""
+        self.output_dir = output_dir
         self.runs: list[NamedSummary] = []
-        self._execute = invocation.executor(show.hearers)
+        self._execute = invocation.executor(display.event_handlers)
         self._settings = settings
-        self._show = show
+        self._display = display
 
     def run(self, name: str, workload: Workload) -> bool:
         """Execute a run and return False if it was interrupted."""
         store = f"{self._settings.store}/{name}" if self._settings.store else None
-        self._show.step(name)
-        settings = replace(self._settings, out=self.folder / name, store=store)
+        self._display.begin_step(name)
+        settings = replace(self._settings, out=self.output_dir / name, store=store)
         summary, _ = self._execute(workload, settings)
-        self._show.finished(summary)
+        self._display.add_finished(summary)
         self.runs.append(NamedSummary(name, summary))
         return summary.run.state != "interrupted"
 
 
 @contextmanager
-def _open_series(invocation: Invocation, plan: RunPlan, show: Show) -> Iterator[_RunSeries]:
-    """Create the folder of several runs and hold it while they are executed."""
+def _open_series(
+    invocation: Invocation, plan: RunPlan, display: RunDisplay
+) -> Iterator[_RunSeries]:
+    """Create the directory of several runs and lock it while they are executed."""
     from loadgen.core.execution.folder_names import new_run_folder
 
     name = next(iter(plan.workloads.values())).name
     now = datetime.now().astimezone()
     with (
-        new_run_folder(plan.settings.out, name, now) as folder,
-        telling_what_is_kept(folder, f"loadgen report {folder} shows it"),
+        new_run_folder(plan.settings.out, name, now) as output_dir,
+        telling_what_is_kept(output_dir, f"loadgen report {output_dir} shows it"),
     ):
-        yield _RunSeries(invocation, plan.settings, show, folder)
+        yield _RunSeries(invocation, plan.settings, display, output_dir)
 
 
-def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: bool) -> Outcome:
-    """Execute one run per concurrency and print a table of all."""
+def _run_load_points(
+    invocation: Invocation, plan: RunPlan, display: RunDisplay, options: ReportOptions
+) -> Outcome:
+    """Execute one run per concurrency and print a table of all, as `loadgen report` does."""
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
     from loadgen.runs.sweep_curve import build_curve
     from loadgen.runs.sweep_report import sweep_report
 
-    show.begin(len(plan.workloads), at_most=False)
-    with _open_series(invocation, plan, show) as series:
-        is_complete = all(series.run(name, level) for name, level in plan.workloads.items())
-        checksums.write(series.folder)
-        if as_json:
-            documents = [dump_summary(summary).strip() for _, summary in series.runs]
+    display.begin_steps(len(plan.workloads), at_most=False)
+    with _open_series(invocation, plan, display) as series:
+        is_complete = all(series.run(name, workload) for name, workload in plan.workloads.items())
+        checksums.write(series.output_dir)
+        if options.as_json:
+            documents = [dump_summary(run.summary).strip() for run in series.runs]
             sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
-        else:  # the same table as `loadgen report` of the folder
-            print_report(sweep_report(build_curve(series.runs)))
-            say(f"results in {series.folder}")
+        else:
+            print_report(sweep_report(build_curve(series.runs)), full=options.full)
+            say(f"results in {series.output_dir}")
     return Outcome(series.runs, is_complete)
 
 
 def _run_repeatedly(
-    invocation: Invocation, plan: RunPlan, repetition: Repetition, show: Show, *, as_json: bool
+    invocation: Invocation,
+    plan: RunPlan,
+    repetition: Repetition,
+    display: RunDisplay,
+    options: ReportOptions,
 ) -> Outcome:
     """Execute the same load several times and print the spread between the runs."""
     from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
@@ -312,21 +325,21 @@ def _run_repeatedly(
     from loadgen.runs.sweep_curve import build_curve
 
     (workload,) = plan.workloads.values()
-    show.begin(repetition.max_runs, at_most=repetition.count is None)
-    with _open_series(invocation, plan, show) as series:
+    display.begin_steps(repetition.max_runs, at_most=repetition.count is None)
+    with _open_series(invocation, plan, display) as series:
+
+        def has_enough_runs() -> bool:
+            return repetition.is_complete([run.summary for run in series.runs])
+
+        def run_number(number: int) -> bool:
+            return series.run(f"r{number}", with_repeat_seed(workload, number))
+
         is_complete = run_repeats(
-            repetition,
-            lambda: repetition.is_complete([summary for _, summary in series.runs]),
-            lambda number: series.run(f"r{number}", with_repeat_seed(workload, number)),
-            virtual=plan.settings.virtual,
-            say=say,
+            repetition, has_enough_runs, run_number, virtual=plan.settings.virtual, say=say
         )
-        repeats = write_repeat_summary(series.folder, repetition, series.runs)
+        repeats = write_repeat_summary(series.output_dir, repetition, series.runs)
         report = repeats_report(repeats, build_curve(series.runs))
-        print_answer(repeats, report, as_json=as_json)
-        folder = shlex.quote(str(series.folder))
-        say(
-            f"results in {folder}; a folder of repeats is one side of: "
-            f"loadgen compare {folder} OTHER"
-        )
+        print_answer(repeats, report, as_json=options.as_json, full=options.full)
+        output_dir = shlex.quote(str(series.output_dir))
+        say(f"results in {output_dir}; compare them with loadgen compare {output_dir} OTHER")
     return Outcome(series.runs, is_complete)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loadgen.core.metrics.columns import Columns, is_measured
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest, TargetFacts
-from loadgen.runs.headline import promises
+from loadgen.runs.slo_text import list_objectives
 
 DATE_AND_TIME_LENGTH = len("2026-11-29T22:08:38")
 
@@ -110,7 +110,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
             server=_join_unique(_describe_server(target) for target in targets),
             url=_join_unique(target.url or target.name for target in targets),
             started=first_start[:DATE_AND_TIME_LENGTH].replace("T", " "),
-            slo=_join_unique(", ".join(promises(summary)) for summary in summaries),
+            slo=_join_unique(", ".join(list_objectives(summary)) for summary in summaries),
             runs=len(self.runs),
         )
 

@@ -1,36 +1,45 @@
-"""What each tenant got of what it asked for, in words: a section of the report of a run. Pure."""
+"""How fairly the tenants of a load were served, as a section of the report of a run. Pure."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from loadgen.core import format
-from loadgen.core.metrics.sections import Fairness
 from loadgen.render.section import Paragraph, Section, Table, section
 
+if TYPE_CHECKING:
+    from loadgen.core.metrics.sections import Fairness
 
-def tenants(found: Fairness | None) -> Section:
-    """A row for each tenant, and Jain's index over them."""
-    if found is None:
+HEAD = ("tenant", "classes", "requests", "succeeded", "met the SLO", "output tok/s")
+
+
+def fairness_section(fairness: Fairness | None) -> Section:
+    """Return a row for each tenant, and Jain's fairness index over the tenants."""
+    if fairness is None:
         return section("Fairness")
     rows = [
         (
-            each.name,
-            ", ".join(each.classes),
-            format.count(each.decided),
-            format.percent(each.ok_share),
-            format.percent(each.good_share),
-            format.quantity(each.output_per_s),
+            tenant.name,
+            ", ".join(tenant.classes),
+            format.count(tenant.decided),
+            format.percent(tenant.ok_share),
+            format.percent(tenant.good_share),
+            format.quantity(tenant.output_per_s),
         )
-        for each in found.tenants
+        for tenant in fairness.tenants
     ]
-    indices = [("answered", found.ok_index), ("within the SLO", found.good_index)]
-    told = [f"{index:.3f} by the share {name}" for name, index in indices if index is not None]
-    said = (
-        "Jain's index over the tenants (1: all get alike of what they asked for): "
-        + "; ".join(told)
-        + "."
-    )
-    worst = f" Least got {found.worst}." if found.worst else ""
-    head = ("tenant", "classes", "requests", "answered", "within the SLO", "tokens/s")
-    return section(
-        "Fairness", Table(head, rows), Paragraph(said + worst if told else ""), id="fairness"
-    )
+    text = Paragraph(_describe_indices(fairness))
+    return section("Fairness", Table(HEAD, rows), text, id="fairness")
+
+
+def _describe_indices(fairness: Fairness) -> str:
+    """Return Jain's index by the requests that succeeded, and by those that met the SLO."""
+    indices = []
+    if fairness.ok_index is not None:
+        indices.append(f"{fairness.ok_index:.3f} by successful requests")
+    if fairness.good_index is not None:
+        indices.append(f"{fairness.good_index:.3f} by requests that met the SLO")
+    if not indices:
+        return ""
+    text = f"Jain's fairness index (1: all tenants are served equally): {'; '.join(indices)}."
+    return f"{text} Served worst: {fairness.worst}." if fairness.worst else text

@@ -1,4 +1,4 @@
-"""A run: its summary from its records, and what other kinds of results in its folder add to it."""
+"""A run as a kind of result: it is loaded, reported, listed, compared and verified here."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ from loadgen.result_kinds import (
     ResultFunctions,
     additions_to,
 )
-from loadgen.runs import headline as run_headline
-from loadgen.runs import page_data
-from loadgen.runs import text as words
+from loadgen.runs import page_data, text
 from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.page_data import Figures
+from loadgen.runs.slo_text import describe_result
 
 
 class StoredRun(NamedTuple):
-    """A run as far as it was recorded; `stored` None: only its summary was kept."""
+    """A run as it was stored.
+
+    Attributes:
+        folder: The directory of the run.
+        summary: Its summary.
+        stored: Its manifest and records. None if only the summary was kept.
+        additions: What other kinds of results in the directory add to its report.
+    """
 
     folder: Path
     summary: Summary
@@ -40,45 +46,60 @@ class StoredRun(NamedTuple):
 
 
 def load(folder: Path) -> StoredRun:
+    """Return a stored run. Raises UserError if it cannot be read."""
     opened = run_folder.open_run(folder)
     return StoredRun(folder, *opened, additions_to(folder, opened))
 
 
 def headline(run: StoredRun) -> str:
-    own = (addition.verdict_text for addition in run.additions if addition.verdict_text)
-    return next(own, run_headline.sentence(run.summary))
+    """Return the result of a run in one sentence, or that of a result which adds to it."""
+    sentences = (addition.verdict_text for addition in run.additions if addition.verdict_text)
+    return next(sentences, describe_result(run.summary))
 
 
 def report(run: StoredRun) -> Report:
+    """Return the report of a run. Without records it has no charts."""
     if run.stored is None:
-        return words.report(run.summary, additions=run.additions)
-    manifest, rows, gaps, timeline, seconds, *_ = run.stored
+        return text.report(run.summary, additions=run.additions, run_dir=run.folder)
+    manifest, rows, gaps, timeline, samples, *_ = run.stored
 
     @cache
-    def drawing() -> Figures:
-        return page_data.figures(manifest, rows, gaps, timeline, seconds, store.heat(run.folder))
+    def chart_data() -> Figures:
+        heat = store.heat(run.folder)
+        return page_data.figures(manifest, rows, gaps, timeline, samples, heat)
 
-    return words.report(run.summary, manifest, drawing, store.server(run.folder), run.additions)
+    return text.report(
+        run.summary,
+        manifest,
+        chart_data,
+        server_samples=store.server(run.folder),
+        additions=run.additions,
+        run_dir=run.folder,
+    )
 
 
 def document(run: StoredRun) -> bytes:
-    of_others = (addition.document for addition in run.additions if addition.document is not None)
-    return next(of_others, dump_summary(run.summary))
+    """Return what `--json` prints: the summary, or the document of a result that adds to the run."""
+    documents = (addition.document for addition in run.additions if addition.document is not None)
+    return next(documents, dump_summary(run.summary))
 
 
 def code(run: StoredRun, strict: bool) -> int:
-    of_additions = [one.exit_code(strict) for one in run.additions if one.exit_code]
-    return most_severe([exit_code(run.summary, strict=strict, reported=True), *of_additions])
+    """Return the exit code of `loadgen report`: the most severe one of the run and its additions."""
+    codes = [addition.exit_code(strict) for addition in run.additions if addition.exit_code]
+    return most_severe([exit_code(run.summary, strict=strict, reported=True), *codes])
 
 
 def runs(folder: Path) -> list[Path]:
+    """Return the directories of the runs of this result: its own."""
     return [folder]
 
 
 def list_row(folder: Path) -> ListRow:
-    held = capacity_in(folder)
+    """Return the row of a run in a list of results, with the capacity that it confirmed."""
+    found = capacity_in(folder)
     return ListRow(
-        outcome="" if held is None else held.description,
+        outcome="" if found is None else found.description,
         runs=stored_summaries(folder.parent, [folder]),
     )
 
@@ -112,9 +133,9 @@ def compare_side(folder: Path) -> Side:
 
 
 def compared(folder: Path) -> ComparedRun:
-    """Return a run as far as it was recorded: its records, or its summary alone.
+    """Return a run with its records if they were kept, else with its summary alone.
 
-    Raises UserError for a folder that cannot be read and for one part of a divided run.
+    Raises UserError for a directory that cannot be read and for one part of a divided run.
     """
     run_folder.refuse_shard(folder)
     summary, stored = run_folder.open_run(folder)
@@ -126,10 +147,10 @@ def compared(folder: Path) -> ComparedRun:
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield summary.json as it follows from the records, to verify the stored one."""
     if not (folder / run_folder.SUMMARY).is_file():
-        yield RegeneratedFile(
-            run_folder.SUMMARY, None, "the run has none: it did not come to its end"
-        )
+        reason = "the run has none, because it did not finish"
+        yield RegeneratedFile(run_folder.SUMMARY, None, reason)
         return
     yield RegeneratedFile(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), RECORDS)
 

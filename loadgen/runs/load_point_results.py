@@ -12,9 +12,9 @@ import msgspec
 
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
-from loadgen.runs.headline import brief
 from loadgen.runs.load_points import PointGroup
 from loadgen.runs.rates import headline
+from loadgen.runs.run_title import short_arrival
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +142,7 @@ def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> L
         isl=None if point is None else point.isl,
         osl=None if point is None else point.osl,
         target="" if point is None else point.target,
-        load_label=brief(load.arrival),
+        load_label=short_arrival(load.arrival),
         load_value=load.offered_rps if concurrency is None else float(concurrency),
         ok=summary.requests.ok,
         failed=summary.requests.decided - summary.requests.ok,

@@ -1,78 +1,73 @@
-"""The outcome of runs for build servers: JUnit test cases, and Markdown for the summary page of a step. Pure."""
+"""The outcome of runs for build servers: JUnit test cases, and Markdown for a GitHub step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
-from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.junit import OUTCOME_OF_MET, Case, Outcome
 from loadgen.render.markdown import render_sections
-from loadgen.runs import headline as run_headline
-from loadgen.runs import sections, text
-from loadgen.runs.headline import is_judged, judged_parts, judged_word, promises_of, term_cells
+from loadgen.runs import text
 from loadgen.runs.rates import headline
+from loadgen.runs.slo_section import slo_section
+from loadgen.runs.slo_text import (
+    count_violations,
+    describe_result,
+    format_term_value,
+    is_judged,
+    judged_parts,
+    judged_word,
+    objectives_of,
+    task_goodput,
+)
 
-Named = Sequence[tuple[str, "Summary"]]
-"""Runs, each with its name."""
+if TYPE_CHECKING:
+    from loadgen.core.metrics.slo_terms import TermResult
+    from loadgen.runs.slo_text import JudgedPart
+
+NamedRun = tuple[str, Summary]
+"""The name of a run in the result it belongs to, and its summary."""
 
 
-def cases(named: Named, *, strict: bool = False) -> list[Case]:
+def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[Case]:
     """Return for each run whether it is valid, and each objective of its SLO, classes and tasks too.
 
     A run without an SLO has a failed case if its error rate is above the limit. If a run is not
     valid, its objectives are skipped.
 
     Args:
-        named: The runs with their names.
+        runs: The runs with their names.
         strict: Whether an objective that the run cannot decide is an error.
     """
-    found = []
-    for name, summary in named:
-        group, verdict = f"loadgen.{name}", summary.verdict
-        valid: Outcome = "passed" if verdict.valid else "error"
-        mark = "SIMULATED, no real server was measured: " if summary.target.simulated else ""
-        found.append(
-            Case(
-                name=f"{mark}the measurement is valid",
-                group=group,
-                outcome=valid,
-                text=_of_verdict(summary),
-            )
-        )
-        if summary.sustainable.sustained is False:
-            found.append(_unsustained_case(summary, group))
-        if fails_by_errors(summary):
-            found.append(_error_rate_case(summary, group))
-        for part_name, part in judged_parts(summary):
-            found += [
-                _objective_case(summary, objective, group, strict=strict)
-                for objective in _objectives(part_name, part)
-            ]
-    return found
+    return [case for name, summary in runs for case in _cases_of_run(name, summary, strict=strict)]
 
 
-class _Objective(NamedTuple):
-    """An objective of an SLO, whether it was met, and the measured value with its counts."""
+def _cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[Case]:
+    group = f"loadgen.{name}"
+    yield _validity_case(summary, group)
+    if summary.sustainable.sustained is False:
+        yield _unsustained_case(summary, group)
+    if fails_by_errors(summary):
+        yield _error_rate_case(summary, group)
+    for prefix, part in judged_parts(summary):
+        for objective in _objectives(prefix, part):
+            yield _objective_case(summary, objective, group, strict=strict)
 
-    name: str
-    met: bool | None
-    measured: str
-    is_supported: bool = True  # whether the samples are enough for the percentile
 
-
-def _objective_case(summary: Summary, objective: _Objective, group: str, *, strict: bool) -> Case:
-    """Return the case of an objective, with `strict` an error if the run cannot decide it."""
-    outcome = OUTCOME_OF_MET[objective.met]
-    text = objective.measured
-    if not is_judged(summary, objective.met):
-        outcome = "skipped"
-        text = "the run is not valid"
-    elif strict and (objective.met is None or (objective.met and not objective.is_supported)):
-        outcome = "error"
-    return Case(name=objective.name, group=group, outcome=outcome, text=text)
+def _validity_case(summary: Summary, group: str) -> Case:
+    """Return the case of the measurement itself: passed with the headline rates, or an error."""
+    verdict = summary.verdict
+    outcome: Outcome = "passed" if verdict.valid else "error"
+    prefix = "SIMULATED, no real server was measured: " if summary.target.simulated else ""
+    lines = verdict.reasons or (describe_rates(summary),)
+    return Case(
+        name=f"{prefix}the measurement is valid",
+        group=group,
+        outcome=outcome,
+        text="\n".join((*lines, *verdict.caveats)),
+    )
 
 
 def _unsustained_case(summary: Summary, group: str) -> Case:
@@ -91,68 +86,119 @@ def _error_rate_case(summary: Summary, group: str) -> Case:
         name=f"at most {limit} of the requests fail",
         group=group,
         outcome="failed",
-        text=run_headline.sentence(summary),
+        text=describe_result(summary),
     )
 
 
-def _objectives(name: str, part: Summary | ClassSummary) -> Iterator[_Objective]:
-    """Yield each objective of a run, or of a class of it, after the `name` of that."""
-    goodput, tasks = part.goodput, part.sessions.goodput if part.sessions is not None else None
-    measured = []
-    for term in goodput.slo:
-        _, value, over = term_cells(term, "over")
-        too_few = "" if term.supported else f"; {term.needed:,} samples are needed to show it"
-        measured.append((term.undecided or f"{value}, {over}{too_few}", term.supported))
-    if goodput.share_limit is not None:
-        measured.append((format.percent(goodput.share), True))
+# -- objectives ------------------------------------------------------------------------------------
+
+
+class _MeasuredObjective(NamedTuple):
+    """An objective of an SLO, whether it was met, and the measured value with its counts.
+
+    `is_supported` is False if there are too few samples for its percentile.
+    """
+
+    name: str
+    is_met: bool | None
+    measured: str
+    is_supported: bool
+
+
+class _Measurement(NamedTuple):
+    """What was measured for one objective, and whether there are enough samples for it."""
+
+    text: str
+    is_supported: bool = True
+
+
+def _objective_case(
+    summary: Summary, objective: _MeasuredObjective, group: str, *, strict: bool
+) -> Case:
+    """Return the case of an objective, with `strict` an error if the run cannot decide it."""
+    is_met = objective.is_met
+    if not is_judged(summary, is_met):
+        text = "the run is not valid"
+        return Case(name=objective.name, group=group, outcome="skipped", text=text)
+    outcome = OUTCOME_OF_MET[is_met]
+    is_undecided = is_met is None or (is_met and not objective.is_supported)
+    if strict and is_undecided:
+        outcome = "error"
+    return Case(name=objective.name, group=group, outcome=outcome, text=objective.measured)
+
+
+def _objectives(prefix: str, part: JudgedPart) -> Iterator[_MeasuredObjective]:
+    """Yield the objectives of a run or a request class, in the order of `objectives_of`."""
+    for objective, measured in zip(objectives_of(part), _measurements(part), strict=True):
+        name = f"{prefix}{objective.text}"
+        yield _MeasuredObjective(name, objective.is_met, measured.text, measured.is_supported)
+
+
+def _measurements(part: JudgedPart) -> Iterator[_Measurement]:
+    """Yield what was measured for each objective: percentiles, good requests, tasks."""
+    for term in part.goodput.slo:
+        yield _Measurement(_describe_term(term), term.supported)
+    if part.goodput.share_limit is not None:
+        yield _Measurement(format.percent(part.goodput.share))
+    tasks = task_goodput(part)
     if tasks is not None and part.sessions is not None:
         share = format.percent(tasks.share)
-        measured.append((f"{tasks.good:,} of {part.sessions.count:,} ({share})", True))
-    for (words, met), (value, is_supported) in zip(promises_of(part), measured, strict=True):
-        yield _Objective(f"{name}{words}", met, value, is_supported)
+        yield _Measurement(f"{tasks.good:,} of {part.sessions.count:,} ({share})")
 
 
-def _of_verdict(summary: Summary) -> str:
-    """Why a run is not valid, or the headline rates of a valid one; then its reservations."""
-    return "\n".join((*(summary.verdict.reasons or (rates(summary),)), *summary.verdict.caveats))
+def _describe_term(term: TermResult) -> str:
+    if term.undecided:
+        return term.undecided
+    text = f"{format_term_value(term)}, {count_violations(term)} over the limit"
+    return text if term.supported else f"{text}; {term.needed:,} samples needed"
 
 
-def rates(summary: Summary) -> str:
-    """The rates that stand alone, with their window (`rates.py`)."""
-    shown = headline(summary)
-    goodput = () if shown.goodput is None else (f"goodput {format.rate(shown.goodput)}",)
-    parts = (
-        f"{format.rate(shown.requests)} completed",
-        f"{format.rate(shown.output)} output tokens",
-        *goodput,
-    )
-    return f"{', '.join(parts)} in the {shown.window}"
+def describe_rates(summary: Summary) -> str:
+    """Return the headline rates of a run, with the window that they cover."""
+    rates = headline(summary)
+    parts = [
+        f"{format.rate(rates.requests, ' req/s')} completed",
+        format.rate(rates.output, " output tok/s"),
+    ]
+    if rates.goodput is not None:
+        parts.append(f"goodput {format.rate(rates.goodput, ' req/s')}")
+    return f"{', '.join(parts)} in the {rates.window}"
 
 
-def broken_off(command: str) -> Case:
-    """The case of a command that did not come to its end: neither passed nor failed, whatever its runs showed."""
-    why = "it was stopped, or could not begin: what it would have shown is not known"
-    return Case(name="the command came to its end", group=command, outcome="error", text=why)
+def unfinished_case(command: str) -> Case:
+    """Return the error of a command that did not finish. What its runs would show is not known."""
+    text = "the command was stopped or could not start"
+    return Case(name="the command finished", group=command, outcome="error", text=text)
 
 
-def markdown(named: Named, more: Sequence[Case] = ()) -> str:
-    """What a reader of a build wants first: verdict and SLO of each run; the whole report below, folded.
+# -- Markdown --------------------------------------------------------------------------------------
 
-    `more`: cases beside those of the runs.
+
+def markdown(runs: Sequence[NamedRun], other_cases: Sequence[Case] = ()) -> str:
+    """Return the outcome of runs as Markdown: verdict and SLO first, the full report folded.
+
+    Args:
+        runs: The runs with their names.
+        other_cases: Cases that do not belong to a run.
     """
-    parts = []
-    for name, summary in named:
-        verdict = "VALID" if summary.verdict.valid else "INVALID"
-        if summary.target.simulated:
-            verdict = f"SIMULATED, {verdict}"
-        slo = (
-            f", SLO {judged_word(summary, summary.goodput.met)}" if summary.goodput.has_slo else ""
-        )
-        parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
-        parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
-        parts += ["", *render_sections([sections.slo(summary)])]
-        parts.append(
-            f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n"
-        )
-    parts += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in more]
+    parts = [part for name, summary in runs for part in _markdown_of_run(name, summary)]
+    parts += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in other_cases]
     return "\n".join(parts)
+
+
+def _markdown_of_run(name: str, summary: Summary) -> list[str]:
+    verdict = summary.verdict
+    words = []
+    if summary.target.simulated:
+        words.append("SIMULATED")
+    words.append("VALID" if verdict.valid else "INVALID")
+    if summary.goodput.has_slo:
+        words.append(f"SLO {judged_word(summary, summary.goodput.met)}")
+    report = text.render(summary)
+    return [
+        f"### loadgen: {name}: {', '.join(words)}\n",
+        *(f"- {reason}" for reason in verdict.reasons or verdict.caveats),
+        "",
+        *render_sections([slo_section(summary)]),
+        f"\n<details><summary>Report</summary>\n\n```text\n{report}```\n\n</details>\n",
+    ]

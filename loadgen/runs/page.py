@@ -1,23 +1,21 @@
-"""What the page of a run has and its text has not: charts, tables in full, definitions, how to do it again. Pure.
+"""What only the page of a run has: charts, complete tables, definitions, and how to reproduce it.
 
-Each function gives sections that are made when a page is written. No arithmetic on records: chart data come from
-`page_data.py`, charts from `charts.py`.
+Pure. Each function yields sections, or functions that make sections when a page is written, because
+their charts take time to compute. `page_data.py` computes the data and `charts.py` describes charts.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from loadgen.core import format
-from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import RunManifest
 from loadgen.core.server_metrics import series
-from loadgen.core.server_metrics.energy import EnergyUse
-from loadgen.core.server_metrics.series import MetricSample, Served
 from loadgen.render.page import Chart
 from loadgen.render.section import (
     Charts,
+    Facts,
     PageOnly,
     Paragraph,
     Quoted,
@@ -26,211 +24,273 @@ from loadgen.render.section import (
     named_facts,
     section,
 )
-from loadgen.runs import charts, headline, stimulus
+from loadgen.runs import charts, load_fidelity
 from loadgen.runs.definitions import DEFINITIONS
+from loadgen.runs.latency_text import describe_connect_time
 from loadgen.runs.page_data import Figures
 
-Drawing = Callable[[], Figures] | None
-"""Makes the data of charts; None: only the summary was kept."""
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.manifest import RunManifest
+    from loadgen.core.server_metrics.energy import EnergyUse
+    from loadgen.core.server_metrics.series import MetricSample, PageReading, Served
+
+ChartData = Callable[[], Figures] | None
+"""Computes the data of charts. None if only the summary of a run was kept, so it has no charts."""
+
+READ_HEAD = ("metrics page", "reads", "failed")
+
+FINGERPRINT_NOTE = (
+    "Runs with equal config fingerprints can be compared. Equal prompts and schedule mean that the "
+    "load was the same to the byte. Without --seed each run draws a new seed."
+)
+
+_COUNTERS = {
+    "server": "the server",
+    "tokenizer": "the model's tokenizer",
+    "estimate": "an estimate",
+    "events": "events",
+}
+"""Who counted the output tokens, by the tag in the summary."""
+
+_SOCKET_READERS = {
+    "compiled": "sockets read by compiled code",
+    "python": "sockets read by Python",
+}
 
 
-def _drawn(
-    figures: Drawing, make: Callable[[Figures], Iterable[Chart]], head: str, id: str
+def _folded_charts(
+    head: str, id: str, chart_data: ChartData, make_charts: Callable[[Figures], Iterable[Chart]]
 ) -> Iterator[PageOnly]:
-    """Charts that unfold under a head of their own."""
-    if figures is not None:
-        yield lambda: [section(head, Charts(tuple(make(figures()))), folded=True, id=id)]
-
-
-def first_look(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    """TTFT and TPOT over time, with their limits."""
-    if figures is not None:
-        yield lambda: [section("", Charts(tuple(charts.latency_over_time(figures(), summary))))]
-
-
-def curves(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    yield from _drawn(
-        figures, lambda data: charts.curves(data, summary), "Percentile curves", "curves"
-    )
-
-
-def client(summary: Summary, figures: Drawing) -> Iterator[PageOnly]:
-    head = "The load generator itself, over time"
-    yield from _drawn(figures, lambda data: charts.client(data, summary), head, "client-time")
-
-
-def over_time(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
-    if figures is None:
+    """Yield a folded section with charts, or nothing if there are no data for charts."""
+    if chart_data is None:
         return
-    head, data = "Load and throughput over time", figures
+    make_data = chart_data
+
+    def make_sections() -> list[Section]:
+        return [section(head, Charts(tuple(make_charts(make_data()))), folded=True, id=id)]
+
+    yield make_sections
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def first_charts(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
+    """Yield the two charts below the headline numbers: TTFT and TPOT over time, with their limits."""
+    if chart_data is None:
+        return
+    make_data = chart_data
+
+    def make_sections() -> list[Section]:
+        return [section("", Charts(tuple(charts.latency_over_time(make_data(), summary))))]
+
+    yield make_sections
+
+
+def percentile_curves(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
+    """Yield the value at each percentile of every latency."""
+
+    def make_charts(data: Figures) -> Iterable[Chart]:
+        return charts.curves(data, summary)
+
+    yield from _folded_charts("Percentile curves", "curves", chart_data, make_charts)
+
+
+def client_over_time(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
+    """Yield the CPU use and the send delay of the load generator over time."""
+
+    def make_charts(data: Figures) -> Iterable[Chart]:
+        return charts.client(data, summary)
+
+    yield from _folded_charts("Client overhead over time", "client-time", chart_data, make_charts)
+
+
+def load_over_time(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+    """Yield load, output tokens, concurrency and inter-chunk latencies over time."""
+    head = "Load and throughput over time"
+    if chart_data is None:
+        return
     if summary.window.whole.duration_s is None:
-        yield section(
-            head, "No request left a record: there is nothing to draw.", page_only=True, id="time"
-        )
-    else:
-        yield lambda: [
-            section(
-                head,
-                Charts((*charts.over_time(data()), *charts.gaps_over_time(data(), summary))),
-                folded=True,
-                id="time",
-            )
-        ]
-
-
-def server(
-    served: Served, figures: Drawing, said: Sequence[MetricSample]
-) -> Iterator[Section | PageOnly]:
-    head = "The server's own metrics over time"
-    yield from _drawn(
-        figures, lambda data: charts.server(data, series.curves(said)), head, "server-time"
-    )
-    rows = [
-        (source.url, format.count(source.reads), format.count(source.failed))
-        for source in served.pages
-    ]
-    words = (
-        "Read about once a second over a connection of its own, by a process of its own. Every series of the pages is "
-        f"in {series.FILE}."
-    )
-    pages = Table(("metrics page", "reads", "failed"), rows)
-    yield section(
-        "The metrics pages that were read",
-        pages,
-        Paragraph(words, "soft"),
-        folded=True,
-        page_only=True,
-    )
-
-
-def energy(used: EnergyUse) -> Section:
-    rows = [
-        (source.url, format.count(source.reads), format.count(source.failed))
-        for source in used.pages
-    ]
-    words = Paragraph(
-        "While the load was steady. The error is what passed between two readings and was not seen.",
-        "soft",
-    )
-    return section("", Table(("page", "reads", "failed"), rows), words, page_only=True)
-
-
-def delivered(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
-    """Whether the load was the one asked for, and what lengths it had."""
-    if figures is None:
+        yield section(head, "No request left a record.", page_only=True, id="time")
         return
-    rows = Table(stimulus.HEAD, stimulus.rows(summary.stimulus), "prose")
-    yield section("The load that was delivered", rows, folded=True, page_only=True, id="delivered")
-    data = figures
-    yield lambda: [_lengths(summary, data())]
+
+    def make_charts(data: Figures) -> Iterable[Chart]:
+        yield from charts.over_time(data)
+        yield from charts.gaps_over_time(data, summary)
+
+    yield from _folded_charts(head, "time", chart_data, make_charts)
 
 
-def _lengths(summary: Summary, figures: Figures) -> Section:
-    head, tokens = "Lengths and cache", summary.tokens
-    if tokens.output is None:
-        return section(
-            head, "No request came back whole: no length is known.", folded=True, id="lengths"
-        )
-    sentences = [
-        f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens in all."
-    ]
-    counters = {"server": "the server", "tokenizer": "the model's tokenizer"}
-    counters |= {"estimate": "an estimate", "events": "events"}
-    sources = [counters.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
-    if sources:
-        sentences.append(f"Output was counted by {' and '.join(sources)}.")
-    if tokens.asked_output is None:
-        sentences.append("No output length was asked for.")
-    elif not tokens.length_mismatch_share:
-        sentences.append("Every answer is exactly as long as asked.")
-    else:
-        sentences.append(
-            f"{format.percent(tokens.length_mismatch_share)} of the answers are not as long as asked."
-        )
-    if tokens.cached_share is None:
-        sentences.append("The server does not say how much of a prompt came from its prefix cache.")
-    else:
-        sentences.append(
-            f"{format.percent(tokens.cached_share)} of the prompt tokens came from the server's prefix cache."
-        )
-    for subject, cloud in (
-        ("prompts have", figures.ttft_by_input),
-        ("answers have", figures.e2e_by_output),
-    ):
-        if cloud.count > 1 and cloud.x[0] == cloud.x[1]:
-            sentences.append(f"All {subject} {format.counted(round(cloud.x[0]), 'token')}.")
-    return section(
-        head, " ".join(sentences), Charts(tuple(charts.lengths(figures))), folded=True, id="lengths"
-    )
-
-
-def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
-    """That there were none; and when there were some."""
+def errors(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+    """Yield the errors over time, or a sentence that there were none."""
     requests = summary.requests
-    if not requests.by_error:
-        said = f"every one of {format.counted(requests.scheduled, 'request')} is ok"
-        if requests.ok != requests.scheduled:
-            unfinished = f"{format.count(requests.unfinished)} unfinished when the drain ended"
-            of_all = format.counted(requests.scheduled, "request")
-            said = f"{format.count(requests.ok)} of {of_all} are ok, {unfinished}"
-        yield section("", f"Errors: none: {said}.", page_only=True)
     if requests.by_error:
-        yield from _drawn(figures, charts.errors, "Errors over time", "errors-time")
+        yield from _folded_charts("Errors over time", "errors-time", chart_data, charts.errors)
+        return
+    scheduled = format.counted(requests.scheduled, "request")
+    if requests.ok == requests.scheduled:
+        text = f"No errors: all {scheduled} succeeded."
+    else:
+        unfinished = format.count(requests.unfinished)
+        text = (
+            f"No errors: {format.count(requests.ok)} of {scheduled} succeeded, {unfinished} were "
+            "unfinished when the drain ended."
+        )
+    yield section("", text, page_only=True)
 
 
-def end(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
-    """What the words mean, and how to do it again."""
-    run, fingerprints = summary.run, summary.fingerprints
-    host, limits = run.host, summary.verdict.limits
+# -- servers ---------------------------------------------------------------------------------------
+
+
+def server_metrics(
+    served: Served, chart_data: ChartData, samples: Sequence[MetricSample]
+) -> Iterator[Section | PageOnly]:
+    """Yield the servers' own metrics over time, and how often their pages were read."""
+
+    def make_charts(data: Figures) -> Iterable[Chart]:
+        return charts.server(data, series.curves(samples))
+
+    yield from _folded_charts("Server metrics over time", "server-time", chart_data, make_charts)
+    text = f"Read about once per second by a separate process. {series.FILE} has every series."
     yield section(
-        "Definitions",
-        Table(("metric", "is"), DEFINITIONS, "prose"),
+        "Metrics pages",
+        Table(READ_HEAD, _read_rows(served.pages)),
+        Paragraph(text, "soft"),
         folded=True,
         page_only=True,
-        id="words",
     )
-    again = named_facts(
+
+
+def energy_pages(energy: EnergyUse) -> Section:
+    """Return how often the power of the hardware was read."""
+    text = "During steady load. The uncertainty is the energy between two readings."
+    table = Table(("page", "reads", "failed"), _read_rows(energy.pages))
+    return section("", table, Paragraph(text, "soft"), page_only=True)
+
+
+def _read_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]:
+    return [(page.url, format.count(page.reads), format.count(page.failed)) for page in pages]
+
+
+# -- the delivered load ----------------------------------------------------------------------------
+
+
+def load_check(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+    """Yield whether the delivered load matches the workload, and the lengths of the requests."""
+    if chart_data is None:
+        return
+    make_data = chart_data
+    table = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
+    yield section("Load check", table, folded=True, page_only=True, id="delivered")
+
+    def lengths() -> list[Section]:
+        return [_lengths_section(summary, make_data())]
+
+    yield lengths
+
+
+def _lengths_section(summary: Summary, data: Figures) -> Section:
+    head = "Lengths and cache"
+    if summary.tokens.output is None:
+        text = "No request succeeded, so no lengths are known."
+        return section(head, text, folded=True, id="lengths")
+    sentences = [*_length_sentences(summary), *_equal_length_sentences(data)]
+    plots = Charts(tuple(charts.lengths(data)))
+    return section(head, " ".join(sentences), plots, folded=True, id="lengths")
+
+
+def _length_sentences(summary: Summary) -> Iterator[str]:
+    """Yield the numbers of tokens, who counted them, and whether lengths are as requested."""
+    tokens = summary.tokens
+    yield f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens."
+    sources = [_COUNTERS.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
+    if sources:
+        yield f"Output was counted by {' and '.join(sources)}."
+    if tokens.asked_output is None:
+        yield "The workload requests no output length."
+    elif not tokens.length_mismatch_share:
+        yield "Every response has the requested length."
+    else:
+        share = format.percent(tokens.length_mismatch_share)
+        yield f"{share} of the responses do not have the requested length."
+    if tokens.cached_share is None:
+        yield "The server does not report its prefix cache hit rate."
+    else:
+        yield f"The prefix cache hit rate was {format.percent(tokens.cached_share)}."
+
+
+def _equal_length_sentences(data: Figures) -> Iterator[str]:
+    """Yield that all prompts, or all responses, have one length."""
+    for subject, cloud in (
+        ("prompts", data.ttft_by_input),
+        ("responses", data.e2e_by_output),
+    ):
+        shortest, longest = cloud.x
+        if cloud.count > 1 and shortest == longest:
+            yield f"All {subject} have {format.counted(round(shortest), 'token')}."
+
+
+# -- definitions and provenance --------------------------------------------------------------------
+
+
+def provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
+    """Yield the definitions of the metrics, and everything that is needed to reproduce the run."""
+    definitions = Table(("metric", "definition"), DEFINITIONS, "prose")
+    yield section("Definitions", definitions, folded=True, page_only=True, id="words")
+    yield section(
+        "How to reproduce",
+        Quoted(shlex.join(summary.run.command)),
+        _run_conditions(summary, manifest),
+        folded=True,
+        page_only=True,
+        id="again",
+    )
+    source = manifest.source_text if manifest is not None else ""
+    head = f"Workload file {summary.run.workload}"
+    yield section(head, Quoted(source), folded=True, page_only=True)
+    yield section("", Paragraph(FINGERPRINT_NOTE, "soft"), page_only=True)
+
+
+def _run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
+    """Return seeds, fingerprints, client, host and validity limits of a run."""
+    run = summary.run
+    host = run.host
+    fingerprints = summary.fingerprints
+    return named_facts(
         Seed="" if run.seed is None else str(run.seed),
         Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
         Salt=manifest.salt if manifest is not None else "",
-        Recipe=fingerprints.recipe,
+        Config_fingerprint=fingerprints.recipe,
         Prompts=fingerprints.prompts,
-        Timetable=fingerprints.schedule,
+        Schedule_fingerprint=fingerprints.schedule,
         Bodies=fingerprints.bodies,
         Client=(
             run.client,
             run.api,
             "streamed" if run.stream else "not streamed",
-            {"compiled": "sockets read by compiled code", "python": "sockets read by Python"}.get(
-                host.hot_path, ""
-            ),
+            _SOCKET_READERS.get(host.hot_path, ""),
         ),
         Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
-        Connect=headline.connect(summary),
+        Connection_time=describe_connect_time(summary),
         Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
         Clock=host.clock,
         Versions=(
             f"Python {host.python}",
             *(f"{name} {version}" for name, version in host.versions.items()),
         ),
-        Limits=f"send lag {format.percent(limits.send_lag_share)}, stamp error "
-        f"{format.percent(limits.stamp_error_share)} of TTFT p50; CPU {format.percent(limits.cpu_share)}; "
-        f"failures {format.percent(limits.failure_share)}; error of the gaps between events "
-        f"{format.percent(limits.event_error_share)} of ITL p50; error of TPOT "
-        f"{format.percent(limits.tpot_error_share)} of TPOT p50",
+        Validity_limits=_validity_limits(summary),
     )
-    yield section(
-        "How to reproduce",
-        Quoted(shlex.join(run.command)),
-        again,
-        folded=True,
-        page_only=True,
-        id="again",
+
+
+def _validity_limits(summary: Summary) -> str:
+    """Return the limits beyond which a run is not valid, or a metric is omitted."""
+    limits = summary.verdict.limits
+    return (
+        f"send delay {format.percent(limits.send_lag_share)} and timestamp uncertainty "
+        f"{format.percent(limits.stamp_error_share)} of TTFT p50; "
+        f"CPU {format.percent(limits.cpu_share)}; "
+        f"failures {format.percent(limits.failure_share)}; "
+        f"uncertainty of ITL {format.percent(limits.event_error_share)} of its p50; "
+        f"uncertainty of TPOT {format.percent(limits.tpot_error_share)} of its p50"
     )
-    source = manifest.source_text if manifest is not None else ""
-    yield section(f"Workload file, {run.workload}", Quoted(source), folded=True, page_only=True)
-    note = (
-        "Equal recipes may be compared; equal prompts and timetable are the same load to the byte. Without a seed each "
-        "run draws its own, which is the better experiment."
-    )
-    yield section("", Paragraph(note, "soft"), page_only=True)

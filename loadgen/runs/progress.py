@@ -1,6 +1,7 @@
-"""Progress on stderr: a line that is rewritten on a terminal, else a line every 10 s, for people or as JSON. IO.
+"""Progress on stderr: a line that is rewritten on a terminal, else a line every 10 s.
 
-Without `--progress plain`, a terminal shows the dashboard (`dashboard.py`) of a run instead.
+The lines are for people or JSON. Without `--progress plain`, a terminal shows the live view
+(`dashboard.py`) of a run instead.
 """
 
 from __future__ import annotations
@@ -10,114 +11,189 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
+
+import msgspec
 
 from loadgen.cli.streams import drawing
 from loadgen.core import format
 from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
 from loadgen.render.table import WIDTH
 
-EVERY_S = 0.5
-LINE_EVERY_S = 10.0  # where the line cannot be rewritten
-SHORTEST_S = 5.0  # steps that took less together need no forecast
+REFRESH_S = 0.5
+"""Time between two updates of the line on a terminal."""
+
+LINE_EVERY_S = 10.0
+"""Time between two lines where a line cannot be rewritten."""
+
+MIN_FORECAST_S = 5.0
+"""Steps that took less time together need no forecast."""
+
+SEPARATOR = " · "
+
+_CLEAR_LINE = "\r\x1b[K"
+_NS_PER_S = 1e9
+_NS_PER_MS = 1e6
 
 
-def draining(in_flight: int, left_s: float | None) -> str:
-    """Words for the time after the load: what the run waits for, for how long at most, and how to end it."""
-    most = "" if left_s is None else f", at most {format.duration(max(left_s, 0.0))} more"
-    return f"draining: {format.count(in_flight)} in flight{most}; Ctrl-C ends it"
+# -- the progress of one run -----------------------------------------------------------------------
+
+
+class ProgressFacts(msgspec.Struct, frozen=True):
+    """The progress of a run, as it is printed as JSON.
+
+    Attributes:
+        elapsed_s: Time since the start of the load.
+        done: Requests that have ended or were dropped.
+        planned: Requests of the schedule, or None if the load ends by time.
+        in_flight: Requests in flight.
+        events_per_s: Output events per second since the last update.
+        ttft_p50_ms: Median TTFT of recent requests.
+        ttft_p99_ms: 99th percentile of the TTFT of recent requests.
+        failed: Failed requests.
+        dropped: Dropped requests.
+        left_s: Time until the load ends; negative once it has ended.
+        drain_left_s: Time until requests in flight are cut off.
+    """
+
+    elapsed_s: float
+    done: int
+    planned: int | None
+    in_flight: int
+    events_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    failed: int
+    dropped: int
+    left_s: float | None
+    drain_left_s: float | None
+
+
+class Progress:
+    """Prints the counters of a load again and again, on one line of a terminal or line by line."""
+
+    def __init__(
+        self,
+        total: int | None,
+        horizon_ns: int | None,
+        stream: TextIO | None = None,
+        *,
+        drain_ns: int | None = None,
+        as_json: bool = False,
+    ) -> None:
+        """Prepare for a load.
+
+        Args:
+            total: The number of requests, or None if the load ends by time.
+            horizon_ns: The length of the load, or None if it ends by a number of requests.
+            stream: Where to print; stderr by default.
+            drain_ns: How long requests in flight may go on after the load.
+            as_json: Whether every line is an object, `{"progress": {...}}`.
+        """
+        self._total = total
+        self._horizon_ns = horizon_ns
+        self._stream = stream or sys.stderr
+        self._drain_ns = drain_ns
+        self._as_json = as_json
+        self._draw = drawing(self._stream)
+        self._is_rewritten = self._stream.isatty() and not as_json
+        self._last_events = 0
+        self._start_ns = monotonic_ns()
+        self._last_ns = self._start_ns
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, counters: Callable[[], Counters]) -> None:
+        """Print the counters from now on, until the event loop ends or `clear` is called."""
+        interval_s = REFRESH_S if self._is_rewritten else LINE_EVERY_S
+        loop = asyncio.get_running_loop()
+
+        def update() -> None:
+            self._print(self.facts(counters(), monotonic_ns()))
+            self._timer = loop.call_later(interval_s, update)
+
+        self._timer = loop.call_later(interval_s, update)
+
+    def _print(self, facts: ProgressFacts) -> None:
+        if self._is_rewritten:
+            line = describe_progress(facts, _terminal_columns(self._stream))
+            self._draw(f"{_CLEAR_LINE}{line}")
+        elif self._as_json:
+            document = json.dumps({"progress": msgspec.structs.asdict(facts)})
+            self._stream.write(f"{document}\n")
+        else:
+            self._stream.write(f"{describe_progress(facts)}\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Stop, and erase the line on a terminal."""
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        if self._is_rewritten:
+            self._draw(_CLEAR_LINE)
+            self._stream.flush()
+
+    def facts(self, counters: Counters, now_ns: int) -> ProgressFacts:
+        """Return the progress at a time on the monotonic clock.
+
+        The rate of events covers the time since the last call.
+        """
+        interval_s = max(now_ns - self._last_ns, 1) / _NS_PER_S
+        events_per_s = (counters.events - self._last_events) / interval_s
+        self._last_events = counters.events
+        self._last_ns = now_ns
+        left_s = self._load_left_s(now_ns)
+        drain_left_s = None
+        if self._drain_ns is not None and left_s is not None:
+            drain_left_s = self._drain_ns / _NS_PER_S + left_s
+        ttft_ns = sorted(counters.recent_ttft_ns)
+        return ProgressFacts(
+            elapsed_s=round((now_ns - self._start_ns) / _NS_PER_S, 1),
+            done=counters.ok + counters.failed + counters.dropped,
+            planned=self._total,
+            in_flight=counters.in_flight,
+            events_per_s=round(events_per_s, 1),
+            ttft_p50_ms=_sorted_quantile_ms(ttft_ns, 0.5),
+            ttft_p99_ms=_sorted_quantile_ms(ttft_ns, 0.99),
+            failed=counters.failed,
+            dropped=counters.dropped,
+            left_s=_round_if_known(left_s),
+            drain_left_s=_round_if_known(drain_left_s),
+        )
+
+    def _load_left_s(self, now_ns: int) -> float | None:
+        """Return the time until the load ends. It is negative once the load has ended."""
+        if self._horizon_ns is None:
+            return None
+        return (self._start_ns + self._horizon_ns - now_ns) / _NS_PER_S
+
+
+def _sorted_quantile_ms(sorted_ns: Sequence[int], quantile: float) -> float | None:
+    """Return a quantile of sorted times in ns, or None if there are none."""
+    if not sorted_ns:
+        return None
+    return sorted_ns[int(len(sorted_ns) * quantile)] / _NS_PER_MS
+
+
+def _round_if_known(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def _terminal_columns(stream: TextIO) -> int:
-    """Return the columns of the terminal of a stream as they are, however few."""
+    """Return the columns of the terminal of a stream, however few they are."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or WIDTH
     except (OSError, ValueError):
         return WIDTH
 
 
-class Progress:
-    """Writes what was counted so far again and again: a line over itself on a terminal, else a line below the last.
-
-    `as_json`: every line is a JSON object, `{"progress": {...}}`.
-    """
-
-    def __init__(
-        self,
-        total: int | None,
-        horizon_ns: int | None,
-        out: TextIO | None = None,
-        *,
-        drain_ns: int | None = None,
-        as_json: bool = False,
-    ) -> None:
-        self._drain_ns = drain_ns
-        self._total, self._horizon_ns, self._out = total, horizon_ns, out or sys.stderr
-        self._as_json, self._draw = as_json, drawing(self._out)
-        self._is_rewritten = self._out.isatty() and not as_json
-        self._last_events = 0
-        self._last_ns = self._began_ns = monotonic_ns()
-        self._handle: asyncio.TimerHandle | None = None
-
-    def follow(self, counters: Callable[[], Counters]) -> None:
-        """Show these counters from now on, until the event loop ends or `clear` is called."""
-        every_s = EVERY_S if self._is_rewritten else LINE_EVERY_S
-        loop = asyncio.get_running_loop()
-
-        def show() -> None:
-            facts = self.facts(counters(), monotonic_ns())
-            if self._is_rewritten:
-                self._draw("\r\x1b[K" + progress_text(facts, _terminal_columns(self._out)))
-            else:
-                line = json.dumps({"progress": facts}) if self._as_json else words(facts)
-                self._out.write(line + "\n")
-            self._out.flush()
-            self._handle = loop.call_later(every_s, show)
-
-        self._handle = loop.call_later(every_s, show)
-
-    def clear(self) -> None:
-        """Stop, and erase the line on a terminal."""
-        if self._handle is not None:
-            self._handle.cancel()
-            if self._is_rewritten:
-                self._draw("\r\x1b[K")
-                self._out.flush()
-
-    def facts(self, counters: Counters, now: int) -> dict[str, Any]:
-        """What is known at `now`, ns on the monotonic clock. The rate covers the time since the last call.
-
-        `left_s`: of the load; below 0 it is over. `drain_left_s`: how long requests in flight may still go on.
-        """
-        span_s = max(now - self._last_ns, 1) / 1e9
-        rate = (counters.events - self._last_events) / span_s
-        self._last_events, self._last_ns = counters.events, now
-        left_s = (
-            None if self._horizon_ns is None else (self._began_ns + self._horizon_ns - now) / 1e9
-        )
-        drain_left_s = (
-            None if self._drain_ns is None or left_s is None else self._drain_ns / 1e9 + left_s
-        )
-        ordered = sorted(counters.recent_ttft_ns)
-        return {
-            "elapsed_s": round((now - self._began_ns) / 1e9, 1),
-            "done": counters.ok + counters.failed + counters.dropped,
-            "planned": self._total,
-            "in_flight": counters.in_flight,
-            "events_per_s": round(rate, 1),
-            "ttft_p50_ms": ordered[len(ordered) // 2] / 1e6 if ordered else None,
-            "ttft_p99_ms": ordered[int(len(ordered) * 0.99)] / 1e6 if ordered else None,
-            "failed": counters.failed,
-            "dropped": counters.dropped,
-            "left_s": None if left_s is None else round(left_s, 1),
-            "drain_left_s": None if drain_left_s is None else round(drain_left_s, 1),
-        }
-
-
 class ProgressLine:
-    """Hears runs, and shows the progress of each, but for those in virtual time, too fast to be watched."""
+    """An event handler that prints the progress of each run.
+
+    Runs in virtual time are left out, because they are too fast to be watched.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -126,12 +202,11 @@ class ProgressLine:
     def __call__(self, event: RunEvent) -> None:
         match event:
             case RunPlanned(plan, manifest) if manifest.client != "virtual":
-                drain_ns = None if manifest.grace_s is None else round(manifest.grace_s * 1e9)
-                schedule = plan.schedule
+                grace_s = manifest.grace_s
                 self._progress = Progress(
-                    schedule.slot_count,
-                    schedule.horizon_ns,
-                    drain_ns=drain_ns,
+                    plan.schedule.slot_count,
+                    plan.schedule.horizon_ns,
+                    drain_ns=None if grace_s is None else round(grace_s * _NS_PER_S),
                     as_json=self._as_json,
                 )
             case LoadStarted(_, load) if self._progress is not None:
@@ -141,115 +216,188 @@ class ProgressLine:
                 self._progress = None
 
 
-def words(facts: Mapping[str, Any]) -> str:
-    """Return the progress line, however long it is."""
-    return SEPARATOR.join(part.text for part in _parts(facts))
+# -- the progress line -----------------------------------------------------------------------------
 
 
-def progress_text(facts: Mapping[str, Any], columns: int) -> str:
-    """Return the progress line for a terminal, shorter than its columns so that it never wraps.
-
-    The least important parts are left out first.
-    """
-    parts = _parts(facts)
-    while len(parts) > 1 and len(SEPARATOR.join(part.text for part in parts)) >= columns:
-        parts.remove(min(parts, key=lambda part: part.importance))
-    line = SEPARATOR.join(part.text for part in parts)
-    return line if len(line) < columns else f"{line[: columns - 2]}…"
-
-
-SEPARATOR = " · "
-
-
-class _Part(NamedTuple):
-    """A part of the progress line; on a narrow terminal those of low importance are left out."""
+class _LinePart(NamedTuple):
+    """A part of the progress line. A narrow terminal leaves out parts of low importance."""
 
     text: str
     importance: int
 
 
-def _parts(facts: Mapping[str, Any]) -> list[_Part]:
-    planned = f"/{facts['planned']:,}" if facts["planned"] is not None else ""
+def describe_progress(facts: ProgressFacts, columns: int | None = None) -> str:
+    """Return the progress line.
+
+    With a number of columns, the line is shorter than that, so that a terminal never wraps it. The
+    least important parts are left out first.
+    """
+    parts = _line_parts(facts)
+    line = _join_parts(parts)
+    if columns is None:
+        return line
+    while len(parts) > 1 and len(line) >= columns:
+        parts.remove(min(parts, key=_importance))
+        line = _join_parts(parts)
+    if len(line) < columns:
+        return line
+    return f"{line[: columns - 2]}…"
+
+
+def _join_parts(parts: Sequence[_LinePart]) -> str:
+    return SEPARATOR.join(part.text for part in parts)
+
+
+def _importance(part: _LinePart) -> int:
+    return part.importance
+
+
+def _line_parts(facts: ProgressFacts) -> list[_LinePart]:
+    """Return the parts of the progress line in the order in which they are printed."""
+    total = "" if facts.planned is None else f"/{facts.planned:,}"
     parts = [
-        _Part(f"{facts['done']:,}{planned} done", 5),
-        _Part(f"{facts['in_flight']:,} in flight", 2),
-        _Part(f"{facts['events_per_s']:,.0f} events/s", 0),
+        _LinePart(f"{facts.done:,}{total} done", 5),
+        _LinePart(f"{facts.in_flight:,} in flight", 2),
+        _LinePart(f"{facts.events_per_s:,.0f} events/s", 0),
     ]
-    if facts["ttft_p50_ms"] is not None:
-        ttft = f"TTFT p50 {facts['ttft_p50_ms']:,.1f} p99 {facts['ttft_p99_ms']:,.1f} ms"
-        parts.append(_Part(ttft, 1))
-    parts += [_Part(f"{facts[name]:,} {name}", 3) for name in ("failed", "dropped") if facts[name]]
-    if facts["left_s"] is not None:
-        is_over = facts["left_s"] <= 0
-        left = f"{facts['left_s']:,.0f} s left"
-        if is_over:
-            left = draining(facts["in_flight"], facts["drain_left_s"])
-        parts.append(_Part(left, 4))
+    if facts.ttft_p50_ms is not None and facts.ttft_p99_ms is not None:
+        text = f"TTFT p50 {facts.ttft_p50_ms:,.1f} p99 {facts.ttft_p99_ms:,.1f} ms"
+        parts.append(_LinePart(text, 1))
+    if facts.failed:
+        parts.append(_LinePart(f"{facts.failed:,} failed", 3))
+    if facts.dropped:
+        parts.append(_LinePart(f"{facts.dropped:,} dropped", 3))
+    if facts.left_s is not None:
+        parts.append(_LinePart(_describe_time_left(facts), 4))
     return parts
 
 
-Left = tuple[float, float | None]
-"""How many steps are left, the next one counted, and how many seconds they take; None: not known yet."""
+def _describe_time_left(facts: ProgressFacts) -> str:
+    if facts.left_s is not None and facts.left_s > 0:
+        return f"{facts.left_s:,.0f} s left"
+    return describe_drain(facts.in_flight, facts.drain_left_s)
 
 
-class Steps:
-    """The steps of a sweep, a search or a validation: which of how many, and how long those left may take.
+def describe_drain(in_flight: int, left_s: float | None) -> str:
+    """Return that the run waits for the last responses, for how long at most, and how to end it."""
+    limit = ""
+    if left_s is not None:
+        limit = f", at most {format.duration(max(left_s, 0.0))} more"
+    return f"draining: {format.count(in_flight)} in flight{limit}; press Ctrl-C to end"
 
-    `of`: how many there are; `at_most`: there may be fewer, mostly far fewer, so no time is told for those left but
-    what the caller knows. `weights`: how long each takes beside the others; (): all as long.
+
+# -- steps: the runs of a sweep, a search or a validation ------------------------------------------
+
+
+class RemainingSteps(NamedTuple):
+    """How many steps remain, the next one included, and how long they take; None if unknown."""
+
+    steps: float
+    seconds: float | None
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that begins now.
+
+    Attributes:
+        number: Which step it is, counted from 1.
+        of: How many steps there are, or at most.
+        at_most: Whether there may be fewer steps.
+        about: How many steps are expected. None if `of` is the number.
+        elapsed_s: Time since the first step began.
+        each_s: Mean time of the steps before it. None if they took too little time.
+        left_s: Time for this step and the following ones, or None if it is not known.
     """
 
-    def __init__(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
-        self._of, self._at_most = of, at_most
-        self._weights = (
-            weights if len(weights) == of and all(weight > 0 for weight in weights) else [1.0] * of
-        )
+    number: int = msgspec.field(name="step")
+    of: int
+    at_most: bool
+    about: int | None
+    elapsed_s: float
+    each_s: float | None
+    left_s: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields by their names in JSON."""
+        fields: dict[str, object] = msgspec.to_builtins(self)
+        return fields
+
+
+class StepCounter:
+    """Counts the steps of a command, and estimates how long the remaining ones take."""
+
+    def __init__(self, count: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
+        """Start the clock.
+
+        Args:
+            count: The number of steps.
+            at_most: Whether there may be far fewer steps. Then only the caller can estimate the
+                remaining time.
+            weights: How long each step takes relative to the others; empty if all take as long.
+        """
+        self._count = count
+        self._at_most = at_most
+        self._weights = [1.0] * count
+        if len(weights) == count and all(weight > 0 for weight in weights):
+            self._weights = list(weights)
         self._number = 0
-        self._began_ns = monotonic_ns()
+        self._start_ns = monotonic_ns()
 
     @property
-    def spent_s(self) -> float:
-        """Time since the first."""
-        return (monotonic_ns() - self._began_ns) / 1e9
+    def elapsed_s(self) -> float:
+        """Time since the first step began."""
+        return (monotonic_ns() - self._start_ns) / _NS_PER_S
 
-    def next(self, left: Left | None = None) -> dict[str, Any]:
-        """The step that begins now. `each_s`: mean of those before it; None where none was timed. `about`: how many
-        there will be. `left_s`: time for it and those after it; None also where it is not known how many these are.
+    def next(self, remaining: RemainingSteps | None = None) -> Step:
+        """Return the step that begins now.
+
+        `remaining` is what the caller knows of the steps that follow. It replaces the estimate from
+        the steps so far.
         """
-        spent_s = self.spent_s
+        elapsed_s = self.elapsed_s
+        finished = self._number
         self._number += 1
-        before = self._number - 1
-        each_s = None if not before or spent_s < SHORTEST_S else spent_s / before
-        done = sum(self._weights[:before])
-        left_s = (
-            None
-            if each_s is None or self._at_most
-            else spent_s / done * (sum(self._weights) - done)
+        each_s = None
+        if finished and elapsed_s >= MIN_FORECAST_S:
+            each_s = elapsed_s / finished
+        about = None
+        if remaining is None:
+            left_s = self._estimate_left_s(finished, elapsed_s)
+        else:
+            about = min(finished + max(round(remaining.steps), 1), self._count)
+            left_s = remaining.seconds
+            if left_s is not None and elapsed_s + left_s < MIN_FORECAST_S:
+                left_s = None
+        return Step(
+            number=self._number,
+            of=self._count,
+            at_most=self._at_most,
+            about=about,
+            elapsed_s=round(elapsed_s, 1),
+            each_s=_round_if_known(each_s),
+            left_s=_round_if_known(left_s),
         )
-        if left is not None:
-            left_s = None if left[1] is None or spent_s + left[1] < SHORTEST_S else left[1]
-        return {
-            "step": self._number,
-            "of": self._of,
-            "at_most": self._at_most,
-            "about": None if left is None else min(before + max(round(left[0]), 1), self._of),
-            "elapsed_s": round(spent_s, 1),
-            "each_s": None if each_s is None else round(each_s, 1),
-            "left_s": None if left_s is None else round(left_s, 1),
-        }
+
+    def _estimate_left_s(self, finished: int, elapsed_s: float) -> float | None:
+        """Return the remaining time by the weights of the finished and of the remaining steps."""
+        if not finished or elapsed_s < MIN_FORECAST_S or self._at_most:
+            return None
+        finished_weight = sum(self._weights[:finished])
+        return elapsed_s / finished_weight * (sum(self._weights) - finished_weight)
 
 
-def step_words(name: str, step: Mapping[str, Any]) -> str:
-    """`c8: 3 of 6, about 12m left, until 14:32`; of a search `8/s: 3 of about 11, about 9m left, until 14:32`."""
-    of = (
-        f"{'at most ' if step['at_most'] else ''}{step['of']}"
-        if step["about"] is None
-        else f"about {step['about']}"
-    )
-    text = f"{name}: {step['step']} of {of}"
-    if step["left_s"] is None:
-        return text + (
-            f", about {format.duration(step['each_s'])} each" if step["each_s"] is not None else ""
-        )
-    end = datetime.datetime.now() + datetime.timedelta(seconds=step["left_s"])
-    return f"{text}, about {format.duration(step['left_s'])} left, until {end:%H:%M}"
+def describe_step(name: str, step: Step) -> str:
+    """Return a step as text: `c8: 3 of 6, about 12 min left, until 14:32`."""
+    text = f"{name}: {step.number} of {_describe_step_count(step)}"
+    if step.left_s is None:
+        if step.each_s is None:
+            return text
+        return f"{text}, about {format.duration(step.each_s)} each"
+    end = datetime.datetime.now() + datetime.timedelta(seconds=step.left_s)
+    return f"{text}, about {format.duration(step.left_s)} left, until {end:%H:%M}"
+
+
+def _describe_step_count(step: Step) -> str:
+    if step.about is not None:
+        return f"about {step.about}"
+    return f"at most {step.of}" if step.at_most else f"{step.of}"

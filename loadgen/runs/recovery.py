@@ -1,52 +1,56 @@
-"""How long after a spike, a loss or a scale-up the SLO held again: a section of the report of a run. Pure."""
+"""How long the SLO was missed after a spike, a lost server or a scale-up. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.metrics.sections import Event, Recovery
 from loadgen.render.section import Charts, PageOnly, Section, Table, section
 from loadgen.runs import charts
-from loadgen.runs.page_data import Figures
 
-EVENTS: dict[Event, str] = {"spike": "spike", "loss": "loss", "scale_up": "scale-up"}
+if TYPE_CHECKING:
+    from loadgen.runs.page import ChartData
+
+EVENTS: dict[Event, str] = {"spike": "spike", "loss": "lost server", "scale_up": "scale-up"}
+"""The label of each kind of event."""
+
+HEAD = ("event", "before", "after", "at", "SLO")
 
 
-def sections(
-    found: Sequence[Recovery], figures: Callable[[], Figures] | None
-) -> Iterator[Section | PageOnly]:
-    """A row for each event, and on a page the share of requests within the SLO over time with the events in it."""
+def sections(recoveries: Sequence[Recovery], chart_data: ChartData) -> Iterator[Section | PageOnly]:
+    """Yield a row for each event, and on a page the SLO attainment over time with the events."""
     rows = [
         (
-            EVENTS[each.event],
-            each.load_before,
-            each.load_after,
-            format.duration(each.at_s),
-            back(each),
+            EVENTS[recovery.event],
+            recovery.load_before,
+            recovery.load_after,
+            format.duration(recovery.at_s),
+            describe_recovery(recovery),
         )
-        for each in found
+        for recovery in recoveries
     ]
-    head = "Back within the SLO"
-    yield section(
-        head, Table(("after", "before it", "then", "at", "the SLO"), rows, "prose"), small=True
-    )
-    if found and figures is not None:
-        yield lambda: [
-            section("", Charts(tuple(charts.recovery(figures(), found))), page_only=True)
-        ]
+    yield section("Recovery", Table(HEAD, rows, "prose"), small=True)
+    if not recoveries or chart_data is None:
+        return
+    make_data = chart_data
+
+    def attainment_chart() -> list[Section]:
+        chart = charts.recovery(make_data(), recoveries)
+        return [section("", Charts(tuple(chart)), page_only=True)]
+
+    yield attainment_chart
 
 
-def back(found: Recovery) -> str:
-    """When the SLO held again."""
-    if found.why:
-        return f"cannot be told: {found.why}"
-    if not found.slo_missed:
-        return "held all the time"
-    if found.recovered_after_s is None:
-        return f"NOT BACK within {format.duration(found.observed_s)}"
-    return (
-        f"held again after {format.duration(found.recovered_after_s)}"
-        if found.recovered_after_s
-        else "held again at once"
-    )
+def describe_recovery(recovery: Recovery) -> str:
+    """Return when the SLO was met again after an event."""
+    if recovery.why:
+        return f"not known: {recovery.why}"
+    if not recovery.slo_missed:
+        return "met all the time"
+    if recovery.recovered_after_s is None:
+        return f"NOT MET AGAIN within {format.duration(recovery.observed_s)}"
+    if not recovery.recovered_after_s:
+        return "met again at once"
+    return f"met again after {format.duration(recovery.recovered_after_s)}"

@@ -19,9 +19,9 @@ from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
 from loadgen.runs import sweep_report
 from loadgen.runs.comparison_side import ComparedRun, Side
-from loadgen.runs.headline import same_slo
 from loadgen.runs.kind import capacity_facts, capacity_in, compared
 from loadgen.runs.repeats_report import repeats_report
+from loadgen.runs.slo_text import have_same_slo
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
 
 
@@ -200,7 +200,7 @@ def _workload_differences(first: Summary, second: Summary) -> list[str]:
         differences.append("model")
     if (first.run.api, first.run.stream) != (second.run.api, second.run.stream):
         differences.append("API")
-    if not same_slo(first, second):
+    if not have_same_slo(first, second):
         differences.append("SLO")
     return differences
 

@@ -1,66 +1,104 @@
-"""Speculative decoding in words: what was drafted and accepted, by requests, by the servers, and by position. Pure."""
+"""Speculative decoding: drafted and accepted tokens by requests, by servers and by position. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from loadgen.core import format
-from loadgen.core.metrics.sections import Speculation
-from loadgen.core.metrics.summary import Summary
 from loadgen.render.page import Axis, Chart, Series
 from loadgen.render.section import Charts, Paragraph, Section, Table, section
 
+if TYPE_CHECKING:
+    from loadgen.core.metrics.sections import Speculation
+    from loadgen.core.metrics.summary import Summary
+
+LEGEND = (
+    "A step of the server verifies one draft. It generates the accepted tokens and one token of the "
+    "model itself."
+)
+
+_METRICS_PER_REQUEST = (
+    ("acceptance", "accepted, %"),
+    ("accepted_length", "tokens per step"),
+)
+"""Metrics with a value per request, and their labels."""
+
 
 def sections(summary: Summary) -> Iterator[Section]:
-    """A row for each who says something of drafts, and on a page the acceptance by position."""
-    found = summary.speculation
-    if found is None:
+    """Yield how many drafted tokens were accepted, if a server reports drafts."""
+    speculation = summary.speculation
+    if speculation is None:
         return
-    rows = []
-    if found.requests:
-        name = f"accounts of {format.counted(found.requests, 'request')}"
-        counts = (format.count(found.drafted), format.count(found.accepted))
-        rows.append((name, *counts, format.percent(found.acceptance), _tokens(found.length)))
-    if found.server_acceptance is not None or found.server_length is not None:
-        shown = (format.percent(found.server_acceptance), _tokens(found.server_length))
-        rows.append(("metrics pages of the servers", format.NONE, format.NONE, *shown))
-    head = ("speculation, by", "drafted", "accepted", "share", "tokens of a step")
-    quantiles = [
-        (
-            words,
-            *(_tokens(getattr(of, name)) for name in ("mean", "p50", "p90", "p99")),
-            format.count(of.count),
-        )
-        for key, words in (("acceptance", "accepted, %"), ("accepted_length", "tokens of a step"))
-        if (of := summary.figures.get(key)) is not None and of.count
-    ]
-    places = [
-        (str(place), format.percent(share)) for place, share in enumerate(found.by_position, 1)
-    ]
     yield section(
         "Speculative decoding",
-        Table(head, rows),
-        Table(("of a request", "mean", "p50", "p90", "p99", "samples"), quantiles),
-        Table(("position in the draft", "accepted, of all drafts"), places),
-        Charts(tuple(_by_position(found))),
-        Paragraph(
-            "A step verifies one draft, and makes one token of its own beside those accepted.",
-            "soft",
-        ),
+        _sources_table(speculation),
+        _requests_table(summary),
+        _positions_table(speculation),
+        Charts(tuple(_position_chart(speculation))),
+        Paragraph(LEGEND, "soft"),
         id="speculation",
     )
 
 
-def _tokens(value: float | None) -> str:
-    return format.NONE if value is None else f"{value:.3g}"
-
-
-def _by_position(found: Speculation) -> Iterator[Chart]:
-    if found.by_position:
-        places = tuple(float(place) for place in range(1, len(found.by_position) + 1))
-        yield Chart(
-            title="Accepted by position in the draft",
-            x=Axis(label="position", min=0),
-            y=Axis(label="of all drafts", format="percent", min=0, max=1),
-            series=(Series(x=places, y=found.by_position, color="c1"),),
+def _sources_table(speculation: Speculation) -> Table:
+    """Return what the responses and the metrics pages of the servers report."""
+    rows = []
+    if speculation.requests:
+        rows.append(
+            (
+                format.counted(speculation.requests, "response"),
+                format.count(speculation.drafted),
+                format.count(speculation.accepted),
+                format.percent(speculation.acceptance),
+                _format_tokens(speculation.length),
+            )
         )
+    if speculation.server_acceptance is not None or speculation.server_length is not None:
+        rows.append(
+            (
+                "metrics pages of the servers",
+                format.NONE,
+                format.NONE,
+                format.percent(speculation.server_acceptance),
+                _format_tokens(speculation.server_length),
+            )
+        )
+    return Table(("reported by", "drafted", "accepted", "fraction", "tokens per step"), rows)
+
+
+def _requests_table(summary: Summary) -> Table:
+    """Return the distributions over requests."""
+    statistics = ("mean", "p50", "p90", "p99")
+    rows = []
+    for name, label in _METRICS_PER_REQUEST:
+        distribution = summary.figures.get(name)
+        if distribution is None or not distribution.count:
+            continue
+        values = [_format_tokens(getattr(distribution, statistic)) for statistic in statistics]
+        rows.append((label, *values, format.count(distribution.count)))
+    return Table(("per request", *statistics, "samples"), rows)
+
+
+def _positions_table(speculation: Speculation) -> Table:
+    rows = [
+        (str(position), format.percent(share))
+        for position, share in enumerate(speculation.by_position, 1)
+    ]
+    return Table(("position in the draft", "accepted, of all drafts"), rows)
+
+
+def _position_chart(speculation: Speculation) -> Iterator[Chart]:
+    if not speculation.by_position:
+        return
+    positions = tuple(float(number) for number in range(1, len(speculation.by_position) + 1))
+    yield Chart(
+        title="Accepted tokens by position in the draft",
+        x=Axis(label="position", min=0),
+        y=Axis(label="fraction of all drafts", format="percent", min=0, max=1),
+        series=(Series(x=positions, y=speculation.by_position, color="c1"),),
+    )
+
+
+def _format_tokens(value: float | None) -> str:
+    return format.NONE if value is None else f"{value:.3g}"

@@ -12,9 +12,9 @@ import msgspec
 
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED
-from loadgen.runs.headline import promises
 from loadgen.runs.load_point_results import LoadPointResult, load_point_result
 from loadgen.runs.load_points import PointGroup
+from loadgen.runs.slo_text import list_objectives
 from loadgen.runs.sweep_analysis import (
     best_load_point,
     find_knee,
@@ -197,7 +197,7 @@ def _describe_slo(runs: Sequence[NamedSummary]) -> str:
     A run states the objectives of tasks only if a task ended in it, so that the run with the most
     objectives states all of them.
     """
-    objectives_of_runs: list[tuple[str, ...]] = [promises(run.summary) for run in runs]
+    objectives_of_runs: list[tuple[str, ...]] = [list_objectives(run.summary) for run in runs]
     objectives_of_runs.sort(key=len)
     return ", ".join(objectives_of_runs[-1])
 

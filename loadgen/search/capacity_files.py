@@ -18,7 +18,7 @@ from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.run_warnings import describe_other_work
 from loadgen.result_kinds import PAGE
 from loadgen.runs import sweep_analysis, sweep_curve
-from loadgen.runs.headline import promises
+from loadgen.runs.slo_text import list_objectives
 from loadgen.search.search_results import (
     CONFIRMING_KINDS,
     SearchResult,
@@ -231,7 +231,7 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
         return None
     summary = run_folder.kept_summary(outcome.output_dir / best_trial.run_name)
     rate_per_s = _rate_of_run(best_trial, summary)
-    if not promises(summary) or not rate_per_s:
+    if not list_objectives(summary) or not rate_per_s:
         return None
     bounded = _capacity_of_run(best_trial, summary, result, rate_per_s)
     lower_bound_reason = _lower_bound_reason(outcome)

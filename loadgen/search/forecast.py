@@ -161,7 +161,7 @@ def _forecast_cost(
 
     Return None if the price is by the request or token, and their number is not known.
     """
-    from loadgen.runs.show import target_facts
+    from loadgen.runs.planned_runs import target_facts
 
     request_count = None
     if first_load.requests is not None and first_load.seconds:

@@ -140,7 +140,7 @@ def search(
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
     from loadgen.core.execution.folder_names import locked_folder
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
     from loadgen.search.search_plan import SearchOptions, check_options, plan_search
     from loadgen.search.search_run import SearchRun
 
@@ -167,7 +167,7 @@ def search(
     request = plan_search(invocation, checked)
     if dry_run:
         return _show_dry_run(request, invocation)
-    show = shown(invocation, quiet=True, has_line_per_step=True)
+    show = create_display(invocation, quiet=True, has_line_per_step=True)
     with locked_folder(request.runner.output_dir):
         search_run = SearchRun(
             search=request.search,

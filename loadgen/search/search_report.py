@@ -23,7 +23,7 @@ from loadgen.render.section import (
     simulated_notice,
 )
 from loadgen.runs import sweep_charts, sweep_report
-from loadgen.runs.headline import judged
+from loadgen.runs.slo_text import judge_objectives
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
 from loadgen.search import search_text
 from loadgen.search.experiment import StoredSearch
@@ -249,7 +249,7 @@ def _misses_by_term(
     for trial in failed:
         if trial.run_name not in summaries:
             continue
-        for term, is_met in judged(summaries[trial.run_name]):
+        for term, is_met in judge_objectives(summaries[trial.run_name]):
             term_misses = misses.setdefault(term, [])
             if is_met is not None:
                 term_misses.append(not is_met)

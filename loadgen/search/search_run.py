@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from loadgen.cli.output import print_report, say
 from loadgen.core import format
 from loadgen.core.errors import TargetError
+from loadgen.runs.progress import RemainingSteps
 from loadgen.search import capacity_files, experiment, search_text
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.forecast import describe_forecast, forecast_search
@@ -19,7 +20,7 @@ from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResul
 from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
 if TYPE_CHECKING:
-    from loadgen.runs.show import Show
+    from loadgen.runs.run_display import RunDisplay
 
 Output = Literal["report", "json", "none"]
 """What is printed on stdout at the end: the report, the content of `search.json`, or nothing."""
@@ -41,7 +42,7 @@ class SearchRun:
     search: LoadSearch
     runner: TrialRunner
     plan: ExperimentPlan
-    show: Show
+    show: RunDisplay
     unit: str
     trial_s: float
     _earlier_trial_count: int = field(default=0, init=False)
@@ -53,10 +54,10 @@ class SearchRun:
         """
         self._resume()
         self._print_start()
-        self.runner.event_handlers = self.show.hearers
+        self.runner.event_handlers = self.show.event_handlers
         self.runner.resume_command = experiment.resume_command(self.runner.output_dir, self.plan)
         self.runner.save_progress(self.search)
-        self.show.begin(self.search.settings.max_trials - self._earlier_trial_count, at_most=True)
+        self.show.begin_steps(self.search.settings.max_trials - self._earlier_trial_count, at_most=True)
         try:
             self._run_trials()
         except TargetError as error:
@@ -114,7 +115,7 @@ class SearchRun:
             trial = self.search.next_trial()
             if trial is None:
                 return
-            self.show.step(
+            self.show.begin_step(
                 search_text.describe_planned_trial(trial, self.unit), self._estimate_time_left()
             )
             result = self._run_trial(trial)
@@ -135,7 +136,7 @@ class SearchRun:
         self.runner.save_progress(self.search)
         return result
 
-    def _estimate_time_left(self) -> tuple[float, float | None]:
+    def _estimate_time_left(self) -> RemainingSteps:
         """Return the number of trials that are left, and the seconds that they take.
 
         The time is estimated from the trials of this process, and None before the first of them.
@@ -151,9 +152,10 @@ class SearchRun:
         else:
             done_load_s = sum(result.duration_s for result in own_results)
         if not done_load_s:
-            return left.trials, None
-        time_per_load_s = self.show.spent_s / done_load_s
-        return left.trials, time_per_load_s * self._load_duration_s(left.trials, left.lengths)
+            return RemainingSteps(left.trials, None)
+        time_per_load_s = self.show.elapsed_s / done_load_s
+        left_s = time_per_load_s * self._load_duration_s(left.trials, left.lengths)
+        return RemainingSteps(left.trials, left_s)
 
     def _load_duration_s(self, trials: float, lengths: float) -> float:
         """Return how long trials of these full lengths together send load, warm-ups included."""

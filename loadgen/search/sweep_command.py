@@ -70,7 +70,8 @@ def sweep(
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
     from loadgen.core.execution.folder_names import locked_folder
-    from loadgen.runs.show import print_plans, shown
+    from loadgen.runs.planned_runs import print_plans
+    from loadgen.runs.run_display import create_display
     from loadgen.search.sweep_plan import SweepRun, plan_sweep
     from loadgen.search.sweep_repeats import RepeatedSweep
     from loadgen.search.sweep_run import expected_runs, with_output_dir
@@ -83,13 +84,13 @@ def sweep(
     if errors:
         raise CombinedError(errors)
     output = _Output(as_json, as_markdown, strict)
-    show = shown(invocation)
+    show = create_display(invocation)
     if dry_run:
         return print_plans(planned.planned_runs, invocation.budget())
     output_dir = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
     sweep = with_output_dir(planned, output_dir)
     runs = expected_runs(sweep, output_dir, repeats_all=invocation["force"])
-    show.expect(runs * (1 if repetition is None else repetition.min_runs))
+    show.announce_runs(runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     resume = f"the same command with --out {output_dir} resumes it"
     sweep_run = SweepRun(sweep, output_dir, show)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
-    from loadgen.runs.show import PlannedRun, Show
+    from loadgen.runs.planned_runs import PlannedRun
+    from loadgen.runs.run_display import RunDisplay
 
 LOAD_OPTIONS = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
@@ -74,7 +75,7 @@ class SweepRun(NamedTuple):
 
     sweep: Sweep
     output_dir: Path
-    show: Show
+    show: RunDisplay
 
 
 @dataclass(frozen=True)

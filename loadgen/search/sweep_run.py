@@ -27,7 +27,8 @@ from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
 if TYPE_CHECKING:
     from loadgen.core.execution.run import Execute
-    from loadgen.runs.show import PlannedRun, Show
+    from loadgen.runs.planned_runs import PlannedRun
+    from loadgen.runs.run_display import RunDisplay
     from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.sweep_plan import PlannedPoint, Sweep, SweepRun
 
@@ -56,7 +57,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
         verb = "is" if done_count == 1 else "are"
         total = counted_points(len(sweep.points))
         say(f"resuming {output_dir}: {done_count} of {total} {verb} done")
-    show.begin(len(points), weights=_relative_durations(points))
+    show.begin_steps(len(points), weights=_relative_durations(points))
     point_runner = _PointRunner(output_dir, plan, show)
     is_interrupted = False
     target_error: TargetError | None = None
@@ -144,7 +145,7 @@ def _relative_durations(points: Sequence[PlannedPoint]) -> list[float]:
 class _PointRunner:
     """Runs load points one after the other, and stores after each what a killed sweep leaves."""
 
-    def __init__(self, output_dir: Path, plan: ExperimentPlan, show: Show) -> None:
+    def __init__(self, output_dir: Path, plan: ExperimentPlan, show: RunDisplay) -> None:
         """Run nothing yet."""
         self._output_dir = output_dir
         self._plan = plan
@@ -158,13 +159,13 @@ class _PointRunner:
         """Run load points. Their numbers continue those of the earlier results."""
         last_number = max((result.number for result in earlier_results), default=-1)
         for number, planned in enumerate(points, last_number + 1):
-            self._show.step(f"load point {planned.point.name}")
+            self._show.begin_step(f"load point {planned.point.name}")
             trial = PlannedTrial(
                 number=number, load=planned.point.load, kind="level", may_pass_early=False
             )
             self._trial_runner(planned).run(trial)
             run_dir = self._output_dir / planned.point.name
-            self._show.finished(run_folder.kept_summary(run_dir))
+            self._show.add_finished(run_folder.kept_summary(run_dir))
             stored_sweep.store_capacity(self._output_dir, planned.workload)
 
     def _trial_runner(self, planned: PlannedPoint) -> TrialRunner:
@@ -179,7 +180,7 @@ class _PointRunner:
             has_seed_per_trial=False,
             may_end_early=False,
             name_run=lambda _: planned.point.name,
-            event_handlers=self._show.hearers,
+            event_handlers=self._show.event_handlers,
             execute=self._execute,
         )
 

@@ -15,7 +15,7 @@ from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND, picked
 from loadgen.core.slo import Slo
-from loadgen.runs.headline import missed_by
+from loadgen.runs.slo_text import missed_objectives
 from loadgen.runs.table_metrics import table_metrics
 from loadgen.search import failures
 from loadgen.search.goal import FAILED, INVALID, PASSED, Decision, Goal
@@ -223,7 +223,7 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
     if exceeded_terms:
         return Decision(FAILED, "misses", "; ".join(exceeded_terms), records.end_ns)
     if records.summary.goodput.met is False:  # by the terms of tasks, or of a class of requests
-        missed = "; ".join(missed_by(records.summary))
+        missed = "; ".join(missed_objectives(records.summary))
         return Decision(FAILED, "misses", missed, records.end_ns)
     if is_undecided and goal.request_terms:
         reason = _describe_unfinished(unfinished_count, len(counted_rows))

@@ -23,7 +23,13 @@ from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload.workload_files import packaged_files
 from loadgen.runs.command import next_step
-from loadgen.runs.progress import Progress, Steps, step_words, words
+from loadgen.runs.progress import (
+    Progress,
+    RemainingSteps,
+    StepCounter,
+    describe_progress,
+    describe_step,
+)
 
 CONTRACT, WORKLOAD = (
     str(packaged_files(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa"))
@@ -269,37 +275,37 @@ def test_progress_as_json_says_which_step_of_how_many(
 
 
 def test_how_much_is_left() -> None:
-    steps = Steps(4)
-    steps._began_ns -= 30_000_000_000
+    steps = StepCounter(4)
+    steps._start_ns -= 30_000_000_000
     first, second = steps.next(), steps.next()
-    assert first["left_s"] is None and second["left_s"] == pytest.approx(90, abs=1)
+    assert first.left_s is None and second.left_s == pytest.approx(90, abs=1)
     assert re.fullmatch(
-        r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second)
+        r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", describe_step("c2", second)
     )
 
 
 def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
     """`at most 1 h 41 min left` was said of a search that took 8 minutes: it multiplied by the most probes allowed."""
-    steps = Steps(40, at_most=True)
-    steps._began_ns -= 30_000_000_000
+    steps = StepCounter(40, at_most=True)
+    steps._start_ns -= 30_000_000_000
     steps.next()
     second = steps.next()
-    assert second["left_s"] is None and second["each_s"] == pytest.approx(30, abs=1)
-    assert step_words("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
-    third = steps.next((8.4, 240.0))
-    assert (third["step"], third["about"], third["left_s"]) == (3, 10, 240.0)
+    assert second.left_s is None and second.each_s == pytest.approx(30, abs=1)
+    assert describe_step("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
+    third = steps.next(RemainingSteps(8.4, 240.0))
+    assert (third.number, third.about, third.left_s) == (3, 10, 240.0)
     assert re.fullmatch(
-        r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", step_words("8/s", third)
+        r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", describe_step("8/s", third)
     )
 
 
 def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
     """Of levels of 1, 2, 4 and 8 in virtual time the last costs more than the others together."""
-    steps = Steps(4, weights=[1, 2, 4, 8])
-    steps._began_ns -= 30_000_000_000
+    steps = StepCounter(4, weights=[1, 2, 4, 8])
+    steps._start_ns -= 30_000_000_000
     steps.next(), steps.next()
     third = steps.next()
-    assert third["left_s"] == pytest.approx(120, abs=1)
+    assert third.left_s == pytest.approx(120, abs=1)
 
 
 def test_a_progress_line_where_no_terminal_is() -> None:
@@ -308,7 +314,7 @@ def test_a_progress_line_where_no_terminal_is() -> None:
     counters = Counters()
     counters.ok, counters.in_flight = 3, 2
     assert (
-        words(progress.facts(counters, progress._began_ns + 10**9))
+        describe_progress(progress.facts(counters, progress._start_ns + 10**9))
         == "3/10 done · 2 in flight · 0 events/s"
     )
 

@@ -28,7 +28,8 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
-from loadgen.runs.show import Show, forecasts, too_few
+from loadgen.runs.planned_runs import forecast_run, warn_too_few_requests
+from loadgen.runs.run_display import RunDisplay, _PricedLoad
 
 PRICES = """\
 currency: USD
@@ -78,12 +79,12 @@ def test_the_forecast_of_a_load(
 @pytest.mark.parametrize(
     ("load", "answer_s", "said"),
     [
-        ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 24.0, "about 7 requests"),
+        ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 24.0, "~7 requests"),
         ({"concurrency": 16, "duration": 200, "slo": ["ttft:2s:p95"]}, 24.0, ""),  # 133, of 130
         (
             {"concurrency": 8, "num_requests": 129, "slo": ["e2e:2s:p50", "ttft:2s:p95"]},
             0.0,
-            "only 130 or more can show that TTFT p95",
+            "TTFT p95 (130 needed)",
         ),
         ({"concurrency": 8, "num_requests": 130, "slo": ["e2e:2s:p50", "ttft:2s:p95"]}, 0.0, ""),
         ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 0.0, ""),  # not known
@@ -97,11 +98,11 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
     workload = load_from_options(
         None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load)
     )
-    measured, whole = forecasts(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
+    measured, whole = forecast_run(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
     assert whole == pytest.approx(
         forecast_load(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
     )
-    told = too_few(measured, workload.slo)
+    told = warn_too_few_requests(measured, workload.slo)
     assert said in told and bool(said) == bool(told)
 
 
@@ -270,12 +271,11 @@ def test_a_load_is_stopped_where_the_limit_is_reached(
 ) -> None:
     counters, stopped = Counters(), []
     counters.sent, counters.events = 1000, 100_000
-    show = Show(budget=Budget(load_prices(prices), Decimal("1.99")))
-    assert show._budget is not None
-    show._planned = Forecast(1000, 1800, 500, 10), target()
+    display = RunDisplay(budget=Budget(load_prices(prices), Decimal("1.99")))
+    display._priced_load = _PricedLoad(Forecast(1000, 1800, 500, 10), target())
 
     async def follow() -> None:
-        show._follow_cost(RunningLoad(lambda: counters, lambda: stopped.append(1)), show._budget)
+        display._follow_cost(RunningLoad(lambda: counters, lambda: stopped.append(1)))
         await asyncio.sleep(0)
 
     asyncio.run(follow())

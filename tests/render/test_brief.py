@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from golden import normalize
+
 from loadgen.render import html, markdown, text
-from loadgen.render.section import Paragraph, Report, Table, Notice, section
+from loadgen.render.section import Notice, Paragraph, Report, Table, section
 
 REPORT = Report(
     title="Title",

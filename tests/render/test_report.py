@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from said import figures, of_page
 
 from loadgen.render import html, markdown, text
-from loadgen.render.page import Axis, Bar, Chart, Tile, Series
+from loadgen.render.page import Axis, Bar, Chart, Series, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
     Charts,
     Facts,
+    Notice,
     Paragraph,
     Part,
     Quoted,
     Report,
     Table,
     Tiles,
-    Notice,
     named_facts,
     section,
 )

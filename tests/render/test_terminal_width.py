@@ -16,27 +16,29 @@ from struct import pack
 import places
 import pytest
 from command_line import exits
+from msgspec.structs import replace
 
 from loadgen.cli.output import LEAST_COLUMNS, MOST_COLUMNS, columns_of
 from loadgen.core.metrics.summary import load_summary
 from loadgen.render import text as as_text
 from loadgen.render.section import Report, Table, section
 from loadgen.runs import text
-from loadgen.runs.progress import progress_text
+from loadgen.runs.progress import ProgressFacts, describe_progress
 
 SUMMARIES = ("summary_example_qa_api.json", "summary_example_rag_gpus.json")
-FACTS = {
-    "done": 123_456,
-    "planned": 1_234_567,
-    "in_flight": 12_345,
-    "events_per_s": 123_456.0,
-    "ttft_p50_ms": 1_234.5,
-    "ttft_p99_ms": 12_345.6,
-    "failed": 12,
-    "dropped": 13,
-    "left_s": 1_234.0,
-    "drain_left_s": None,
-}
+FACTS = ProgressFacts(
+    elapsed_s=1.0,
+    done=123_456,
+    planned=1_234_567,
+    in_flight=12_345,
+    events_per_s=123_456.0,
+    ttft_p50_ms=1_234.5,
+    ttft_p99_ms=12_345.6,
+    failed=12,
+    dropped=13,
+    left_s=1_234.0,
+    drain_left_s=None,
+)
 
 
 @pytest.mark.parametrize("width", [60, 72, 100, 140])
@@ -63,7 +65,7 @@ def test_a_table_that_is_too_wide_continues_below_with_its_labels() -> None:
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 200])
 def test_a_status_line_never_wraps(columns: int) -> None:
     for left_s in (1_234.0, -1.0, None):
-        line = progress_text({**FACTS, "left_s": left_s}, columns)
+        line = describe_progress(replace(FACTS, left_s=left_s), columns)
         assert len(line) < columns
 
 

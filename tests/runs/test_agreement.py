@@ -124,21 +124,27 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
 
     shown = " ".join(text(run.summary).split())
     assert f"completed {format.rate(completed)} in the steady-state window" in shown
-    assert f"{format.rate(output)} output" in shown and f"goodput {format.rate(goodput)}" in shown
+    assert f"{format.quantity(output)} output tok/s" in shown
+    assert f"goodput {format.quantity(goodput)} req/s" in shown
     assert f"({format.percent(share)})" in shown
+
+    brief = " ".join(text(run.summary, full=False).split())
+    assert f"Throughput {format.quantity(completed)} req/s" in brief
+    assert f"{format.quantity(output)} output tok/s" in brief
+    assert f"Goodput {format.quantity(goodput)} req/s; {format.percent(share)}" in brief
 
     shown_page = as_html.render(kind.report(kind.load(folder)))
     page = one_line(shown_page)
-    assert f"Output tokens {format.quantity(output)} /s" in page
-    assert f"Completed {format.quantity(completed)} req/s" in page
-    assert (
-        f"SLO attainment {format.percent(share)}" in page
-        and f"goodput {format.rate(goodput)}" in page
-    )
+    assert f"Output throughput {format.quantity(output)} tok/s" in page
+    assert f"Request throughput {format.quantity(completed)} req/s" in page
+    assert f"SLO attainment {format.percent(share)}" in page
+    assert f"goodput {format.quantity(goodput)} req/s" in page
 
     junit = outcome.cases([("r", run.summary)])
-    rates = f"{format.rate(completed)} completed, {format.rate(output)} output tokens, goodput {format.rate(goodput)}"
-    assert run.valid == junit[0].text.startswith(f"{rates} in the steady-state window")
+    rates = outcome.describe_rates(run.summary)
+    assert f"{format.quantity(completed)} req/s completed" in rates
+    assert f"{format.quantity(output)} output tok/s" in rates
+    assert run.valid == junit[0].text.startswith(rates)
 
     row = listed(folder.parent)
     assert row["tokens/s"] == format.quantity(output)

@@ -34,17 +34,13 @@ from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import Distribution, needed_samples
 from loadgen.render import page
-from loadgen.runs import (
-    headline as run_headline,
-)
-from loadgen.runs import (
-    page_data as run_data,
-)
-from loadgen.runs import (
-    percentile_curves,
-)
-from loadgen.runs import text as words
+from loadgen.runs import page_data as run_data
+from loadgen.runs import percentile_curves
+from loadgen.runs.notices import notices
+from loadgen.runs.part_sections import statistics_over_targets
 from loadgen.runs.rates import headline
+from loadgen.runs.slo_text import describe_result
+from loadgen.runs.tiles import headline_tiles
 
 S = 1_000_000_000
 
@@ -83,26 +79,24 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     [
         (rows(1, 300), {}, []),
         (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
-        (late(rows(1, 300)), {}, ["CLIENT-LIMITED", "INVALID"]),
-        (failing(rows(1, 300)), {}, ["RESERVATION"]),
+        (late(rows(1, 300)), {}, ["INVALID"]),
+        (failing(rows(1, 300)), {}, []),
         (rows(1, 300), {"state": "interrupted"}, ["INVALID", "INTERRUPTED"]),
         (rows(1, 300), {"state": "running"}, ["CUT OFF"]),
     ],
-    ids=["sound", "simulated", "client-limited", "failing", "interrupted", "cut off"],
+    ids=["valid", "simulated", "late client", "errors", "interrupted", "cut off"],
 )
-def test_marks_that_nobody_may_overlook(
+def test_notices_stand_above_the_result(
     found: np.ndarray, changed: dict[str, object], expected: list[str]
 ) -> None:
     summary = summary_of(found, **changed)
-    assert [note.word for note in run_headline.marks(summary)] == expected
+    assert [notice.label for notice in notices(summary)] == expected
     text = run_page.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
 
 
 @pytest.mark.parametrize(("failing", "said"), [(False, False), (True, True)])
-def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(
-    failing: bool, said: bool
-) -> None:
+def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(failing: bool, said: bool) -> None:
     """After kill -9 the report said that the SLO is missed all the same, by requests that failed."""
     found = rows(1, 300)
     if failing:
@@ -111,57 +105,67 @@ def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(
     summary = summarize(runs.manifest("r", len(found), state="running"), found, seconds=sent)
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
-    assert ("SLO missed" in run_headline.sentence(summary)) is said
+    assert ("SLO missed" in describe_result(summary)) is said
 
 
-def test_the_sentence_says_what_was_promised_and_what_came() -> None:
-    met = run_headline.sentence(summary_of(rows(1, 300)))
-    assert met.startswith(
-        "SLO met: TTFT p99 at most 20,000 ms and TPOT p99 at most 200 ms; 300 of 300 requests (100 %)"
-    )
-    few = "Too few to show it: TTFT p99 at most 20,000 ms rests on 300 samples, and 662 are needed"
-    assert few in met and met.endswith("of this load."), (
-        "a note before the load said that so few cannot show it, and the end that it is met"
-    )
-    assert "Too few" not in run_headline.sentence(summary_of(rows(1, 700)))
-    slow = rows(1, 300, slower=20)
-    assert re.match(
-        r"SLO missed: TTFT p99 is [\d,]+ ms, the limit 20,000 ms",
-        run_headline.sentence(summary_of(slow)),
-    )
-    found = summary_of(slow)
-    terms = [term for term in found.goodput.slo if term.met is False]
+def test_met_slo_on_too_few_samples_says_how_many_are_needed() -> None:
+    few = describe_result(summary_of(rows(1, 300)))
+    enough = describe_result(summary_of(rows(1, 700)))
+
+    assert few.startswith("SLO met: ") and "300 of 300 requests (100 %)" in few
+    assert "needs 662 samples" in few and few.endswith("this run has 300.")
+    assert "needs" not in enough
+
+
+def test_missed_slo_names_value_and_limit() -> None:
+    summary = summary_of(rows(1, 300, slower=20))
+
+    result = describe_result(summary)
+
+    assert re.match(r"SLO missed: TTFT p99 is [\d,]+ ms, limit 20,000 ms", result)
+
+
+def test_value_just_above_its_limit_is_shown_with_enough_digits() -> None:
+    summary = summary_of(rows(1, 300, slower=20))
+    terms = [term for term in summary.goodput.slo if term.met is False]
     missed = [msgspec.structs.replace(term, value_ms=term.limit_ms + 0.03) for term in terms]
-    goodput = msgspec.structs.replace(found.goodput, slo=tuple(missed))
-    close = run_headline.sentence(msgspec.structs.replace(found, goodput=goodput))
-    assert close.startswith("SLO missed: TTFT p99 is 20,000.03 ms, the limit 20,000.00 ms")
-    unpromised = run_headline.sentence(summary_of(rows(1, 300), slo=None))
-    assert (
-        unpromised
-        == "A sound measurement without a promise to hold it against: 300 of 300 requests succeeded (100 %)."
-    )
-    failed = run_headline.sentence(summary_of(failing(rows(1, 300))))
-    assert failed.startswith("SLO missed") and "not answered" in failed
+    goodput = msgspec.structs.replace(summary.goodput, slo=tuple(missed))
+
+    result = describe_result(msgspec.structs.replace(summary, goodput=goodput))
+
+    assert "20,000.03 ms" in result
 
 
-def test_a_number_on_too_few_samples_is_marked() -> None:
-    few = run_headline.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
+def test_run_without_slo_says_how_many_requests_succeeded() -> None:
+    result = describe_result(summary_of(rows(1, 300), slo=None))
+
+    assert result == "No SLO set. 300 of 300 requests succeeded (100 %)."
+
+
+def test_percentile_that_falls_on_a_request_without_response_has_no_value() -> None:
+    result = describe_result(summary_of(failing(rows(1, 300))))
+
+    assert result.startswith("SLO missed") and "without a response" in result
+
+
+def test_tile_on_too_few_samples_is_marked() -> None:
+    few = headline_tiles(summary_of(rows(1, 300)))[0]  # p99 needs 662 samples
     assert few.value.startswith("~") and "too few samples for p99" in few.note
-    assert not run_headline.five(summary_of(rows(1, 700)))[0].value.startswith("~")
+    assert not headline_tiles(summary_of(rows(1, 700)))[0].value.startswith("~")
 
 
-def test_the_headline_numbers_are_of_one_window() -> None:
+def test_tiles_show_rates_of_one_window() -> None:
     summary = summary_of(rows(1, 700))
     load = msgspec.structs.replace(
         summary.load, offered_rps=9.0, completed_rps=7.0, steady_completed_rps=8.0
     )
     goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
     summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
-    *_, completed, within = run_headline.five(summary)
-    assert (completed.value, within.note) == ("8.00", "goodput 8.00/s")
-    assert "9.00/s offered" in completed.note
+    *_, completed, within = headline_tiles(summary)
+    assert (completed.value, within.note) == ("8.00", "goodput 8.00 req/s")
+    assert "9.00 req/s offered" in completed.note
     talk = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
-    *_, completed, within = run_headline.five(msgspec.structs.replace(summary, sessions=talk))
+    *_, completed, within = headline_tiles(msgspec.structs.replace(summary, sessions=talk))
     assert "offered" not in completed.note
 
 
@@ -231,9 +235,7 @@ def test_many_rows_make_no_larger_page() -> None:
     sizes = [
         len(
             run_page.render(
-                summary_of_rows(found),
-                None,
-                run_data.figures(runs.manifest("r", len(found)), found),
+                summary_of_rows(found), None, run_data.figures(runs.manifest("r", len(found)), found)
             )
         )
         for found in (few, many)
@@ -297,12 +299,12 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
     assert text.count("</script>") == 2
 
 
-def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
+def test_run_without_records_has_a_page(tmp_path: Path) -> None:
     text = run_page.render(
         summary_of_rows(rows(1, 0)), None, run_data.figures(RunManifest(), rows(1, 0))
     )
     assert "INVALID" in text
-    assert "there is nothing to draw" in text and "no length is known" in text
+    assert 'id="time"' in text and 'id="lengths"' in text
     assert "- of memory" not in text and ">-, -" not in text
     assert Histogram().distribution().count == 0
 
@@ -312,10 +314,10 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     found["target"] = np.arange(900) % 3
     nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
     summary = summary_of(found, targets=nodes)
-    spread = {name: cells for name, *cells in words.over_targets(summary.targets)}
+    spread = {name: cells for name, *cells in statistics_over_targets(summary.targets)}
     rates = sorted(headline(target).output or 0 for target in summary.targets)
     least, most, mean, median, total = (
-        float(cell.replace(",", "")) for cell in spread["output tokens/s"]
+        float(cell.replace(",", "")) for cell in spread["output tok/s"]
     )
     assert (least, median, most) == pytest.approx(rates, rel=0.01)
     assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(
@@ -332,8 +334,8 @@ def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
         "Latency",
         "throughput over time",
         "Lengths and cache",
-        "Errors",
-        "The load generator itself",
+        "No errors",
+        "Client overhead",
         "Definitions",
         "How other tools would have reported this very run",
         "How to reproduce",
@@ -349,7 +351,7 @@ def test_the_command_writes_the_page_beside_the_run(
     folder = runs.write(tmp_path / "r")
     assert exits("report", str(folder)) == 0
     out, err = capsys.readouterr()
-    assert "VALID" in out and f"page: {folder / 'report.html'}" in err
+    assert "Measurement  valid" in out and f"page: {folder / 'report.html'}" in err
     assert (folder / "report.html").read_text("utf-8") == page_of(folder)
     other = tmp_path / "other.html"
     assert exits("report", str(folder), "--html", str(other), "--json") == 0

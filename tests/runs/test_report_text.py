@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from golden import check_golden
 from make_examples import DATA
 from rich.cells import cell_len
 
@@ -15,10 +16,11 @@ from loadgen.core.metrics.task_summary import Sessions
 from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.render import text as as_text
+from loadgen.render import text as text_renderer
 from loadgen.render.table import WIDTH
 from loadgen.runs import text
-from loadgen.runs.headline import is_host_busy
+from loadgen.runs.client_text import is_host_busy
+from loadgen.runs.run_table import run_table
 
 RAG, API = (
     load_summary((DATA / f"summary_example_{name}.json").read_bytes())
@@ -27,8 +29,8 @@ RAG, API = (
 replace = msgspec.structs.replace
 
 
-def shown_levels(summaries: list[Summary]) -> str:
-    return as_text.render_sections([text.levels(summaries)])
+def render_run_table(summaries: list[Summary]) -> str:
+    return text_renderer.render_sections([run_table(summaries)])
 
 
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
@@ -70,49 +72,33 @@ def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
         assert "'s' if" not in source.read_text("utf-8"), f"{source}: format.counted"
 
 
-def test_a_valid_run_reads_as_one() -> None:
+def test_full_report_of_a_valid_run() -> None:
+    check_golden("run_full_rag", text.render(RAG))
+
+
+def test_full_report_of_an_invalid_run() -> None:
+    check_golden("run_full_api", text.render(API))
+
+
+def test_columns_of_latencies_end_together() -> None:
     lines = text.render(RAG).splitlines()
-    assert (
-        lines[0]
-        == "https://gb300.example.net (trtllm) · meta-llama/Llama-2-70b-chat-hf · poisson 20/s"
-    )
-    assert lines[-1] == "VALID: the measurement is sound"
-    assert "Requests   1,500 scheduled, 1,500 ok, 0 failed (+ 200 of warm-up, not counted)" in lines
     head = lines[lines.index("Latency") + 1]
-    ttft = next(line for line in lines if line.startswith("TTFT"))
+    ttft = next(line for line in lines if line.startswith("TTFT  "))
+
     assert head.split() == ["ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples"]
     assert ttft.split() == ["TTFT", "190", "178", "281", "317", "425", "~476", "535", "1,500"]
-    assert head.index("p99") + 3 == ttft.index("425") + 3  # columns end together
-    assert [line for line in lines if line.startswith("~")] == [
-        "~ rests on too few samples; needed: p99.9 6,636"
-    ]
+    assert ttft.index("425") == head.index("p99")
 
 
-def test_the_rate_of_tasks_is_not_taken_for_that_of_their_requests() -> None:
+def test_rate_of_tasks_is_not_the_rate_of_their_requests() -> None:
     tasks = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     load = replace(RAG.load, arrival="poisson 5/s", offered_rps=19.0)
-    shown = " ".join(text.render(replace(RAG, load=load, sessions=tasks)).split())
-    assert (
-        "Load poisson 5/s (conversations), requests offered 19.0/s up to the last request" in shown
-    )
-    lanes = " ".join(
-        text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks)).split()
-    )
-    assert "Load poisson 5/s, sent" in lanes, "lanes have no rate"
 
+    open_loop = text.render(replace(RAG, load=load, sessions=tasks))
+    closed_loop = text.render(replace(RAG, load=replace(load, offered_rps=None), sessions=tasks))
 
-def test_an_invalid_run_says_so_last_and_why() -> None:
-    shown = text.render(API)
-    assert "INVALID: 4 of 320 requests (1.2 %)" in shown.splitlines()[-2]
-    assert re.search(r"^http_429 +6  HTTP 429: Rate limit reached for requests$", shown, flags=re.M)
-    assert re.search(
-        r"^TTFT p99 at most 1,000 ms +falls on one not answered +\d+ of 320 +NOT JUDGED$",
-        shown,
-        flags=re.M,
-    )
-    assert "No inter-token latency is given: events carry 4.00 tokens on average" in shown
-    assert "~ rests on too few samples; needed: p99 662, p99.9 6,636\n" in shown
-    assert re.search(r"^TTFT .*  ~1,652  ", shown, flags=re.M)
+    assert "poisson 5/s (conversations), requests offered 19.0/s" in " ".join(open_loop.split())
+    assert "poisson 5/s, sent" in " ".join(closed_loop.split())
 
 
 LATE: dict[str, Any] = {
@@ -127,33 +113,44 @@ BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7
 
 
 @pytest.mark.parametrize(("remedy", "busy"), [(BUSY, True), ({"remedy": "lower_load"}, False)])
-def test_a_busy_host_is_told_in_plain_words_and_not_in_red(
+def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
     remedy: dict[str, Any], busy: bool
 ) -> None:
     late = ReasonCode(code="sent_late", values=LATE | remedy)
-    shown = text.render(replace(RAG, verdict=make_verdict(RAG.verdict.limits, [late])), color=True)
-    assert ("this host was too busy to measure with" in shown) == busy
-    assert ("measured: 1,500 of 1,500 requests were answered" in shown) == busy
+    verdict = make_verdict(RAG.verdict.limits, [late])
+
+    shown = text.render(replace(RAG, verdict=verdict), color=True)
+
+    assert is_host_busy(verdict) == busy
+    assert (
+        "1,500 of 1,500 requests succeeded; counts and errors" in " ".join(shown.split())
+    ) == busy
     assert ("\x1b[31mINVALID" in shown) == (not busy)
+
+
+def test_host_is_not_to_blame_if_requests_failed_too() -> None:
+    late = ReasonCode(code="sent_late", values=LATE | BUSY)
     failed = ReasonCode(
         code="client_failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01}
     )
-    assert not is_host_busy(make_verdict(RAG.verdict.limits, [late, failed])), "requests failed too"
+
+    assert not is_host_busy(make_verdict(RAG.verdict.limits, [late, failed]))
     assert not is_host_busy(RAG.verdict)
 
 
-def test_a_simulation_is_named_in_the_first_word() -> None:
-    simulated = replace(RAG, target=replace(RAG.target, simulated=True, name="embedded simulation"))
-    first, second, *_ = text.render(simulated).splitlines()
-    assert first.startswith("SIMULATED: a model of a server answered, no real one")
-    assert second.startswith("embedded simulation at https://gb300.example.net")
+def test_simulation_is_named_in_the_first_word() -> None:
+    simulated = replace(RAG, target=replace(RAG.target, simulated=True, name="simulated: gb300"))
+
+    for full in (False, True):
+        first, *_ = text.render(simulated, full=full).splitlines()
+        assert first.startswith("SIMULATED")
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [("interrupted", "interrupted by the user"), ("cut_off", "no clean end")]
+    ("state", "word"), [("interrupted", "INTERRUPTED"), ("cut_off", "CUT OFF")]
 )
-def test_a_run_without_its_end_says_so(state: str, words: str) -> None:
-    assert words in text.render(replace(RAG, run=replace(RAG.run, state=state)))
+def test_run_without_a_clean_end_says_so(state: str, word: str) -> None:
+    assert word in text.render(replace(RAG, run=replace(RAG.run, state=state)))
 
 
 def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
@@ -164,18 +161,28 @@ def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_levels_are_one_line_each() -> None:
-    _, head, *levels, units, note = shown_levels([RAG, API]).splitlines()
-    assert [line.split("  ")[0] for line in levels] == ["poisson 20/s", "16 in flight"]
-    assert levels[1].endswith("INVALID")
-    assert head.index("p99") + len("p99") == levels[1].index("~1,652") + len("~1,652")
-    whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
+def test_table_of_runs_has_a_line_per_run() -> None:
+    _, head, *rows, units, note = render_run_table([RAG, API]).splitlines()
+
+    assert [row.split("  ")[0] for row in rows] == ["poisson 20/s", "16 in flight"]
+    assert rows[1].endswith("INVALID")
+    assert head.index("p99") + len("p99") == rows[1].index("~1,652") + len("~1,652")
     assert "steady-state window" in units and "measurement window" not in units
-    mixed = " ".join(shown_levels([RAG, whole]).split())
-    assert "steady-state window (a load without one: measurement window)" in mixed
     assert note.startswith("~")
+
+
+def test_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
+    whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
+
+    table = " ".join(render_run_table([RAG, whole]).split())
+
+    assert "steady-state window (a run without one: measurement window)" in table
+
+
+def test_table_of_runs_says_that_one_was_simulated() -> None:
     simulated = replace(RAG, target=replace(RAG.target, simulated=True))
-    assert shown_levels([API, simulated]).startswith("SIMULATED")
+
+    assert render_run_table([API, simulated]).startswith("SIMULATED")
 
 
 def test_a_time_just_below_a_second_is_one() -> None:

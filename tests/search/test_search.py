@@ -19,7 +19,7 @@ from loadgen.core.execution import run
 from loadgen.core.workload import Workload, load
 from loadgen.mlperf import added as mlperf_added
 from loadgen.repeated import capacity
-from loadgen.runs.show import Show
+from loadgen.runs.run_display import RunDisplay
 from loadgen.search import (
     experiment,
     search_plan,
@@ -146,7 +146,7 @@ def test_a_search_whose_endpoint_is_gone_keeps_its_result(
             search=search,
             runner=make_runner(tmp_path, execute=once),
             plan=plan,
-            show=Show(quiet=True),
+            show=RunDisplay(quiet=True),
             unit="/s",
             trial_s=1,
         ).run()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import exits
 
-from loadgen.runs.show import Show
+from loadgen.runs.run_display import RunDisplay
 from loadgen.telemetry.reader_process import SidecarStarter
 
 SEARCH = ("search", "qa", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p90", "--seed", "1")
@@ -49,6 +49,6 @@ def test_a_terminal_gets_the_live_view(command: str) -> None:
     is_search = command == "search"
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
-        show = Show("auto", quiet=is_search, has_line_per_step=is_search)
-        assert any(isinstance(listener, SidecarStarter) for listener in show.hearers)
+        show = RunDisplay("auto", quiet=is_search, has_line_per_step=is_search)
+        assert any(isinstance(listener, SidecarStarter) for listener in show.event_handlers)
     os.close(leader)

@@ -21,7 +21,7 @@ from synthetic_searches import (
 
 from loadgen.cli.app import main
 from loadgen.repeated import capacity
-from loadgen.runs.show import Show
+from loadgen.runs.run_display import RunDisplay
 from loadgen.search import (
     capacity_files,
     experiment,
@@ -184,7 +184,7 @@ def test_every_command_reports_a_search_killed_in_its_first_trial_as_stopped(
             search=search,
             runner=runner,
             plan=plan,
-            show=Show("off", quiet=True),
+            show=RunDisplay("off", quiet=True),
             unit="/s",
             trial_s=10,
         ).run()

@@ -12,12 +12,12 @@ from loadgen.sim.server.fault_injection import (
     DURATION_FAILURES,
     FAILURE_EFFECTS,
     TOKEN_FAILURES,
-    FailurePlan,
     FailureFraction,
+    FailurePlan,
     InjectedFailure,
     parse_failure,
-    parse_failure_plan,
     parse_failure_fractions,
+    parse_failure_plan,
 )
 
 

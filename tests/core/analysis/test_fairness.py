@@ -14,7 +14,7 @@ from loadgen.core.metrics.sections import Fairness, TenantShare
 from loadgen.core.stats.intervals import Interval
 from loadgen.render import text
 from loadgen.render.section import Report
-from loadgen.runs.fairness import tenants
+from loadgen.runs.fairness import fairness_section
 
 
 def test_jain_is_one_where_all_have_the_same_and_one_nth_where_one_has_everything() -> None:
@@ -61,9 +61,9 @@ def test_who_got_least_is_named() -> None:
         TenantShare(name="y", classes=("b",), decided=10, ok_share=1.0, good_share=1.0),
     )
     found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
-    lines = text.render(Report(title="", generated_by="", sections=(tenants(found),)))
+    lines = text.render(Report(title="", generated_by="", sections=(fairness_section(found),)))
     assert (
-        "1.000 by the share answered; 0.900 by the share within the SLO. Least got x."
+        "1.000 by successful requests; 0.900 by requests that met the SLO. Served worst: x."
         in " ".join(lines.split())
     )
-    assert not tenants(None).parts
+    assert not fairness_section(None).parts

@@ -13,7 +13,7 @@ from loadgen.core import seeds
 from loadgen.core.metrics.sections import StimulusCheck
 from loadgen.core.results.manifest import ClassPlan, StagePlan
 from loadgen.core.run_summary import summarize
-from loadgen.runs import stimulus as words
+from loadgen.runs import load_fidelity as fidelity_text
 
 S = 1_000_000_000
 
@@ -34,8 +34,8 @@ def test_a_sound_poisson_load_is_as_asked_whatever_its_seed() -> None:
     found = checked(rows(1, 600, 10.0))
     assert {"arrivals", "spacing", "rate", "prompts", "repeats", "cache"} <= found.keys()
     assert found["arrivals"].n == 599 and found["rate"].asked == 10.0
-    told = words.texts(tuple(found.values()))
-    assert len(told) == 1 and told[0].startswith("as asked: arrivals, variation of gaps, rate")
+    told = fidelity_text.describe_checks(tuple(found.values()))
+    assert len(told) == 1 and told[0].startswith("arrival process, inter-arrival CV, rate")
 
 
 def _even(found: Any) -> None:
@@ -73,17 +73,17 @@ def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
     change(found)
     told = checked(found, template_tokens=0)
     assert told[code].ok is False
-    assert any(text.startswith("NOT AS ASKED") for text in words.texts(tuple(told.values())))
+    assert any(text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values())))
 
 
 def test_a_rate_that_was_not_reached() -> None:
     stages = (StagePlan(name="load", arrival="poisson 15/s", slots=600, rate=15.0),)
     told = checked(rows(1, 600, 10.0), stages=stages)
     assert (told["rate"].ok, told["arrivals"].ok) == (False, False)
-    assert words.rows(told.values())[2][1:] == (
+    assert fidelity_text.rows(told.values())[2][1:] == (
         "15.0/s",
         f"{told['rate'].seen:.1f}/s",
-        "NOT AS ASKED",
+        "DIFFERS",
     )
 
 
@@ -124,7 +124,7 @@ def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any,
     change(sound)
     told = checked(sound)
     assert told[code].ok is False
-    assert any(text.startswith("NOT AS ASKED") for text in words.texts(tuple(told.values())))
+    assert any(text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values())))
 
 
 @pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
@@ -136,7 +136,7 @@ def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
     found["cached_tokens"] = cached
     told = checked(found, requested_cache_share=0.5, shares_prompts=True)["cache"]
     assert (told.asked, told.ok) == (0.5, ok)
-    assert words.rows([told])[0][1] == "50.0 %"
+    assert fidelity_text.rows([told])[0][1] == "50.0 %"
 
 
 def test_a_mix_with_too_few_of_a_class_is_told() -> None:

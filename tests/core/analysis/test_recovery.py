@@ -23,7 +23,7 @@ from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import Closed, Gamma, Poisson, load
 from loadgen.runs import charts
-from loadgen.runs import recovery as recovery_words
+from loadgen.runs import recovery as recovery_text
 from loadgen.runs.page_data import Figures, figures
 
 S = 1_000_000_000
@@ -77,7 +77,7 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
     )  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
     assert (one.load_before, one.load_after, one.at_s) == ("poisson 30/s", "poisson 10/s", 20)
     assert (one.slo_missed, one.recovered_after_s) == (True, 10.0)
-    assert recovery_words.back(one) == "held again after 10.0 s"
+    assert recovery_text.describe_recovery(one) == "met again after 10.0 s"
 
 
 def test_a_late_miss_counts_and_what_is_not_back_by_the_end_is_said_so() -> None:
@@ -88,7 +88,7 @@ def test_a_late_miss_counts_and_what_is_not_back_by_the_end_is_said_so() -> None
         True,
         None,
     ) and never.observed_s == pytest.approx(39.9)
-    assert recovery_words.back(never) == "NOT BACK within 39.9 s"
+    assert recovery_text.describe_recovery(never) == "NOT MET AGAIN within 39.9 s"
 
 
 def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
@@ -101,9 +101,9 @@ def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
 
 
 def test_the_slo_may_hold_at_once_or_all_the_time_or_there_is_nothing_to_tell() -> None:
-    assert recovery_words.back(found(None)[0]) == "held all the time"
-    assert recovery_words.back(found((11, 19))[0]) == "held again at once"
-    assert "fewer than 20 requests" in recovery_words.back(found((11, 19), until_s=21.5)[0])
+    assert recovery_text.describe_recovery(found(None)[0]) == "met all the time"
+    assert recovery_text.describe_recovery(found((11, 19))[0]) == "met again at once"
+    assert "fewer than 20 requests" in recovery_text.describe_recovery(found((11, 19), until_s=21.5)[0])
     assert found((11, 19), slo=None) == ()
 
 
@@ -147,7 +147,7 @@ def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_ser
         True,
         4.0,
     ) and gone.observed_s == pytest.approx(54.9)
-    assert recovery_words.back(come) == "held all the time"
+    assert recovery_text.describe_recovery(come) == "met all the time"
     (_, slow) = found((35, 43), said=said, stages=STAGES[:1])
     assert (slow.slo_missed, slow.recovered_after_s) == (True, 4.0), (
         "it was asked for, since the SLO was missed"
@@ -234,7 +234,7 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
         main([*command, "-o", str(tmp_path / "r")])
     words = "one load of the command line in place of 2 stages of the file: load, spike"
     told = capsys.readouterr()
-    assert f"note: {words}" in told.err and f"! {words}" in told.out
+    assert f"Warning: {words}" in told.err
     assert (
         words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
     )
@@ -273,18 +273,18 @@ def test_a_simulated_server_that_is_overrun_comes_back(
         "  - {arrival: {poisson: 10/s}, duration: 60s}\n"
     )
     with pytest.raises(SystemExit) as ending:
-        main(["run", str(file), "--url", "sim:h100x8", "--out", str(tmp_path / "r")])
+        main(["run", str(file), "--url", "sim:h100x8", "--full", "--out", str(tmp_path / "r")])
     assert ending.value.code == 1  # the SLO of the whole run is missed
     (one,) = json.loads((tmp_path / "r" / "summary.json").read_text())["recovery"]
     assert one["broken"] is True and 1 < one["back_s"] < 40
     shown = " ".join(capsys.readouterr().out.split())
-    assert "spike poisson 60/s poisson 10/s 20.0 s held again after" in shown
+    assert "spike poisson 60/s poisson 10/s 20.0 s met again after" in shown
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
     assert (
-        "Back within the SLO" in page
-        and "held again after" in page
+        "Recovery" in page
+        and "met again after" in page
         and "Requests within the SLO" in page
     )
     contract = tmp_path / "c.yaml"

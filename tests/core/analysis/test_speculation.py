@@ -117,7 +117,7 @@ def test_a_page_that_says_it_of_late_gives_the_mean_over_the_load() -> None:
 def test_it_is_told_with_a_warning_where_words_are_random() -> None:
     made = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     said = " ".join(text.render(made).split())
-    assert "accounts of 40 requests 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
+    assert "40 responses 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
     assert "says nothing of real text" in said and "drafts_random" in {
         code.code for code in made.verdict.warning_codes
     }

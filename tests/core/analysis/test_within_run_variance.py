@@ -18,7 +18,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.stats.students_t import t_quantile
 from loadgen.core.workload import load
 from loadgen.runs import text
-from loadgen.runs.within import COVERS
+from loadgen.runs.within_run_variance import COVERAGE
 
 N, PHI = 4000, 0.9
 MEDIAN_NS = 50_000_000
@@ -108,8 +108,8 @@ def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path)
         assert one.low <= one.value <= one.high and one.level == 0.95, path
     assert long.within["ttft_ms.p50"].value == pytest.approx(long.ttft_ms.p50)
     words = " ".join(text.render(long).split())
-    assert "How sure these figures are" in words and " ".join(COVERS.split()) in words
+    assert "Confidence intervals" in words and " ".join(COVERAGE.split()) in words
     value, low, high = (f"{value:.1f}" for value in long.within["ttft_ms.p50"])
     assert f"TTFT p50, ms {value} {low} {high}" in words
     for short in (ran(tmp_path / "in-time", 1000), ran(tmp_path / "in-requests", 10, "3s")):
-        assert short.within == {} and "How sure" not in text.render(short)
+        assert short.within == {} and "Confidence intervals" not in text.render(short)

@@ -57,7 +57,7 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
         share, abs=0.05
     )  # whole blocks, and each group grows
     assert "cache_differs" not in [code.code for code in summary.verdict.warning_codes]
-    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "asked for)" in text.render(
+    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "target " in text.render(
         summary
     )
 
@@ -133,7 +133,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
         leading += len(beginnings & known)
         known |= beginnings
     assert summary.tokens.cached_share == pytest.approx(leading * 384 / (300 * 1302), abs=0.02)
-    assert "came before" in text.render(summary)
+    assert "sent before" in text.render(summary)
 
 
 @pytest.mark.parametrize(

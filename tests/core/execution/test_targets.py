@@ -61,7 +61,7 @@ def test_routes(tmp_path: Path, route: str) -> None:
     assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
     lines = text.render(summary).splitlines()
     totals = [
-        line for line in lines if "each over its own time" in line or "over one clock" in line
+        line for line in lines if "each over its own time" in line or "over the common time" in line
     ]
     assert (
         len(totals) == 2 and len({len(line) for line in totals}) == 1

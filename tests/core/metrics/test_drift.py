@@ -45,12 +45,12 @@ def test_drift_is_reported_for_the_metric_that_changes_only() -> None:
     said = next(
         line
         for line in text.render(summary_with_change(0.5, 60)).splitlines()
-        if line.startswith("Drift")
+        if line.startswith("Trend")
     )
     assert f"TTFT p50 {(found.ttft_p50 or 0) * 100:+.1f} %" in said
     steady = summary_with_change(0.0, 60).drift
     assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
-    assert "Drift" not in text.render(summary_with_change(0.5, 5))
+    assert "Trend" not in text.render(summary_with_change(0.5, 5))
     short = summary_with_change(0.5, 5).drift
     assert short.ttft_p99 is None
     assert len(short.blocks) == 5

@@ -31,6 +31,6 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
     ]
     assert sum(requests.by_finish.values()) == requests.ok
     said = kind.report(kind.load(folder))
-    lines = [" ".join(line.split()) for line in as_text.render(said).splitlines()]
-    assert "How answers ended" in lines and "stop 39 19.6 %" in lines
+    lines = [" ".join(line.split()) for line in as_text.render(said, full=True).splitlines()]
+    assert "Finish reasons" in lines and "stop 39 19.6 %" in lines
     assert "<td>content_filter</td><td>3</td><td>1.5 %</td>" in as_page.render(said)

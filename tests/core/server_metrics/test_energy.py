@@ -241,7 +241,7 @@ def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -
     tokens = run.summary.tokens.steady_output_per_s
     assert tokens and used.joules_per_output_token == pytest.approx(used.watts / tokens)
     shown = " ".join(text.render(run.summary).split())
-    assert "J/output token" in shown and "(750 declared)" in shown
+    assert "J/output token" in shown and "(750 W declared)" in shown
     stored = json.loads((tmp_path / "run" / "summary.json").read_bytes())
     assert stored["energy"]["joules"] == used.joules
     assert loadgen.load(tmp_path / "run").summary.energy == used

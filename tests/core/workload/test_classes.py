@@ -202,7 +202,7 @@ def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
         )
 
     lines = text.render(summary)
-    assert "Classes" in lines and "bystander" in lines and "MISSED" in lines
+    assert "Request classes" in lines and "bystander" in lines and "MISSED" in lines
     assert re.search(r"^rag +25.0 % ", lines, flags=re.M)
     page = run_page.render(summary)
     assert 'id="classes"' in page and "rag-lora" in page

@@ -1,0 +1,378 @@
+"""The default output of a run: its result in at most 25 lines.
+
+`loadgen run --full` and `loadgen report RUN --full` print every section instead. Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.core import format, seeds, slo
+from loadgen.core.metrics.summary import Summary, fails_by_errors
+from loadgen.render.section import Facts, Paragraph, Section, Table, section
+from loadgen.runs import cells
+from loadgen.runs.rates import headline
+from loadgen.runs.run_title import run_title
+from loadgen.runs.slo_text import (
+    describe_task_limits,
+    format_limit,
+    format_term_value,
+    is_judged,
+    judged_parts,
+    task_goodput,
+)
+from loadgen.runs.task_text import describe_completed_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.core.metrics.slo_terms import TermResult
+    from loadgen.core.stats.quantiles import Distribution
+
+MAX_LINES = 25
+"""The default output has about so many lines. Objectives of an SLO are left out above that."""
+
+FIXED_LINES = 11
+"""Lines that are always there: notice, title, two heads of tables, two paths, empty lines."""
+
+MIN_OBJECTIVES = 2
+"""So many objectives of an SLO are always shown. Missed ones come first."""
+
+TEXT_COLUMNS = 84
+"""About so many columns remain for a text next to its label."""
+
+MAX_ERROR_KINDS = 3
+"""So many kinds of errors are shown, the most frequent ones."""
+
+QUANTILES = ("p50", "p95", "p99")
+
+MS_PER_S = 1000
+
+LONG_MS = 10 * MS_PER_S
+"""From here on, measured values of objectives are shown in s."""
+
+_MARKS: dict[bool | None, str] = {True: "ok", False: "x", None: "?"}
+"""The first column of the SLO: met, missed, undecided."""
+
+_KNOWN_FROM_TITLE = frozenset(("virtual_time",))
+"""Codes of warnings that repeat the first line of the output."""
+
+
+def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Section]:
+    """Return the default output of a run.
+
+    Args:
+        summary: The run.
+        run_dir: The directory of its results, or None if it is not known.
+    """
+    result_lines = list(_result_lines(summary))
+    brief_slo = _BriefSlo(summary, _objective_limit(summary, result_lines))
+    return [
+        section("", Paragraph(run_title(summary))),
+        section("", brief_slo.table(), *brief_slo.notes(), indented=True),
+        section("", _latency_table(summary), _confidence_note(summary), indented=True),
+        section("", Facts(result_lines), indented=True),
+        section("", Facts(list(_path_lines(summary, run_dir)))),
+    ]
+
+
+def _objective_limit(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
+    """Return how many objectives there is room for in MAX_LINES."""
+    latency_lines = len(_latency_rows(summary)) + bool(_confidence_note(summary).text)
+    text_lines = sum(-(-len(text) // TEXT_COLUMNS) for _, text in result_lines)
+    return max(MAX_LINES - FIXED_LINES - latency_lines - text_lines, MIN_OBJECTIVES)
+
+
+# -- SLO -------------------------------------------------------------------------------------------
+
+
+class _ObjectiveRow(NamedTuple):
+    """A row of the SLO: an objective with its outcome, the measured value and the limit."""
+
+    is_met: bool | None
+    name: str
+    measured: str
+    limit: str
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        return (_MARKS[self.is_met], self.name, self.measured, self.limit)
+
+
+class _BriefSlo:
+    """The objectives of an SLO that are shown, and what belongs below them."""
+
+    def __init__(self, summary: Summary, limit: int) -> None:
+        """Take at most `limit` objectives, missed and undecided ones first if some are left out."""
+        self._summary = summary
+        rows = list(_objective_rows(summary))
+        if len(rows) > limit:
+            rows.sort(key=_outcome_order)
+            limit = max(limit - 1, MIN_OBJECTIVES)  # a line says how many are left out
+        self._rows = rows[:limit]
+        self._hidden = len(rows) - len(self._rows)
+
+    def table(self) -> Table:
+        """Return the objectives with outcomes, measured values and limits."""
+        head = ("", slo_heading(self._summary), "measured", "limit")
+        return Table(head, [row.cells for row in self._rows], label_columns=2)
+
+    def notes(self) -> Iterator[Paragraph]:
+        """Yield that no SLO is set, how many objectives are not shown, and why some are undecided."""
+        summary = self._summary
+        if fails_by_errors(summary):
+            yield Paragraph(_error_rate(summary), "bad")
+        elif not self._rows:
+            succeeded = _fraction(summary.requests.ok, summary.requests.decided)
+            hint = "Add --slo ttft:2s for a pass/fail result."
+            yield Paragraph(f"No SLO set. {succeeded} requests succeeded. {hint}")
+        if self._hidden:
+            yield Paragraph(f"{format.counted(self._hidden, 'more objective')}: --full", "soft")
+        for reason in _undecided_reasons(summary):
+            yield Paragraph(f"Undecided: {reason}", "warn")
+
+
+def _outcome_order(row: _ObjectiveRow) -> int:
+    """Return the place of a row when missed objectives come first, then undecided ones."""
+    return (False, None, True).index(row.is_met)
+
+
+def slo_heading(summary: Summary) -> str:
+    """Return the outcome of the SLO as a heading: `SLO MET`."""
+    is_met = summary.goodput.met
+    if not is_judged(summary, is_met):
+        return "SLO NOT JUDGED"
+    if is_met is None:
+        return "SLO UNDECIDED"
+    return "SLO MET" if is_met else "SLO MISSED"
+
+
+def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
+    """Yield the objectives of the run and of its request classes."""
+    for prefix, part in judged_parts(summary):
+        goodput = part.goodput
+        for term in goodput.slo:
+            yield _term_row(prefix, term)
+        if goodput.share_limit is not None:
+            is_met = None if goodput.share is None else goodput.share >= goodput.share_limit
+            measured = format.percent(goodput.share)
+            limit = format_limit(goodput.share_limit)
+            yield _ObjectiveRow(is_met, f"{prefix}SLO attainment", measured, limit)
+        tasks = task_goodput(part)
+        if tasks is not None:
+            name = f"{prefix}tasks {describe_task_limits(tasks)}"
+            limit = format_limit(tasks.share_limit)
+            yield _ObjectiveRow(tasks.met, name, format.percent(tasks.share), limit)
+
+
+def _term_row(prefix: str, term: TermResult) -> _ObjectiveRow:
+    name = f"{prefix}{slo.name(term.metric, term.quantile)}"
+    return _ObjectiveRow(term.met, name, _measured_time(term), _format_limit_ms(term.limit_ms))
+
+
+def _measured_time(term: TermResult) -> str:
+    """Return the measured value of an objective in s if it is long, else in ms."""
+    text = format_term_value(term)
+    is_reported = term.value_ms is not None and term.low_ms is None and not term.undecided
+    if not is_reported or term.value_ms is None or term.value_ms < LONG_MS:
+        return text
+    mark = "" if term.supported else cells.UNSUPPORTED
+    return f"{mark}{format.quantity(term.value_ms / MS_PER_S)} s"
+
+
+def _format_limit_ms(limit_ms: float) -> str:
+    """Return a limit as it was written, in s from one second on."""
+    if limit_ms >= MS_PER_S:
+        return f"{limit_ms / MS_PER_S:,.10g} s"
+    return f"{limit_ms:,.10g} ms"
+
+
+def _error_rate(summary: Summary) -> str:
+    requests = summary.requests
+    share = format.percent(requests.failed_by_server / requests.decided)
+    limit = format.percent(summary.verdict.limits.failure_share)
+    failed = _fraction(requests.failed_by_server, requests.decided)
+    return f"TOO MANY ERRORS  {failed} requests failed ({share}, limit {limit})"
+
+
+def _undecided_reasons(summary: Summary) -> list[str]:
+    """Return the different reasons why objectives of a valid run are undecided."""
+    if not summary.verdict.valid:
+        return []
+    terms = [term for _, part in judged_parts(summary) for term in part.goodput.slo]
+    return list(dict.fromkeys(term.undecided for term in terms if term.undecided))
+
+
+def _fraction(part: int, total: int) -> str:
+    return f"{format.count(part)} of {format.count(total)}"
+
+
+# -- latencies -------------------------------------------------------------------------------------
+
+
+class _LatencyRow(NamedTuple):
+    """A metric of the latency table: its name in the summary, its label and its distribution."""
+
+    metric: str
+    label: str
+    distribution: Distribution
+
+
+def _latency_rows(summary: Summary) -> list[_LatencyRow]:
+    """Return the latencies that have samples: TTFT, TPOT, ITL or ICL, and E2E latency.
+
+    TTFT is left out if responses were not streamed, because it equals the E2E latency then.
+    """
+    rows = []
+    if summary.run.stream:
+        rows.append(_LatencyRow("ttft", "TTFT", summary.ttft_ms))
+        rows.append(_LatencyRow("tpot", "TPOT", summary.tpot_ms))
+        if summary.itl_ms is not None:
+            rows.append(_LatencyRow("itl", "ITL", summary.itl_ms))
+        else:
+            rows.append(_LatencyRow("inter_chunk", "Inter-chunk", summary.inter_chunk_ms))
+    rows.append(_LatencyRow("e2e", "E2E latency", summary.e2e_ms))
+    return [row for row in rows if row.distribution.count]
+
+
+def _latency_table(summary: Summary) -> Table:
+    statistics = ("mean", *QUANTILES, "max")
+    rows = []
+    for row in _latency_rows(summary):
+        withheld = summary.withheld.get(row.metric)
+        ranges = None if withheld is None else withheld.ranges
+        values = [cells.statistic_ms(row.distribution, name, ranges) for name in statistics]
+        rows.append((row.label, *values))
+    head = ("Latency (ms)", "mean", *map(cells.quantile_label, QUANTILES), "max")
+    return Table(head, rows)
+
+
+def _confidence_note(summary: Summary) -> Paragraph:
+    distributions = [row.distribution for row in _latency_rows(summary)]
+    return Paragraph(cells.describe_unsupported(distributions, QUANTILES), "soft")
+
+
+# -- throughput, requests, load --------------------------------------------------------------------
+
+
+def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield the lines below the latencies, as label and text."""
+    yield "Throughput", _describe_throughput(summary)
+    if summary.sessions is not None:
+        yield "Tasks", describe_completed_tasks(summary.sessions)
+    if summary.goodput.share is not None:
+        yield "Goodput", _describe_goodput(summary)
+    yield "Requests", _describe_requests(summary)
+    if summary.requests.by_error:
+        yield "Errors", _describe_errors(summary)
+    yield "Load", _describe_delivered_load(summary)
+    yield "Measurement", _describe_validity(summary)
+    for caveat in summary.verdict.caveats:
+        yield "Caveat", caveat
+    cause = find_cause(summary)
+    if cause:
+        yield "Cause", cause
+
+
+def _describe_throughput(summary: Summary) -> str:
+    rates = headline(summary)
+    requests = format.rate(rates.requests, " req/s")
+    if not rates.output:
+        return f"{requests}, {format.rate(rates.input, ' prompt tok/s')}"
+    text = f"{requests}, {format.rate(rates.output, ' output tok/s')}"
+    if rates.output_per_gpu is None:
+        return text
+    return f"{text} ({format.quantity(rates.output_per_gpu)} per GPU)"
+
+
+def _describe_goodput(summary: Summary) -> str:
+    rate = format.rate(headline(summary).goodput, " req/s")
+    return f"{rate}; {format.percent(summary.goodput.share)} of requests met the SLO"
+
+
+def _describe_requests(summary: Summary) -> str:
+    """Return how many requests had which outcome. Outcomes that did not occur are left out."""
+    requests = summary.requests
+    parts = [f"{format.count(requests.ok)} succeeded", f"{format.count(requests.failed)} failed"]
+    for status in ("dropped", "cancelled", "unfinished", "lost", "resent"):
+        count = getattr(requests, status)
+        if count:
+            parts.append(f"{format.count(count)} {status}")
+    text = ", ".join(parts)
+    if summary.warmup.scheduled:
+        return f"{text} ({format.count(summary.warmup.scheduled)} warm-up excluded)"
+    return text
+
+
+def _describe_errors(summary: Summary) -> str:
+    errors = list(summary.requests.by_error.items())
+    parts = [f"{format.count(error.count)} {kind}" for kind, error in errors[:MAX_ERROR_KINDS]]
+    if len(errors) > MAX_ERROR_KINDS:
+        parts.append(f"{len(errors) - MAX_ERROR_KINDS} other kinds")
+    return ", ".join(parts)
+
+
+def _describe_delivered_load(summary: Summary) -> str:
+    load = summary.load
+    parts = []
+    if load.offered_rps is not None and summary.sessions is None:
+        parts.append(f"{format.rate(load.offered_rps, ' req/s')} arrived")
+    parts.append(f"{format.quantity(load.in_flight_mean)} concurrent on average")
+    stability = {True: "stable", False: "not stable", None: ""}[summary.sustainable.sustained]
+    if stability:
+        parts.append(stability)
+    not_delivered = [check.code for check in summary.stimulus if check.ok is False]
+    if not_delivered:
+        parts.append(f"differs from the workload in {', '.join(not_delivered)}")
+    return ", ".join(parts)
+
+
+def _describe_validity(summary: Summary) -> str:
+    """Return whether the measurement is valid, and how many warnings the full report has."""
+    text = "valid" if summary.verdict.valid else "INVALID"
+    codes = [code.code for code in summary.verdict.warning_codes]
+    warnings = sum(code not in _KNOWN_FROM_TITLE for code in codes)
+    if not warnings:
+        return text
+    return f"{text}, {format.counted(warnings, 'warning')} (--full)"
+
+
+# -- the cause of a bad result ---------------------------------------------------------------------
+
+
+def find_cause(summary: Summary) -> str:
+    """Return why the result is bad and what to do, or "" if it is good or no cause was found.
+
+    A server that cannot keep up explains everything else, so it is named first.
+    """
+    if summary.sustainable.code == "falls_behind":
+        return _describe_overload(summary)
+    if summary.sustainable.sustained is False:
+        why = summary.sustainable.why
+        return f"Not sustainable: {why}. Try loadgen search."
+    if summary.goodput.met is False:
+        return summary.causes.text
+    return ""
+
+
+def _describe_overload(summary: Summary) -> str:
+    load = summary.load
+    return (
+        f"Overloaded: {format.rate(load.offered_rps, ' req/s')} arrived, "
+        f"{format.quantity(headline(summary).requests)} completed, up to "
+        f"{format.count(load.in_flight_max)} in flight. Try loadgen search."
+    )
+
+
+# -- where to read on ------------------------------------------------------------------------------
+
+
+def _path_lines(summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield how to see every section, and how to repeat the run."""
+    if run_dir is not None:
+        yield "Details", f"loadgen report {shlex.quote(str(run_dir))} --full"
+    if summary.run.seed is not None:
+        yield "Reproduce", f"add {seeds.words(summary.run.seed, summary.run.salt)}"

@@ -1,0 +1,135 @@
+"""The latencies of a run: which metrics a table shows, and what the table does not show by itself.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.core import format
+from loadgen.core.stats.quantiles import Distribution
+from loadgen.figures import METRICS, MetricDefinition
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+
+
+class MetricRow(NamedTuple):
+    """A metric of a run: its definition and its distribution."""
+
+    definition: MetricDefinition
+    distribution: Distribution
+
+
+def latency_rows(summary: Summary) -> list[MetricRow]:
+    """Return the latencies of a run in the order of the table, each with its definition.
+
+    A metric that equals another one (`unlike`) is left out, and so is the inter-chunk latency if
+    there is an ITL, which has the same values. Metrics of plug-ins that are not installed come
+    last.
+    """
+    by_name = {row.definition.name: row.distribution for row in measured_metrics(summary)}
+    rows = [
+        MetricRow(definition, by_name[definition.name])
+        for definition in METRICS.shown_in("latency")
+        if definition.name in by_name and not _is_redundant(definition, by_name)
+    ]
+    return [*rows, *_rows_of_missing_plugins(summary)]
+
+
+def _is_redundant(
+    definition: MetricDefinition, distribution_by_name: dict[str, Distribution]
+) -> bool:
+    if definition.name == "inter_chunk":
+        return "itl" in distribution_by_name
+    other = distribution_by_name.get(definition.unlike)
+    return other is not None and other.p50 == distribution_by_name[definition.name].p50
+
+
+def _rows_of_missing_plugins(summary: Summary) -> Iterator[MetricRow]:
+    known_fields = {definition.field for definition in METRICS.available()}
+    for field, distribution in summary.figures.items():
+        if field not in known_fields:
+            meaning = "metric of a plug-in that is not installed"
+            definition = MetricDefinition(name=field, words=field, meaning=meaning)
+            yield MetricRow(definition, distribution)
+
+
+def client_rows(summary: Summary) -> list[MetricRow]:
+    """Return the delays and timestamp uncertainties of the load generator itself."""
+    return [
+        row
+        for row in measured_metrics(summary)
+        if "client" in row.definition.shown and (row.distribution.count or not row.definition.block)
+    ]
+
+
+def measured_metrics(summary: Summary) -> Iterator[MetricRow]:
+    """Yield every metric that a summary has, with its definition."""
+    for definition in METRICS.available():
+        if definition.block:
+            distribution = summary.figures.get(definition.field)
+        else:
+            distribution = getattr(summary, definition.field)
+        if distribution is not None:
+            yield MetricRow(definition, distribution)
+
+
+def label_with_unit(definition: MetricDefinition) -> str:
+    """Return the label of a metric in a table of milliseconds; another unit is part of the label."""
+    if definition.unit == "ms":
+        return definition.words
+    return f"{definition.words}, {definition.unit}"
+
+
+def latency_notes(summary: Summary) -> Iterator[str]:
+    """Yield sentences about missing metrics and about stalled responses."""
+    if _lacks_itl(summary):
+        yield f"No ITL: {summary.itl_absent}."
+    if summary.run.api in ("embeddings", "rerank"):
+        yield f"Responses of {summary.run.api} have no tokens, so there is only E2E latency."
+    elif not summary.run.stream:
+        yield "Responses were not streamed, so TTFT is the time of the whole response."
+    else:
+        yield from _responses_without_tpot(summary)
+    stalls = summary.stalls
+    if stalls.requests:
+        responses = format.counted(stalls.requests, "response")
+        limit = format.duration(stalls.over_ms / 1000)
+        yield f"{responses} ({format.percent(stalls.share)}) stalled for more than {limit}."
+
+
+def _lacks_itl(summary: Summary) -> bool:
+    has_gaps = summary.inter_chunk_ms.count > 0
+    return summary.itl_ms is None and has_gaps and "itl" not in summary.unsound
+
+
+def _responses_without_tpot(summary: Summary) -> Iterator[str]:
+    """Yield how many responses have no TPOT, for each reason."""
+    at_once = summary.tpot_no_span
+    without_text = summary.tpot_no_output
+    too_short = summary.tpot_undefined - at_once - without_text
+    if too_short:
+        yield f"{format.counted(too_short, 'response')} had too few tokens for a TPOT."
+    if at_once:
+        yield (
+            f"{format.counted(at_once, 'response')} arrived in one piece: there is no TPOT, and "
+            "TTFT is the time of the whole response."
+        )
+    if without_text:
+        yield (
+            f"{format.counted(without_text, 'response')} had tokens but no text: there is no TTFT "
+            "and no TPOT."
+        )
+
+
+def describe_connect_time(summary: Summary) -> str:
+    """Return the time of a connection without load, and of the name lookup before it."""
+    if summary.rtt_ms is None:
+        return ""
+    text = f"{format.milliseconds(summary.rtt_ms)} ms without load"
+    if summary.dns_ms is None:
+        return text
+    return f"{text}, name lookup {format.milliseconds(summary.dns_ms)} ms"

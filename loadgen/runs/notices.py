@@ -1,0 +1,43 @@
+"""Notices above the result of a run: simulated, not valid, or without a clean end.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from loadgen.core.metrics.reasons import STATES
+from loadgen.render.section import Notice, simulated_notice
+from loadgen.runs.client_text import is_host_busy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.core.metrics.summary import Summary
+
+_STATE_WORDS = {
+    "interrupted": "INTERRUPTED",
+    "cut_off": "CUT OFF",
+    "stopped": "ENDED EARLY",
+    "decided": "ENDED EARLY",
+}
+"""The word for each state of a run that did not finish."""
+
+
+def notices(summary: Summary) -> Iterator[Notice]:
+    """Yield what a reader has to know before any number of a run."""
+    verdict = summary.verdict
+    if not verdict.valid:
+        kind: Literal["bad", "warn"] = "warn" if is_host_busy(verdict) else "bad"
+        yield Notice("INVALID", "; ".join(verdict.reasons), kind)
+    if summary.target.simulated:
+        yield simulated_notice()
+    state = summary.run.state
+    if state in _STATE_WORDS:
+        yield Notice(_STATE_WORDS[state], f"{STATES[state]}; results cover the time until then")
+
+
+def caveats(summary: Summary) -> list[str]:
+    """Return what limits a valid result: omitted metrics and deviations from the workload."""
+    return list(summary.verdict.caveats) if summary.verdict.valid else []

@@ -1,0 +1,71 @@
+"""Differences between replicas or nodes: the variance table and outliers, as rows and sentences.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgen.core import format
+from loadgen.figures import words
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.sections import BetweenNodes
+
+MIN_UNITS_FOR_OUTLIERS = 3
+"""Of two replicas, it is not possible to say which one differs from the usual."""
+
+_COMPONENTS = ("between", "time", "own_time", "within")
+"""The fields of the components of variance: between replicas, over time, replica x time, within."""
+
+
+def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
+    """Return the heads of `variance_rows`. `compared` says what the parts are: replica, target or node."""
+    unit = differences.compared
+    return (
+        "variance (SD, ms)",
+        "steady mean, ms",
+        f"between {unit}s",
+        "over time",
+        f"{unit} x time",
+        f"within {unit}",
+    )
+
+
+def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
+    """Return a row per latency: its mean, and the fraction and standard deviation per component."""
+    rows = []
+    for variance in differences.variances:
+        row = [words(variance.metric), format.milliseconds(variance.mean_ms)]
+        for component in _COMPONENTS:
+            share = format.percent(getattr(variance, f"{component}_share"))
+            deviation = format.milliseconds(getattr(variance, f"{component}_ms"))
+            row.append(f"{share} ({deviation})")
+        rows.append(tuple(row))
+    return rows
+
+
+def describe_outliers(differences: BetweenNodes) -> list[str]:
+    """Return which replicas are outliers and by how much, or that there are none.
+
+    The list is empty if the replicas could not be compared, since there is nothing to report then.
+    """
+    unit = differences.compared
+    if not unit:
+        return []
+    sentences = [
+        f"{outlier.name} is an outlier: {words(outlier.metric)} "
+        f"{format.milliseconds(outlier.mean_ms)} ms, {format.percent(abs(outlier.change))} "
+        f"{'above' if outlier.change > 0 else 'below'} the mean of the others "
+        f"({format.milliseconds(outlier.others_ms)} ms)."
+        for outlier in differences.outliers
+    ]
+    if not sentences and differences.nodes < MIN_UNITS_FOR_OUTLIERS:
+        sentences = [f"Two {unit}s are too few to find an outlier."]
+    elif not sentences:
+        confidence = f"{differences.level * 100:g} % confidence"
+        sentences = [f"No outlier {unit} ({differences.nodes} {unit}s, {confidence})."]
+    if differences.silent:
+        sentences.append(f"Too few responses to compare: {', '.join(differences.silent)}.")
+    return sentences

@@ -1,0 +1,433 @@
+"""What a command prints on stderr about its runs: target and load, warnings, progress and cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.cli.output import columns_of, say
+from loadgen.core import format
+from loadgen.core.execution import staggered_start
+from loadgen.core.execution.events import (
+    LoadStarted,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    WaitingFor,
+    WorkersPlaced,
+)
+from loadgen.core.execution.run_manifest import judge_slo
+from loadgen.core.execution.stage_plans import describe_bounds
+from loadgen.core.schedule.forecast import Forecast, combine_forecasts, mean_tokens
+from loadgen.render import text as text_renderer
+from loadgen.runs.planned_runs import (
+    PlannedRun,
+    describe_cost,
+    describe_run_count,
+    forecast_run,
+    target_facts,
+    total_cost,
+    warn_too_few_requests,
+)
+from loadgen.runs.progress import (
+    MIN_FORECAST_S,
+    ProgressLine,
+    RemainingSteps,
+    StepCounter,
+    describe_step,
+)
+from loadgen.runs.run_table import run_table
+from loadgen.runs.run_title import describe_arrival, format_duration, short_target_name
+from loadgen.runs.table_metrics import table_metrics
+
+if TYPE_CHECKING:
+    from loadgen.cli.invocation import Invocation
+    from loadgen.core.execution.events import EventHandler
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.manifest import Cluster, RunManifest, StagePlan, TargetFacts
+    from loadgen.pricing.budget import Budget
+
+LONG_S = 60.0
+"""From this length on, the size of several runs is printed before they start."""
+
+COST_CHECK_S = 1.0
+"""Time between two checks of the cost of a running load."""
+
+_NS_PER_S = 1e9
+
+_SIMULATION_NOTE = "virtual_time"
+"""The code of a note that repeats the line about a simulated target."""
+
+
+def create_display(
+    invocation: Invocation, *, quiet: bool = False, has_line_per_step: bool = False
+) -> RunDisplay:
+    """Return the display of the runs of a command. Raises UserError or CombinedError.
+
+    With `quiet`, target and load are not printed for each run. With `has_line_per_step`, a stream
+    that is no terminal gets one line after each run.
+    """
+    return RunDisplay(
+        invocation["progress"],
+        quiet=quiet,
+        has_line_per_step=has_line_per_step,
+        budget=invocation.budget(),
+        listeners=invocation.telemetry_listeners(),
+    )
+
+
+class _PricedLoad(NamedTuple):
+    """The forecast of the run that comes next, and its targets, from which its cost follows."""
+
+    forecast: Forecast
+    targets: Sequence[TargetFacts]
+
+
+class RunDisplay:
+    """Prints the runs of one command on stderr, and shows their progress.
+
+    Attributes:
+        event_handlers: Everything that listens to the runs; to be passed to `execute`.
+    """
+
+    def __init__(
+        self,
+        progress: str = "auto",
+        *,
+        quiet: bool = False,
+        has_line_per_step: bool = False,
+        budget: Budget | None = None,
+        listeners: Sequence[EventHandler] = (),
+    ) -> None:
+        """Prepare the display.
+
+        Args:
+            progress: auto (a live view on a terminal, else a line every 10 s), plain (a line), json
+                or off.
+            quiet: Do not print target and load, as for the trials of a search.
+            has_line_per_step: With auto and without a terminal, print a line after each run and
+                none while it runs.
+            budget: Prices and the limit of cost.
+            listeners: Other listeners to the runs, such as telemetry.
+        """
+        self._progress = progress
+        self._quiet = quiet
+        is_auto_without_terminal = progress == "auto" and not sys.stderr.isatty()
+        self._has_line_per_step = has_line_per_step and is_auto_without_terminal
+        progress_handlers = () if self._has_line_per_step else _progress_handlers(progress)
+        self.event_handlers = (self.handle, *listeners, *progress_handlers)
+        self._budget = budget
+        self._priced_load: _PricedLoad | None = None
+        self._current_cost: Callable[[], Decimal] = Decimal
+        self._steps: StepCounter | None = None
+        self._step_line = ""
+        self._finished: list[Summary] = []
+        self._printed: set[str] = set()
+
+    # -- before the runs ---------------------------------------------------------------------------
+
+    def announce_runs(self, runs: Sequence[PlannedRun], *, always: bool = False) -> None:
+        """Print what several runs will send and cost together, before the first of them.
+
+        Nothing is printed of a single run, or of runs in virtual time, unless `always` is True.
+
+        Raises UserError if together they exceed the limit of cost. What a closed loop costs is
+        known only once its target was probed, so such runs are refused one by one.
+        """
+        from loadgen.core.execution.load_description import describe_load
+
+        if not runs:
+            return
+        settings = runs[0][1]
+        if not always and (len(runs) < 2 or settings.virtual):
+            return
+        loads = [
+            (describe_load(workload, run_settings).load, run_settings)
+            for workload, run_settings in runs
+        ]
+        total = combine_forecasts([load for load, _ in loads])
+        cost_text = ""
+        if self._budget is not None:
+            cost = total_cost(self._budget, loads)
+            cost_text = self._check_cost(cost, settings, describe_run_count(len(loads)))
+        is_long = total.seconds is None or total.seconds >= LONG_S
+        if always or cost_text or is_long:
+            say(f"Estimated: {format.counted(len(loads), 'run')}, {total.text}{cost_text}")
+
+    def _check_cost(self, cost: Decimal | None, settings: Settings, subject: str) -> str:
+        """Return a cost as text after a comma, "" if it is unknown. Raises UserError above the limit."""
+        if self._budget is None or cost is None:
+            return ""
+        if not settings.virtual:
+            self._budget.check_limit(cost, subject)
+        return f", {describe_cost(self._budget, cost, settings)}"
+
+    def cost_per_time(self, seconds: float, settings: Settings) -> str:
+        """Return what the targets cost for this time, as text after a comma.
+
+        It is "" without prices, and if the price depends on the requests.
+        """
+        if self._budget is None:
+            return ""
+        load = Forecast(requests=None, seconds=seconds, input_tokens=0.0, output_tokens=0.0)
+        cost = self._budget.forecast_cost(load, target_facts(settings))
+        if cost is None:
+            return ""
+        return f", about {describe_cost(self._budget, cost, settings)}"
+
+    # -- steps: the runs of a sweep, a search or a validation --------------------------------------
+
+    def begin_steps(
+        self, count: int, *, at_most: bool = False, weights: Sequence[float] = ()
+    ) -> None:
+        """Prepare for several runs, each of which begins with `begin_step`.
+
+        Args:
+            count: The number of runs.
+            at_most: Whether there may be fewer runs.
+            weights: How long each run takes relative to the others; empty if all take as long.
+        """
+        self._steps = StepCounter(count, at_most=at_most, weights=weights)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since `begin_steps`."""
+        return self._steps.elapsed_s if self._steps is not None else 0.0
+
+    def begin_step(self, name: str, remaining: RemainingSteps | None = None) -> None:
+        """Print which of the runs comes next, and how long the remaining ones may take.
+
+        `remaining` is what the caller knows of them, which is better than an extrapolation.
+        """
+        if self._steps is None or self._progress == "off":
+            return
+        step = self._steps.next(remaining)
+        self._step_line = describe_step(name, step)
+        if self._progress == "json":
+            say(json.dumps({"step": {"name": name} | step.as_dict()}))
+        elif not self._has_line_per_step:
+            say(self._step_line)
+
+    def end_step(self, outcome: str) -> None:
+        """Print the outcome of the run that `begin_step` began: on its line, or indented below it."""
+        say(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
+
+    def add_finished(self, summary: Summary) -> None:
+        """Print the table of the runs so far, if the runs take long enough to wait for."""
+        self._finished.append(summary)
+        if self._progress == "json":
+            result = {
+                "run": summary.run.id,
+                "valid": summary.verdict.valid,
+                "slo_met": summary.goodput.met,
+            }
+            say(json.dumps({"finished": result | table_metrics(summary)}))
+            return
+        is_worth_waiting = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
+        if self._progress != "off" and is_worth_waiting:
+            table = text_renderer.render_sections(
+                [run_table(self._finished)], width=columns_of(sys.stderr)
+            )
+            say(table.rstrip())
+
+    # -- events of a run ---------------------------------------------------------------------------
+
+    def handle(self, event: RunEvent) -> None:
+        """Print what an event of a run means for the user. Raises UserError above the limit of cost."""
+        match event:
+            case WaitingFor(reason):
+                say(f"waiting for {reason}")
+            case RunPlanned():
+                self._print_plan(event)
+                self._print_forecast(event)
+            case WorkersPlaced(cluster):
+                _print_cluster(cluster)
+            case LoadStarted(_, load):
+                self._follow_cost(load)
+            case RunEnded(stored_at):
+                self._add_cost_of_run()
+                if stored_at:
+                    say(f"stored in {stored_at}")
+
+    def _print_plan(self, planned: RunPlanned) -> None:
+        """Print the targets, each stage of the load, and the warnings of the plan."""
+        if self._quiet:
+            return
+        manifest = planned.manifest
+        for line in _target_lines(manifest):
+            self._say_once(line)
+        for index, stage in enumerate(manifest.stages):
+            counts = _stage_counts(planned, stage, index)
+            say(_describe_stage(stage, counts))
+        for note in manifest.warnings:
+            code = manifest.warning_codes.get(note)
+            if code is None or code.code != _SIMULATION_NOTE:
+                self._say_once(f"Warning: {note}")
+
+    def _print_forecast(self, planned: RunPlanned) -> None:
+        """Warn of a load that is too short for its SLO, and print what a paid load will cost.
+
+        Raises UserError if the cost exceeds the limit.
+        """
+        plan = planned.plan
+        settings = plan.job.settings
+        if settings.virtual and self._budget is None:
+            return
+        tokens = mean_tokens(plan.requests)
+        probe = plan.job.probe_results[0]
+        response_time = staggered_start.response_time_of_probe(
+            probe.one_token_response_ms, probe.per_token_ms
+        )
+        response_s = response_time.ns(1, *tokens) / _NS_PER_S
+        forecast = forecast_run(plan.schedule, tokens, response_s)
+        requested_slo, _ = judge_slo(plan.job.workload.slo, settings)
+        warning = warn_too_few_requests(forecast.measured, requested_slo)
+        if warning and not self._quiet and not settings.virtual:
+            self._say_once(f"Warning: {warning}")
+        if self._budget is None:
+            return
+        targets = planned.manifest.targets
+        self._priced_load = _PricedLoad(forecast.total, targets)
+        cost = self._budget.forecast_cost(forecast.total, targets)
+        if not settings.virtual:
+            self._budget.check_limit(cost or Decimal())
+        cost_text = ""
+        if cost is not None:
+            cost_text = f", {describe_cost(self._budget, cost, settings)}"
+        say(f"Estimated: {forecast.total.text}{cost_text}")
+
+    def _say_once(self, line: str) -> None:
+        """Print a line that is the same for all runs of a command only once."""
+        if line not in self._printed:
+            self._printed.add(line)
+            say(line)
+
+    # -- cost --------------------------------------------------------------------------------------
+
+    def _follow_cost(self, load: RunningLoad) -> None:
+        """Compute the cost of a load while it runs, and stop the load if it reaches the limit."""
+        if self._budget is None or self._priced_load is None:
+            return
+        follower = _CostFollower(load, self._budget, self._priced_load)
+        self._current_cost = follower.cost
+        follower.start()
+
+    def _add_cost_of_run(self) -> None:
+        """Add the cost of the run that has ended to the money spent by the command."""
+        if self._budget is not None:
+            self._budget.spent += self._current_cost()
+            self._current_cost = Decimal
+
+
+class _CostFollower:
+    """Computes the cost of a running load, and stops the load at the limit of the budget."""
+
+    def __init__(self, load: RunningLoad, budget: Budget, priced_load: _PricedLoad) -> None:
+        self._load = load
+        self._budget = budget
+        self._priced_load = priced_load
+        self._loop = asyncio.get_running_loop()
+        self._start_s = monotonic()
+
+    def start(self) -> None:
+        """Check the cost now and once per second."""
+        self._loop.call_soon(self._check)
+
+    def cost(self) -> Decimal:
+        """Return the cost of what was sent so far."""
+        counters = self._load.counters()
+        sent = self._priced_load.forecast._replace(
+            requests=float(counters.sent),
+            seconds=monotonic() - self._start_s,
+            output_tokens=counters.events / max(counters.sent, 1),
+        )
+        return self._budget.forecast_cost(sent, self._priced_load.targets) or Decimal()
+
+    def _check(self) -> None:
+        limit = self._budget.limit
+        spent = self._budget.spent + self.cost()
+        if limit is not None and spent >= limit:
+            say(f"stopped: the load has cost {self._budget.format_amount(spent)} (--max-cost)")
+            self._load.stop()
+            return
+        self._loop.call_later(COST_CHECK_S, self._check)
+
+
+# -- lines about a run -----------------------------------------------------------------------------
+
+
+def _target_lines(manifest: RunManifest) -> Iterator[str]:
+    """Yield a line for the target, or for each target that serves steps of its own."""
+    first, *others = manifest.targets
+    yield f"Target: {_describe_target(first)}"
+    same_role = [target for target in others if not target.serves]
+    if same_role:
+        names = ", ".join(target.name or target.url for target in same_role)
+        yield f"        and {names}"
+    for target in others:
+        if target.serves:
+            yield f"        {_describe_target(target)}, serves {target.serves}"
+
+
+def _describe_target(target: TargetFacts) -> str:
+    parts = [short_target_name(target)]
+    if target.simulated:
+        parts[0] += " (SIMULATED)"
+    if target.model:
+        parts.append(f"model {target.model}")
+    if target.server and not target.simulated:
+        parts.append(f"server {target.server}")
+    return ", ".join(parts)
+
+
+def _stage_counts(planned: RunPlanned, stage: StagePlan, index: int) -> list[str]:
+    """Return how many sessions and requests a stage sends and for how long, as texts."""
+    plan = planned.plan
+    counts = describe_bounds(stage, plan.schedule, index, plan.job.workload)
+    if stage.end_ns is None:
+        return counts
+    length_s = (stage.end_ns - stage.start_ns) / _NS_PER_S
+    return [*counts[:-1], format_duration(length_s)]
+
+
+def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
+    """Return a stage with its numbers of requests and its length.
+
+    Examples are `Warm-up: Poisson 8 req/s, 3 s` and `Load: concurrency 16, 500 requests`. Before a
+    closed loop, each virtual user may send one request that is not measured.
+    """
+    label = "Load" if stage.measured else "Warm-up"
+    parts = [describe_arrival(stage.arrival), *counts]
+    if stage.name == staggered_start.FIRST_ROUND:
+        parts = ["first request of each virtual user"]
+    start = staggered_start.describe_start(stage.ramp_s, stage.ramp_from, stage.concurrency)
+    if start:
+        parts.append(start)
+    return f"{label}: {', '.join(parts)}"
+
+
+def _print_cluster(cluster: Cluster) -> None:
+    """Print the nodes of the workers, and lost nodes."""
+    nodes = dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
+    workers = format.counted(len(cluster.workers), "worker")
+    say(f"Cluster: {workers} on {format.counted(cluster.nodes, 'node')}: {', '.join(nodes)}")
+    for node in cluster.lost:
+        say(f"Warning: {node} was lost before the load; its workers are on the other nodes")
+
+
+def _progress_handlers(progress: str) -> Iterator[EventHandler]:
+    """Yield what shows the progress of each run: the live view on a terminal, or lines."""
+    if progress == "auto" and sys.stderr.isatty():
+        from loadgen.runs.dashboard import Dashboard
+        from loadgen.telemetry.reader_process import SidecarStarter
+
+        yield SidecarStarter(Dashboard)
+    elif progress != "off":
+        yield ProgressLine(as_json=progress == "json")

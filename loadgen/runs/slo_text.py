@@ -1,0 +1,332 @@
+"""Texts about the SLO of a run: its objectives, the measured values, and which ones were missed.
+
+Pure. An SLO consists of objectives on percentiles ("TTFT p95 at most 2 s"), optionally a minimum
+percentage of requests that meet all of them, and optionally an objective for whole tasks. A
+workload with request classes may have one SLO per class instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.core import format, slo
+from loadgen.core.metrics.summary import Summary, fails_by_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.part_summaries import ClassSummary
+    from loadgen.core.metrics.slo_terms import TermResult
+    from loadgen.core.metrics.task_summary import TaskGoodput
+
+    JudgedPart = Summary | ClassSummary
+
+MAX_DIGITS = 12
+"""With so many significant digits, a value is shown differently from a limit that it exceeds."""
+
+
+class Objective(NamedTuple):
+    """An objective of an SLO with its outcome.
+
+    Attributes:
+        text: The objective, with the name of its request class before it if it has one.
+        is_met: Whether it was met, or None if the run cannot decide it.
+    """
+
+    text: str
+    is_met: bool | None
+
+
+class NamedPart(NamedTuple):
+    """A run, or a request class of it, that has an SLO. `prefix` is "" or the class with a colon."""
+
+    prefix: str
+    part: JudgedPart
+
+
+# -- objectives ------------------------------------------------------------------------------------
+
+
+def judged_parts(summary: Summary) -> Iterator[NamedPart]:
+    """Yield the run, and each of its request classes if they have SLOs of their own."""
+    yield NamedPart("", summary)
+    if not summary.goodput.slo:
+        for request_class in summary.classes:
+            yield NamedPart(f"{request_class.name}: ", request_class)
+
+
+def list_objectives(summary: Summary) -> tuple[str, ...]:
+    """Return all objectives of a run as texts: percentiles, the good requests, and tasks."""
+    return tuple(objective.text for objective in judge_objectives(summary))
+
+
+def judge_objectives(summary: Summary) -> Iterator[Objective]:
+    """Yield all objectives of a run with their outcomes."""
+    for prefix, part in judged_parts(summary):
+        for objective in objectives_of(part):
+            yield Objective(f"{prefix}{objective.text}", objective.is_met)
+
+
+def objectives_of(part: JudgedPart, *, with_tasks: bool = True) -> Iterator[Objective]:
+    """Yield the objectives of a run or of a request class, in the order in which they are shown."""
+    goodput = part.goodput
+    for term in goodput.slo:
+        yield Objective(term.promise, term.met)
+    if goodput.share_limit is not None:
+        is_met = None if goodput.share is None else goodput.share >= goodput.share_limit
+        yield Objective(f"{format_limit(goodput.share_limit)} of requests meet the SLO", is_met)
+    tasks = task_goodput(part)
+    if with_tasks and tasks is not None:
+        text = f"{format_limit(tasks.share_limit)} of tasks {describe_task_limits(tasks)}"
+        yield Objective(text, tasks.met)
+
+
+def have_same_slo(first: Summary, second: Summary) -> bool:
+    """Return True if two runs have the same objectives.
+
+    A run knows its objective for tasks only if some tasks ended. It is left out of the comparison
+    if one of the two runs does not know it.
+    """
+    first_parts = dict(judged_parts(first))
+    second_parts = dict(judged_parts(second))
+    return first_parts.keys() == second_parts.keys() and all(
+        _have_same_objectives(first_parts[prefix], second_parts[prefix]) for prefix in first_parts
+    )
+
+
+def _have_same_objectives(first: JudgedPart, second: JudgedPart) -> bool:
+    with_tasks = first.sessions is not None and second.sessions is not None
+    first_texts = {objective.text for objective in objectives_of(first, with_tasks=with_tasks)}
+    second_texts = {objective.text for objective in objectives_of(second, with_tasks=with_tasks)}
+    return first_texts == second_texts
+
+
+def task_goodput(part: JudgedPart) -> TaskGoodput | None:
+    """Return how many tasks met their objective, or None if the SLO has no objective for tasks."""
+    return None if part.sessions is None else part.sessions.goodput
+
+
+def describe_task_limits(tasks: TaskGoodput) -> str:
+    """Return the limits of a task: `within 90 s and never waiting over 2 s`."""
+    return slo.task_promise(tasks.within_ms, tasks.wait_ms)
+
+
+def format_limit(share: float) -> str:
+    """Return a required share as the user wrote it: 0.995 is `99.5 %`."""
+    return f"{share * 100:g} %"
+
+
+# -- measured values -------------------------------------------------------------------------------
+
+
+def format_term_value(term: TermResult) -> str:
+    """Return the measured value of an objective, or why there is none.
+
+    A value is `174 ms`, `~174 ms` if the samples do not support its percentile, and a range if the
+    timestamps are too uncertain.
+    """
+    if term.low_ms is not None and term.high_ms is not None:
+        low = format.milliseconds(term.low_ms)
+        high = format.milliseconds(term.high_ms)
+        return f"{low}-{high} ms"
+    if term.undecided:
+        return "not measured"
+    if term.value_ms is None:
+        return "no response" if term.count else "not measured"
+    mark = "" if term.supported else "~"
+    return f"{mark}{_format_against_limit(term.value_ms, term.limit_ms)} ms"
+
+
+def _format_against_limit(value_ms: float, limit_ms: float) -> str:
+    """Return a value with as many digits as distinguish it from a limit that it exceeds.
+
+    A p95 of 40.004 ms misses a limit of 40 ms, and "40.0 ms" would look as if it met it.
+    """
+    if value_ms <= limit_ms:
+        return format.quantity(value_ms)
+    for digits in range(3, MAX_DIGITS):
+        value = format.quantity(value_ms, digits)
+        if value != format.quantity(limit_ms, digits):
+            return value
+    return format.quantity(value_ms, MAX_DIGITS)
+
+
+def count_violations(term: TermResult) -> str:
+    """Return how many requests violated an objective: `3 of 1,500`."""
+    text = f"{format.count(term.over)} of {format.count(term.count)}"
+    if term.unfinished:
+        return f"{text}, {format.count(term.unfinished)} unfinished"
+    return text
+
+
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+def is_judged(summary: Summary, is_met: bool | None) -> bool:
+    """Return False if the outcome of an objective is unknown because the run is not valid."""
+    return summary.verdict.valid or is_met is not None
+
+
+def outcome_word(is_met: bool | None) -> str:
+    """Return the outcome of an SLO or of an objective as a word."""
+    if is_met is None:
+        return "UNDECIDED"
+    return "met" if is_met else "MISSED"
+
+
+def judged_word(summary: Summary, is_met: bool | None) -> str:
+    """Return the outcome of an SLO or of an objective of a run, which may not be valid."""
+    return outcome_word(is_met) if is_judged(summary, is_met) else "NOT JUDGED"
+
+
+def outcome_color(is_met: bool | None) -> str:
+    """Return the color of an outcome in charts, as `render.page` names colors."""
+    if is_met is None:
+        return "soft"
+    return "good" if is_met else "bad"
+
+
+def missed_objectives(summary: Summary) -> tuple[str, ...]:
+    """Return a text for each missed objective: `TTFT p95 is 2,140 ms, limit 2,000 ms`."""
+    return tuple(
+        f"{prefix}{text}"
+        for prefix, part in judged_parts(summary)
+        for text in _missed_objectives_of(part)
+    )
+
+
+def _missed_objectives_of(part: JudgedPart) -> Iterator[str]:
+    for term in part.goodput.slo:
+        if term.met is False:
+            yield _describe_missed_term(term)
+    tasks = task_goodput(part)
+    if tasks is not None and tasks.met is False:
+        yield f"only {_describe_good_tasks(tasks)}"
+    goodput = part.goodput
+    if goodput.share_limit is None or goodput.share is None:
+        return
+    if goodput.share < goodput.share_limit:
+        required = format_limit(goodput.share_limit)
+        yield f"only {describe_good_requests(goodput)} met the SLO, {required} required"
+
+
+def _describe_missed_term(term: TermResult) -> str:
+    name = slo.name(term.metric, term.quantile)
+    if term.value_ms is None and term.count:
+        return f"{name} falls on a request without a response"
+    if term.value_ms is None:
+        return f"{name} was not measured"
+    value = _format_against_limit(term.value_ms, term.limit_ms)
+    return f"{name} is {value} ms, limit {term.limit_ms:,.10g} ms"
+
+
+def _describe_good_tasks(tasks: TaskGoodput) -> str:
+    good = f"{format.count(tasks.good)} tasks ({format.percent(tasks.share)})"
+    required = format_limit(tasks.share_limit)
+    return f"{good} ended {describe_task_limits(tasks)}, {required} required"
+
+
+def describe_good_requests(goodput: Goodput) -> str:
+    """Return how many requests met every objective: `1,480 of 1,500 requests (98.7 %)`."""
+    counted = format.counted(goodput.counted, "request")
+    return f"{format.count(goodput.good)} of {counted} ({format.percent(goodput.share)})"
+
+
+# -- the result in one sentence --------------------------------------------------------------------
+
+
+def describe_result(summary: Summary) -> str:
+    """Return the result of a run in one sentence: the outcome of its SLO, with the numbers."""
+    if not summary.verdict.valid:
+        return "INVALID: do not use these results."
+    goodput = summary.goodput
+    tasks = task_goodput(summary)
+    if not goodput.has_slo and tasks is not None and goodput.met is not None:
+        return f"SLO {'met' if goodput.met else 'missed'}: {_describe_good_tasks(tasks)}."
+    if fails_by_errors(summary):
+        return _describe_error_rate(summary)
+    if not goodput.has_slo:
+        return _describe_success(summary)
+    if goodput.met:
+        return _describe_met(summary)
+    if goodput.met is None:
+        return _describe_undecided(summary)
+    reasons = list(missed_objectives(summary))
+    if goodput.share_limit is None and goodput.good is not None:
+        reasons.append(f"{describe_good_requests(goodput)} met every limit")
+    return f"SLO missed: {'; '.join(reasons)}."
+
+
+def _describe_error_rate(summary: Summary) -> str:
+    failed = summary.requests.failed_by_server
+    decided = summary.requests.decided
+    limit = format.percent(summary.verdict.limits.failure_share)
+    return (
+        f"Too many errors: {format.count(failed)} of {format.counted(decided, 'request')} failed "
+        f"({format.percent(failed / decided)}, limit {limit})."
+    )
+
+
+def _describe_success(summary: Summary) -> str:
+    ok = summary.requests.ok
+    decided = summary.requests.decided
+    share = format.percent(ok / decided if decided else None)
+    return (
+        f"No SLO set. {format.count(ok)} of {format.counted(decided, 'request')} succeeded "
+        f"({share})."
+    )
+
+
+def _describe_met(summary: Summary) -> str:
+    objectives = join_with_and(list_objectives(summary))
+    good = describe_good_requests(summary.goodput)
+    return f"SLO met: {objectives}. {good} met every limit.{_describe_too_few_samples(summary)}"
+
+
+def _describe_undecided(summary: Summary) -> str:
+    goodput = summary.goodput
+    if goodput.unfinished:
+        unfinished = format.count(summary.requests.unfinished)
+        scheduled = format.counted(summary.requests.scheduled, "request")
+        return (
+            f"SLO undecided: {unfinished} of {scheduled} were unfinished when the drain ended. Use "
+            "a longer --grace, or leave it out."
+        )
+    reasons = dict.fromkeys(
+        f"{term.promise}: {term.undecided}" for term in goodput.slo if term.undecided
+    )
+    return f"SLO undecided: {'; '.join(reasons)}."
+
+
+def _describe_too_few_samples(summary: Summary) -> str:
+    """Return a sentence if an objective was met on too few samples to support its percentile.
+
+    The sentence is about the objective that lacks most samples, and says how long the same load
+    would have to be.
+    """
+    terms = [term for _, part in judged_parts(summary) for term in part.goodput.slo]
+    unsupported = [term for term in terms if not term.supported and not term.undecided]
+    if not unsupported:
+        return ""
+    term = max(unsupported, key=_needed_samples)
+    duration_s = summary.window.duration_s
+    needed_load = ""
+    if duration_s is not None and term.count:
+        needed_s = duration_s * term.needed / term.count
+        needed_load = f", about {format.duration(needed_s)} of this load"
+    return (
+        f" Low confidence: {slo.name(term.metric, term.quantile)} needs {term.needed:,} samples"
+        f"{needed_load}, and this run has {term.count:,}."
+    )
+
+
+def _needed_samples(term: TermResult) -> int:
+    return term.needed
+
+
+def join_with_and(texts: tuple[str, ...]) -> str:
+    """Return texts as a list in a sentence: `A, B and C`."""
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"

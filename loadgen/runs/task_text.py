@@ -1,0 +1,143 @@
+"""Texts and rows about tasks and conversations: how many completed, how long they took, and their steps.
+
+Pure. A task is a sequence of requests in which each step waits for the response of the step before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgen.core import format
+from loadgen.runs.cells import quantile_ms, quantile_s
+from loadgen.runs.rates import headline_requests_per_s
+from loadgen.runs.slo_text import describe_task_limits, format_limit, outcome_word
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.part_summaries import StepSummary
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
+
+STEP_HEAD = (
+    "step",
+    "sends",
+    "ok",
+    "failed",
+    "req/s",
+    "E2E p50",
+    "E2E p99",
+    "TTFT p50",
+    "tokens in",
+    "out",
+    "of the time",
+)
+"""The heads of `step_rows`. Latencies are in ms."""
+
+STEP_LEGEND = (
+    "Of the time: percentage of the duration of completed tasks that was spent waiting for this step. "
+    "Latencies in ms."
+)
+
+_EMPTY_COUNTS = (format.NONE,) * 4
+_EMPTY_TOKENS = (format.NONE,) * 3
+
+
+def step_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Return a row for each step of the tasks, and one for each pause before a step.
+
+    A pause is the time that a tool runs or a user thinks.
+    """
+    rows = []
+    for step in summary.steps:
+        if step.pause:
+            rows.append(_pause_row(step))
+        rows.append(_step_row(step))
+    return rows
+
+
+def _step_name(step: StepSummary) -> str:
+    return f"{step.of_class}: {step.name}" if step.of_class else step.name
+
+
+def _pause_row(step: StepSummary) -> tuple[str, ...]:
+    return (
+        f"{step.pause}, before {_step_name(step)}",
+        *_EMPTY_COUNTS,
+        quantile_ms(step.pause_ms, "p50"),
+        quantile_ms(step.pause_ms, "p99"),
+        *_EMPTY_TOKENS,
+        format.percent(step.pause_share),
+    )
+
+
+def _step_row(step: StepSummary) -> tuple[str, ...]:
+    sends = (step.kind, ", ".join(step.targets), step.model)
+    return (
+        _step_name(step),
+        " ".join(text for text in sends if text),
+        format.count(step.requests.ok),
+        format.count(step.requests.failed + step.requests.lost),
+        format.quantity(headline_requests_per_s(step)),
+        quantile_ms(step.e2e_ms, "p50"),
+        quantile_ms(step.e2e_ms, "p99"),
+        quantile_ms(step.ttft_ms, "p50"),
+        format.count(step.tokens.input),
+        format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
+        format.percent(step.time_share),
+    )
+
+
+def describe_tasks(sessions: Sessions) -> list[str]:
+    """Return lines about the tasks: completed ones and durations, waits and tokens, and the SLO."""
+    lines = [describe_completed_tasks(sessions)]
+    if sessions.requests is not None:
+        lines.append(_describe_waits(sessions))
+        lines.append(_describe_mean_task(sessions))
+    if sessions.goodput is not None:
+        lines.append(_describe_task_slo(sessions, sessions.goodput))
+    return lines
+
+
+def describe_completed_tasks(sessions: Sessions) -> str:
+    """Return how many tasks completed, their rate, and percentiles of their duration."""
+    excluded = []
+    if sessions.cut:
+        excluded.append(f"{format.count(sessions.cut)} cut off by the end of the run")
+    if sessions.abandoned:
+        excluded.append(f"{format.count(sessions.abandoned)} abandoned by their users")
+    suffix = f" ({', '.join(excluded)})" if excluded else ""
+    rate_per_s = sessions.steady_ok_per_s
+    if rate_per_s is None:
+        rate_per_s = sessions.ok_per_s
+    return (
+        f"{format.count(sessions.ok)} of {format.count(sessions.count)} completed{suffix}, "
+        f"{format.rate(rate_per_s)}, duration p50 {quantile_s(sessions.duration_ms, 'p50')}, "
+        f"p95 {quantile_s(sessions.duration_ms, 'p95')}"
+    )
+
+
+def _describe_waits(sessions: Sessions) -> str:
+    return (
+        f"waiting for first tokens: p50 {quantile_s(sessions.wait_ms, 'p50')} in total, "
+        f"longest wait p95 {quantile_s(sessions.longest_wait_ms, 'p95')}"
+    )
+
+
+def _describe_mean_task(sessions: Sessions) -> str:
+    cached = ""
+    if sessions.cached_tokens is not None:
+        cached = f" ({format.quantity(sessions.cached_tokens)} cached)"
+    return (
+        f"on average {format.quantity(sessions.requests)} requests, "
+        f"{format.quantity(sessions.input_tokens)} prompt tokens{cached} and "
+        f"{format.quantity(sessions.output_tokens)} output tokens"
+    )
+
+
+def _describe_task_slo(sessions: Sessions, goodput: TaskGoodput) -> str:
+    rate_per_s = goodput.rps if goodput.steady_rps is None else goodput.steady_rps
+    return (
+        f"SLO {outcome_word(goodput.met)}: {format.count(goodput.good)} of "
+        f"{format.count(sessions.count)} {describe_task_limits(goodput)} "
+        f"({format.percent(goodput.share)}, {format_limit(goodput.share_limit)} required), "
+        f"goodput {format.rate(rate_per_s)}"
+    )

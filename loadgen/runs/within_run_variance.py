@@ -1,0 +1,53 @@
+"""The confidence intervals of the metrics of one run, from the variation within it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from loadgen.core import format
+from loadgen.render.section import Paragraph, Section, Table, section
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, find_metric
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+
+COVERAGE = (
+    "95 % confidence, from the variation between blocks of time of this run. Variation between runs, "
+    "for example after a restart of the server, is not covered: use --repeat 3 for that."
+)
+
+_TIME_STATISTICS = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")
+"""How the paths of latencies end, which are in ms."""
+
+
+def sections(summary: Summary) -> Iterator[Section]:
+    """Yield the confidence intervals; nothing if the run is too short for any."""
+    rows = [
+        (_label(path), *(_format_value(path, value) for value in interval))
+        for path, interval in summary.within.items()
+    ]
+    if rows:
+        yield section(
+            "Confidence intervals",
+            Table(("metric", "value", "from", "to"), rows),
+            Paragraph(COVERAGE, "soft"),
+            folded=True,
+            id="within",
+        )
+
+
+def _label(path: str) -> str:
+    """Return the name of a metric with its unit, or its path if it has no name."""
+    metric = find_metric(path)
+    if metric is None:
+        return path
+    return f"{metric.name}, {metric.unit}" if metric.unit else metric.name
+
+
+def _format_value(path: str, value: float | None) -> str:
+    if path in SHARE_PATHS:
+        return format.percent(value)
+    if path.endswith(_TIME_STATISTICS):
+        return format.milliseconds(value)
+    return format.quantity(value)

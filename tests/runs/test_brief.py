@@ -1,0 +1,90 @@
+"""The default output of `loadgen run`: the result first, in at most 25 lines, for every kind of run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from golden import check_golden
+
+import loadgen
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.sustainable import Sustainable
+from loadgen.render import text as text_renderer
+from loadgen.runs import text
+from loadgen.runs.brief import MAX_LINES
+
+CASES: dict[str, dict[str, Any]] = {
+    "met": {
+        "workload": "rag",
+        "request_rate": 30,
+        "duration": "60s",
+        "slo": ("ttft:2s:p95", "tpot:60ms:p95"),
+    },
+    "missed": {
+        "workload": "rag",
+        "request_rate": 60,
+        "duration": "60s",
+        "slo": ("ttft:2s:p95", "tpot:60ms:p95"),
+    },
+    "invalid": {"workload": "qa", "request_rate": 5, "num_requests": 6},
+    "no_slo": {
+        "workload": {"name": "short", "requests": {"input_tokens": 100, "output_tokens": 20}},
+        "concurrency": 4,
+        "num_requests": 200,
+    },
+    "closed_loop": {"workload": "qa", "concurrency": 16, "duration": "30s"},
+    "sessions": {"workload": "agentic", "url": "sim:gb300-vm-128k"},
+    "classes": {"workload": "mixed"},
+}
+"""Options of runs against a simulated server, by the name of the golden file."""
+
+
+def run_in_virtual_time(run_dir: Path, case: str) -> Summary:
+    options = {"url": "sim:gb300-vm", "seed": 1, **CASES[case]}
+    return loadgen.run(out=run_dir, **options).summary
+
+
+def render_brief(summary: Summary, run_dir: Path | None = None) -> str:
+    return text_renderer.render(text.report(summary, run_dir=run_dir))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_default_output_is_short_and_starts_with_the_result(tmp_path: Path, case: str) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", case)
+
+    output = render_brief(summary, Path("results/run"))
+
+    assert len(output.splitlines()) <= MAX_LINES
+    check_golden(f"run_{case}", output)
+
+
+def test_interrupted_run_says_so_before_its_numbers(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    interrupted = msgspec.structs.replace(
+        summary, run=msgspec.structs.replace(summary.run, state="interrupted")
+    )
+
+    lines = render_brief(interrupted).splitlines()
+
+    assert any(line.startswith("INTERRUPTED") for line in lines[:3])
+
+
+def test_unsustained_load_without_overload_names_its_reason(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    grows = Sustainable(sustained=False, code="grows", why="TTFT grows")
+
+    output = render_brief(msgspec.structs.replace(summary, sustainable=grows))
+
+    assert "Not sustainable: TTFT grows." in output and "not stable" in output
+
+
+def test_embeddings_have_only_end_to_end_latency(tmp_path: Path) -> None:
+    summary = run_in_virtual_time(tmp_path / "run", "met")
+    run = msgspec.structs.replace(summary.run, stream=False, api="embeddings")
+
+    output = render_brief(msgspec.structs.replace(summary, run=run))
+
+    assert "E2E latency" in output and "TTFT    " not in output
