@@ -102,9 +102,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
     assert outcomes(file) == {"the command finished": "error"}
     kept = builds.build_report(file, github=False, strict=False)
     kept.write("loadgen run", [], is_complete=False)
-    assert outcomes(file) == {"the command finished": "error"}, (
-        "one of several runs was cut off"
-    )
+    assert outcomes(file) == {"the command finished": "error"}, "one of several runs was cut off"
 
 
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:

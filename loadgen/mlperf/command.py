@@ -362,7 +362,9 @@ def verdict(
     summary = kept_summary(folder)
     result = run.again(folder, summary)
     print_answer(
-        result, text.report(result, gpus=summary.target.gpus, parts=part_sections(summary)), as_json=as_json
+        result,
+        text.report(result, gpus=summary.target.gpus, parts=part_sections(summary)),
+        as_json=as_json,
     )
     if result != stored:
         say(

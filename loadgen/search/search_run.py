@@ -57,7 +57,9 @@ class SearchRun:
         self.runner.event_handlers = self.show.event_handlers
         self.runner.resume_command = experiment.resume_command(self.runner.output_dir, self.plan)
         self.runner.save_progress(self.search)
-        self.show.begin_steps(self.search.settings.max_trials - self._earlier_trial_count, at_most=True)
+        self.show.begin_steps(
+            self.search.settings.max_trials - self._earlier_trial_count, at_most=True
+        )
         try:
             self._run_trials()
         except TargetError as error:

@@ -235,7 +235,9 @@ def test_many_rows_make_no_larger_page() -> None:
     sizes = [
         len(
             run_page.render(
-                summary_of_rows(found), None, run_data.figures(runs.manifest("r", len(found)), found)
+                summary_of_rows(found),
+                None,
+                run_data.figures(runs.manifest("r", len(found)), found),
             )
         )
         for found in (few, many)

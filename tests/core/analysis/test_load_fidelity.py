@@ -73,7 +73,9 @@ def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
     change(found)
     told = checked(found, template_tokens=0)
     assert told[code].ok is False
-    assert any(text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values())))
+    assert any(
+        text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values()))
+    )
 
 
 def test_a_rate_that_was_not_reached() -> None:
@@ -124,7 +126,9 @@ def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any,
     change(sound)
     told = checked(sound)
     assert told[code].ok is False
-    assert any(text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values())))
+    assert any(
+        text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values()))
+    )
 
 
 @pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])

@@ -103,7 +103,9 @@ def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
 def test_the_slo_may_hold_at_once_or_all_the_time_or_there_is_nothing_to_tell() -> None:
     assert recovery_text.describe_recovery(found(None)[0]) == "met all the time"
     assert recovery_text.describe_recovery(found((11, 19))[0]) == "met again at once"
-    assert "fewer than 20 requests" in recovery_text.describe_recovery(found((11, 19), until_s=21.5)[0])
+    assert "fewer than 20 requests" in recovery_text.describe_recovery(
+        found((11, 19), until_s=21.5)[0]
+    )
     assert found((11, 19), slo=None) == ()
 
 
@@ -282,11 +284,7 @@ def test_a_simulated_server_that_is_overrun_comes_back(
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
-    assert (
-        "Recovery" in page
-        and "met again after" in page
-        and "Requests within the SLO" in page
-    )
+    assert "Recovery" in page and "met again after" in page and "Requests within the SLO" in page
     contract = tmp_path / "c.yaml"
     contract.write_text(
         f"name: c\nslo: {{ttft: 500ms}}\nlevels:\n- name: a\n  workload: {file.name}\n  must:\n"

@@ -57,9 +57,7 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
         share, abs=0.05
     )  # whole blocks, and each group grows
     assert "cache_differs" not in [code.code for code in summary.verdict.warning_codes]
-    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "target " in text.render(
-        summary
-    )
+    assert f"{share:.0%}".rstrip("%") in text.render(summary) and "target " in text.render(summary)
 
 
 def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
