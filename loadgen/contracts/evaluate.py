@@ -1,5 +1,6 @@
-"""Evaluate the terms of a contract: compute the metric of each from the records of a level's runs.
+"""Evaluate the terms of a contract: compute the metric of each term from the records of runs.
 
+`TermEvaluator` has one method per kind of term, and `ESTIMATORS` says which kind uses which method.
 A metric that cannot be computed raises `EstimateError` with the reason. `judge.py` compares the
 metrics with their limits. This module is pure.
 """
@@ -51,9 +52,9 @@ from loadgen.contracts.steady_samples import (
     timed_values,
 )
 from loadgen.contracts.steady_state import TimedValues
-from loadgen.contracts.tenant_fairness import combine_shares, estimate_jain_index
+from loadgen.contracts.tenant_fairness import combine_fractions, estimate_jain_index
 from loadgen.contracts.term_estimate import TermEstimate
-from loadgen.contracts.terms import ContractTerm
+from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
 from loadgen.core.analysis import fairness
 from loadgen.core.errors import CombinedError, LoadgenError
@@ -61,7 +62,8 @@ from loadgen.core.metrics import windows
 from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.slo import missing_metrics
+from loadgen.core.server_metrics.energy import EnergyUse
+from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
@@ -140,8 +142,8 @@ class TermEvaluator:
             level: The level.
             all_levels: All levels by name, for terms that compare two of them.
             confidence: The confidence of all intervals.
-            horizon_s: The horizon of the contract: latencies are judged for events that recur
-                within this time.
+            horizon_s: The recurrence horizon of the contract: latencies are judged for slowdowns
+                that recur at least once within this time.
             cost_function: Computes costs. None if there are no prices.
         """
         self.all_levels = all_levels
@@ -160,7 +162,7 @@ class TermEvaluator:
         runs = _select_runs(self.runs, term)
         if runs is self.runs:
             return self._evaluate_all(term)
-        # The columns of the records are kept per evaluator, so the selected runs need another one.
+        # An evaluator keeps the columns of its runs, so the selected runs need another evaluator.
         evaluator = TermEvaluator(
             MeasuredLevel(runs=runs),
             all_levels=self.all_levels,
@@ -173,42 +175,46 @@ class TermEvaluator:
     def _evaluate_all(self, term: ContractTerm) -> TermEstimate:
         """Return the metric of a term from all requests of the runs, in the unit of its limit.
 
-        The estimate also gets the length of the load and its independent samples of the server. An
-        estimator of a latency has set them already, for the part of the load that it used.
+        The estimate also gets the length of the load and its effective sample size. An estimator of
+        a latency has set them already, for the part of the load that it used.
         """
-        self._require_sound_metrics(term)
+        self._require_reported_metrics(term)
         estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.latency)
         estimate = estimate_metric(self, term)
         interval = estimate.interval.map(term.definition.limit.to_unit)
         estimate = estimate._replace(interval=interval)
         if estimate.load_s:
             return estimate
-        timed_samples = [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
+        timed_samples = self._e2e_samples()
         return estimate._replace(
             load_s=steady_samples.load_length_s(timed_samples),
             effective_size=steady_samples.server_sample_size(self.runs, timed_samples),
         )
 
-    def _require_sound_metrics(self, term: ContractTerm) -> None:
-        """Raise EstimateError if the term is computed from a metric that a run withholds.
+    def _require_reported_metrics(self, term: ContractTerm) -> None:
+        """Raise EstimateError if the term is computed from a metric that a run does not report.
 
-        A summary withholds a metric that it knows to be wrong, for example because token counts
+        A summary omits a metric that it knows to be wrong, for example because token counts
         contradict each other.
         """
         other_level = self.all_levels.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other_level.runs):
             for metric in _metrics_behind(term, run):
-                reason = _withheld_reason(run.summary, metric, term.quantile)
+                reason = _omission_reason(run.summary, metric, term.quantile)
                 if reason:
-                    raise EstimateError(f"withheld in {run.folder}: {reason}")
+                    raise EstimateError(f"not reported by {run.folder}: {reason}")
 
-    def _query(self, metric: str, p: float, text: str) -> QuantileQuery:
+    def _query(self, metric: str, p: float, label: str) -> QuantileQuery:
         """Return the query for a quantile at the confidence and horizon of the contract."""
-        return QuantileQuery(metric, p, self.confidence, self.horizon_s, text)
+        return QuantileQuery(metric, p, self.confidence, self.horizon_s, label)
 
     def _ok_requests(self) -> int:
         """Return the number of ok requests of all runs."""
         return sum(run.summary.requests.ok for run in self.runs)
+
+    def _e2e_samples(self) -> list[TimedValues]:
+        """Return the E2E latencies of each run, from which the length of its load is known."""
+        return [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
 
     # -- latencies --------------------------------------------------------------------------------
 
@@ -219,21 +225,18 @@ class TermEvaluator:
         return _estimate_of_sample(latency.interval, latency.sample.request_count, latency.sample)
 
     def pooled_gaps(self, term: ContractTerm) -> TermEstimate:
-        """Return a quantile of the gaps between events of all answers together.
+        """Return a quantile of the times between tokens, or between events, of all responses.
 
-        Gaps are correlated within a run, so each run is one value of the sample.
+        These times are correlated within a run, and how strongly is not known. So each run counts
+        as one value, and the interval comes from the differences between runs.
         """
         for run in self.runs:
-            if term.kind == "itl" and run.summary.itl_ms is None:
-                raise EstimateError(f"there is no ITL: {run.summary.itl_absent}")
-            if not run.gaps.count:
-                raise EstimateError("no answer had two events, so there are no gaps")
-        run_gaps = [run.gaps.quantile(term.quantile) for run in self.runs]
-        interval = intervals.replications(run_gaps, self.confidence)
-        timed_samples = [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
-        load_s = steady_samples.load_length_s(timed_samples)
-        text = f"{term.kind} {term.percentile_label}"
-        load_check = check_horizon(load_s, self.confidence, self.horizon_s, text)
+            _require_gaps(run, term.kind)
+        run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
+        interval = intervals.replications(run_quantiles_ns, self.confidence)
+        load_s = steady_samples.load_length_s(self._e2e_samples())
+        label = f"{term.kind} {term.percentile_label}"
+        load_check = check_horizon(load_s, self.confidence, self.horizon_s, label)
         if load_check.is_short:
             interval = replace(interval, high=math.inf)
         return _estimate_with_check(interval, self._ok_requests(), load_check)
@@ -241,36 +244,34 @@ class TermEvaluator:
     def drift(self, term: ContractTerm) -> TermEstimate:
         """Return the relative change of a latency from the first window of the load to the last.
 
-        A server with a leak becomes slower over hours, for example. The quantile is estimated in
-        both windows, and their ratio becomes a change, such as 0.1 for 10 % slower.
+        A server with a memory leak, for example, becomes slower over hours. The quantile is
+        estimated in both windows, and their ratio becomes a change, such as 0.1 for 10 % slower.
 
         Raises:
             EstimateError: A run is shorter than two windows, or a window has too few requests.
         """
         spans = first_and_last_windows(self.loaded_runs, term.window_ns)
-        first = self._windows_values(term.of, spans.first)
-        last = self._windows_values(term.of, spans.last)
-        load_s = len(self.runs) * term.window_ns / 1e9
+        first_values = self._values_in_windows(term.of, spans.first)
+        last_values = self._values_in_windows(term.of, spans.last)
+        load_s = len(self.runs) * term.window_ns / NS_PER_S
         query = self._query(term.of, term.quantile, term.percentile_label)
-        first_quantile = estimate_selected_quantile(self.runs, first, query, load_s)
-        last_quantile = estimate_selected_quantile(self.runs, last, query, load_s)
-        ratio = divide_latencies(
-            last_quantile.interval, first_quantile.interval, "the first window"
-        )
+        first = estimate_selected_quantile(self.runs, first_values, query, load_s)
+        last = estimate_selected_quantile(self.runs, last_values, query, load_s)
+        ratio = divide_latencies(last.interval, first.interval, "the first window")
         ratio = widen_ratio_by_runs(
-            ratio, run_quantiles(last, term.quantile), run_quantiles(first, term.quantile)
+            ratio,
+            run_quantiles(last_values, term.quantile),
+            run_quantiles(first_values, term.quantile),
         )
-        caveats = [
-            f"in a window {quantile.load_check.sentence()} in each"
-            for quantile in (first_quantile, last_quantile)
-            if quantile.load_check.is_short
-        ]
-        sample_count = min(map(steady_samples.count_values, (first, last)))
-        caveat = caveats[0] if caveats else ""
-        return TermEstimate(ratio.map(_relative_change), sample_count, caveat)
+        window_counts = map(steady_samples.count_values, (first_values, last_values))
+        return TermEstimate(
+            ratio.map(_relative_change),
+            sample_count=min(window_counts),
+            caveat=_caveat_of_windows([first.load_check, last.load_check]),
+        )
 
-    def _windows_values(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
-        """Return the values of a metric for the requests that are due in one span of each run."""
+    def _values_in_windows(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
+        """Return the values of a metric for the requests scheduled in one span of each run."""
         return [
             metric_values(
                 loaded_run.columns,
@@ -284,7 +285,7 @@ class TermEvaluator:
         """Return the largest relative difference of a latency between two nodes.
 
         All pairs of nodes are compared, so the confidence of each pair is higher than that of the
-        contract: all pairs together then keep it (Bonferroni).
+        contract. All pairs together then have the confidence of the contract (Bonferroni).
 
         Raises:
             EstimateError: There is one node, or so many requests failed at one that it has no such
@@ -292,10 +293,10 @@ class TermEvaluator:
         """
         node_count = len(self.runs[0].manifest.targets)
         if node_count < 2:
-            raise EstimateError("there was one target: nothing to compare between nodes")
+            raise EstimateError("there is only one node, so there is nothing to compare")
         pair_count = node_count * (node_count - 1) / 2
-        confidence = 1 - (1 - self.confidence) / pair_count
-        nodes = [self._node_latency(term, node, confidence) for node in range(node_count)]
+        confidence_of_pair = 1 - (1 - self.confidence) / pair_count
+        nodes = [self._node_latency(term, node, confidence_of_pair) for node in range(node_count)]
         failed_nodes = [node.name for node in nodes if math.isinf(node.interval.value)]
         if failed_nodes:
             raise EstimateError(
@@ -331,8 +332,8 @@ class TermEvaluator:
     def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
         """Return the quantile of a latency at one node, which is given by its index.
 
-        The quantile of each run is kept too, because the interval of a comparison has to be at
-        least as wide as the runs differ.
+        The result includes the quantile of each run, because the interval of a comparison has to be
+        at least as wide as the differences between the runs.
         """
         values = [
             metric_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node)
@@ -361,105 +362,94 @@ class TermEvaluator:
         Raises:
             EstimateError: The other level was not run or is not valid.
         """
-        other_level = self.all_levels.get(term.level, MeasuredLevel())
-        if not other_level.runs or other_level.failure_reason:
-            reason = other_level.failure_reason or "it was not run"
-            raise EstimateError(f"there is no run of {term.level}: {reason}")
-        other_runs = [
-            run.only_class(term.class_name) if run.has_class(term.class_name) else run
-            for run in other_level.runs
-        ]
         query = self._query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
         latency = estimate_latency(self.loaded_runs, query, term.of)
-        other_loaded_runs = [LoadedRun(run, run.columns()) for run in other_runs]
-        other_latency = estimate_latency(other_loaded_runs, query, term.of)
+        other_latency = estimate_latency(self._load_other_level(term), query, term.of)
         load_check = combine_load_checks(
-            [latency.sample.load_check, other_latency.sample.load_check.with_prefix(term.level)]
+            [
+                latency.sample.load_check,
+                other_latency.sample.load_check.with_prefix(f"level {term.level}"),
+            ]
         )
-        ratio = divide_latencies(latency.interval, other_latency.interval, term.level)
+        ratio = divide_latencies(latency.interval, other_latency.interval, f"level {term.level}")
         sample_count = min(latency.sample.request_count, other_latency.sample.request_count)
         return _estimate_with_check(ratio, sample_count, load_check)
 
-    # -- shares -----------------------------------------------------------------------------------
+    def _load_other_level(self, term: ContractTerm) -> list[LoadedRun]:
+        """Return the runs of the level that a term compares this one with.
+
+        The runs have only the requests of the term's class, if they have that class.
+
+        Raises:
+            EstimateError: The other level was not run or is not valid.
+        """
+        other_level = self.all_levels.get(term.level, MeasuredLevel())
+        if not other_level.runs or other_level.failure_reason:
+            reason = other_level.failure_reason or "it was not run"
+            raise EstimateError(f"level {term.level} has no run to compare with: {reason}")
+        loaded_runs = []
+        for run in other_level.runs:
+            selected = run.only_class(term.class_name) if run.has_class(term.class_name) else run
+            loaded_runs.append(LoadedRun(selected, selected.columns()))
+        return loaded_runs
+
+    # -- fractions --------------------------------------------------------------------------------
 
     def errors(self, _term: ContractTerm) -> TermEstimate:
-        """Return the share of requests that are not ok.
-
-        A mark is 1.0 for a request that is not ok and 0.0 for another one.
-        """
-        marks_of_runs = []
+        """Return the fraction of requests that are not ok."""
+        error_marks = []
         for loaded_run in self.loaded_runs:
             is_error = loaded_run.columns["status"] != OK
             is_counted = counted_requests(loaded_run.columns)
-            marks_of_runs.append(is_error[is_counted].astype(float))
-        return self._share(marks_of_runs)
+            error_marks.append(is_error[is_counted].astype(float))
+        return _estimate_fraction(error_marks, self.confidence)
 
     def goodput(self, term: ContractTerm) -> TermEstimate:
-        """Return the share of requests that meet the SLO, in the steady part of the load.
+        """Return the fraction of requests that meet the SLO, in the steady state of the load.
 
-        If the load is too short, more requests could miss the SLO than were seen to, so the share
-        has no lower end.
+        If the load is too short, it may have missed a time in which more requests violate the SLO,
+        so the fraction has no lower end.
         """
-        misses = [_slo_misses(loaded_run) for loaded_run in self.loaded_runs]
-        query = self._query(QUEUE_METRIC, term.limit, f"a share of {format.percent(term.limit)}")
-        sample = steady_samples.select_steady_sample(self.runs, misses, query)
-        share = self._share([1 - run_misses for run_misses in sample.values])
-        interval = share.interval
+        violations = [_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
+        label = f"an attainment of {format.percent(term.limit)}"
+        query = self._query(QUEUE_METRIC, term.limit, label)
+        sample = steady_samples.select_steady_sample(self.runs, violations, query)
+        good_marks = [1 - run_violations for run_violations in sample.values]
+        fraction = _estimate_fraction(good_marks, self.confidence)
+        interval = fraction.interval
         if sample.load_check.is_short:
             interval = replace(interval, low=0.0)
-        return _estimate_of_sample(interval, share.sample_count, sample)
-
-    def _share(self, marks: RunSeries) -> TermEstimate:
-        """Return the share of requests that are marked with 1.
-
-        Args:
-            marks: An array per run, with 0.0 or 1.0 for each request in order of time.
-        """
-        count = steady_samples.count_values(marks)
-        if count == 0:
-            raise EstimateError("no request was counted")
-        run_shares = [float(run_marks.mean()) for run_marks in marks if len(run_marks)]
-        interval = quantile_interval.estimate_share(marks, self.confidence)
-        interval = intervals.widen_by_runs(interval, run_shares)
-        interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
-        return TermEstimate(interval, count)
+        return _estimate_of_sample(interval, fraction.sample_count, sample)
 
     def fairness(self, term: ContractTerm) -> TermEstimate:
-        """Return Jain's index of the tenants' shares of good requests.
+        """Return Jain's index of the fractions of good requests of the tenants.
 
-        The index is 1 if all tenants have the same share, and 1/n if one of n has all good
-        requests. A tenant may have several classes of requests.
+        The index is 1 if all tenants have the same fraction, and 1/n if one of n tenants has all
+        good requests. A tenant may have several classes of requests.
 
-        Each share may be anywhere in its own interval. That all are at their ends at once is rarer
-        than that one is, so the interval of the index has at least the confidence of theirs.
+        Each fraction may be anywhere in its own interval. It is less likely that all are at their
+        ends than that one is, so the interval of the index has at least the confidence of theirs.
         """
         request_classes = self.runs[0].manifest.classes
         class_names_by_tenant = fairness.tenants_of(
             {request_class.name: request_class.tenant for request_class in request_classes}
         )
         if not class_names_by_tenant:
-            raise EstimateError("all requests are of one tenant")
+            raise EstimateError("all requests belong to one tenant")
         goodput_by_class = {
             request_class.name: self.evaluate(
                 term._replace(kind="goodput", class_name=request_class.name)
             )
             for request_class in request_classes
         }
-        tenant_shares = [
-            combine_shares([goodput_by_class[name] for name in class_names])
+        tenant_fractions = [
+            combine_fractions([goodput_by_class[name] for name in class_names])
             for class_names in class_names_by_tenant.values()
         ]
-        index = estimate_jain_index(tenant_shares)
+        index = estimate_jain_index(tenant_fractions)
         if index is None:
-            raise EstimateError("no request of any tenant was good")
-        estimates = list(goodput_by_class.values())
-        unique_caveats = dict.fromkeys(estimate.caveat for estimate in estimates if estimate.caveat)
-        return TermEstimate(
-            index,
-            sample_count=sum(estimate.sample_count for estimate in estimates),
-            caveat="; ".join(unique_caveats),
-            sufficient_load_s=max(estimate.sufficient_load_s for estimate in estimates),
-        )
+            raise EstimateError("no request of any tenant met the SLO")
+        return _combine_class_estimates(index, list(goodput_by_class.values()))
 
     # -- rates ------------------------------------------------------------------------------------
 
@@ -473,16 +463,16 @@ class TermEvaluator:
         if term.requires("gpus"):
             gpus = self.runs[0].summary.target.gpus
             if not gpus:
-                raise EstimateError("nobody says how many GPUs there are: --gpus")
+                raise EstimateError("the number of GPUs is not known; give --gpus")
             per_gpu = 1 / gpus
             interval = interval.map(lambda rate_per_s: rate_per_s * per_gpu)
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def sustained(self, term: ContractTerm) -> TermEstimate:
-        """Return the rate of ok requests in the last window as a share of that in the first.
+        """Return the rate of ok requests in the last window as a fraction of that in the first.
 
-        The interval comes from the rates in short batches of each window, and is at least as wide
-        as the ratios of the single runs differ.
+        The interval comes from the rates in short batches of each window. It is at least as wide as
+        the differences between the ratios of the single runs.
         """
         spans = first_and_last_windows(self.loaded_runs, term.window_ns)
         first_rates = batch_rates(self.loaded_runs, spans.first, count_ok_requests)
@@ -502,33 +492,19 @@ class TermEvaluator:
         return run_means
 
     def energy(self, term: ContractTerm) -> TermEstimate:
-        """Return the energy per output token or ok request.
+        """Return the energy per output token or per ok request, in joules.
 
-        Its interval is that of the power, by its reading error, divided by that of the rate.
+        Its interval is that of the power, from the error of its readings, divided by that of the
+        rate.
         """
         metric = ENERGY_METRICS[term.of]
-        energies = []
-        run_energies = []
-        for run in self.runs:
-            energy = run.summary.energy
-            value = None if energy is None else getattr(energy, metric.field)
-            if energy is None or value is None:
-                reason = energy.why if energy is not None else ""
-                raise EstimateError(reason or "nothing says what the accelerators used")
-            energies.append(energy)
-            run_energies.append(value)
+        run_energies = [_measured_energy(run) for run in self.runs]
+        run_values = [_energy_per_unit(energy, metric) for energy in run_energies]
         rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
-        mean_watts = math.fsum(energy.watts or 0.0 for energy in energies) / len(energies)
-        error = max((energy.error_j or 0.0) / energy.joules for energy in energies if energy.joules)
-        power = Interval(
-            mean_watts,
-            mean_watts * max(1 - error, 0.0),
-            mean_watts * (1 + error),
-            self.confidence,
-        )
-        mean_energy = math.fsum(run_energies) / len(run_energies)
-        interval = replace(intervals.ratio_of_intervals(power, rate.interval), value=mean_energy)
-        interval = intervals.widen_by_runs(interval, run_energies)
+        power = _mean_power(run_energies, self.confidence)
+        mean_value = math.fsum(run_values) / len(run_values)
+        interval = intervals.ratio_of_intervals(power, rate.interval)
+        interval = intervals.widen_by_runs(replace(interval, value=mean_value), run_values)
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def cost(self, term: ContractTerm) -> TermEstimate:
@@ -542,23 +518,21 @@ class TermEvaluator:
                 known.
         """
         if self.cost_function is None:
-            raise EstimateError("there are no prices")
+            raise EstimateError("no prices are given")
         good_rate = estimate_rate(self.loaded_runs, count_good_requests, self.confidence)
         if good_rate.caveat:
             raise EstimateError(good_rate.caveat)
         if good_rate.interval.value <= 0:
             noun = "task" if term.is_about_tasks else "request"
-            raise EstimateError(f"no {noun} was good: there is no cost per good one")
+            raise EstimateError(f"no {noun} met the SLO, so there is no cost per good {noun}")
         try:
             cost = self.cost_function(self.runs[0], good_rate.interval)
         except (LoadgenError, CombinedError) as error:
             errors = error.faults if isinstance(error, CombinedError) else [error]
             reasons = "; ".join(single_error.what for single_error in errors)
-            raise EstimateError(f"no cost: {reasons}") from None
+            raise EstimateError(f"the cost is not known: {reasons}") from None
         if cost.currency != term.currency:
-            raise EstimateError(
-                f"the promise is in {term.currency}, the prices are in {cost.currency}"
-            )
+            raise EstimateError(f"the limit is in {term.currency}, the prices in {cost.currency}")
         return TermEstimate(cost.interval, self._ok_requests())
 
     # -- events -----------------------------------------------------------------------------------
@@ -570,7 +544,7 @@ class TermEvaluator:
         infinite if the SLO was not met again before the load ended.
 
         Raises:
-            EstimateError: There was no event, or nothing shows when it was over.
+            EstimateError: There was no event, or the recovery from one is not known.
         """
         events = [event for run in self.runs for event in run.summary.recovery]
         for event in events:
@@ -578,22 +552,15 @@ class TermEvaluator:
                 raise EstimateError(event.why)
         if not events:
             raise EstimateError(
-                "there was no spike, no loss and no scale-up, or no SLO of the whole load"
+                "the load has no spike, replica loss or scale-up to recover from, or no SLO"
             )
-        recovery_times_s = [_recovery_time_s(event) for event in events]
-        longest_s = Interval(
-            max(time.value for time in recovery_times_s),
-            max(time.low for time in recovery_times_s),
-            max(time.high for time in recovery_times_s),
-        )
-        longest_ns = longest_s.map(lambda seconds: seconds * 1e9)
-        unrecovered = [event for event in events if event.recovered_after_s is None]
+        longest_s = _largest_of_each_end([_recovery_time_s(event) for event in events])
+        longest_ns = longest_s.map(lambda seconds: seconds * NS_PER_S)
+        unrecovered = [event for event in events if event.back_s is None]
         caveat = ""
         if unrecovered:
-            observed = format.duration(unrecovered[0].observed_s)
-            caveat = (
-                f"what is seen after it ends after {observed}: a longer load behind it shows more"
-            )
+            observed = format.duration(unrecovered[0].seen_s)
+            caveat = f"the load ended {observed} after the event; a longer load is needed"
         return TermEstimate(longest_ns, len(events), caveat)
 
 
@@ -618,7 +585,9 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
 def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[RecordedRun, ...]:
     """Return the runs, reduced to the requests or tasks that a term is about.
 
-    For a term about all requests it is the same object.
+    A term about all requests gets the same tuple. A term that compares two windows gets only the
+    runs that are long enough for them, if there are any: the first run of a validation that was
+    extended may be shorter.
     """
     if term.class_name:
         runs = tuple(run.only_class(term.class_name) for run in runs)
@@ -627,7 +596,6 @@ def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[Rec
     runs_with_windows = tuple(run for run in runs if has_two_windows(run, term.window_ns))
     if not runs_with_windows or len(runs_with_windows) == len(runs):
         return runs
-    # The first run of a validation that was extended may have been shorter than two windows.
     return runs_with_windows
 
 
@@ -650,24 +618,110 @@ def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
     return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_metrics()]
 
 
-def _withheld_reason(summary: Summary, metric: str, p: float) -> str:
-    """Return why a quantile of a metric is withheld, or "" if it is not.
+def _omission_reason(summary: Summary, metric: str, p: float) -> str:
+    """Return why a summary does not report a quantile of a metric, or "" if it does.
 
-    A quantile that a summary does not have is withheld with the next higher one that it has.
+    A summary has some quantiles only. For any other one, the next higher quantile of the summary
+    decides, and for a term without a quantile (p = 0) the mean.
     """
-    statistic = "mean"
-    if p > 0:  # 0 stands for a term without a quantile
-        higher_quantiles = [name for name, share in QUANTILES if share >= p]
-        statistic = higher_quantiles[0] if higher_quantiles else "mean"
+    higher_quantiles = [name for name, quantile in QUANTILES if p > 0 and quantile >= p]
+    statistic = higher_quantiles[0] if higher_quantiles else "mean"
     return summary.withheld_reason(metric, statistic)
+
+
+def _require_gaps(run: RecordedRun, metric: str) -> None:
+    """Raise EstimateError if a run has no times between tokens (ITL) or between events."""
+    if metric == "itl" and run.summary.itl_ms is None:
+        raise EstimateError(f"ITL is not defined: {run.summary.itl_absent}")
+    if not run.gaps.count:
+        raise EstimateError("no response has two events, so there is no time between events")
+
+
+def _caveat_of_windows(load_checks: Sequence[LoadCheck]) -> str:
+    """Return why a window of a term is too short, or "" if all are long enough.
+
+    All windows have the same length, so the reason of the first short one stands for all.
+    """
+    for load_check in load_checks:
+        if load_check.is_short:
+            return f"in each window: {load_check.sentence()}"
+    return ""
+
+
+def _estimate_fraction(marks: RunSeries, confidence: float) -> TermEstimate:
+    """Return the fraction of requests that are marked with 1.
+
+    Args:
+        marks: An array per run, with 0.0 or 1.0 for each request in order of time.
+        confidence: The confidence of the interval.
+    """
+    count = steady_samples.count_values(marks)
+    if count == 0:
+        raise EstimateError("no request was counted")
+    run_fractions = [float(run_marks.mean()) for run_marks in marks if len(run_marks)]
+    interval = quantile_interval.estimate_share(marks, confidence)
+    interval = intervals.widen_by_runs(interval, run_fractions)
+    # The interval of the runs is symmetric and may reach beyond 0 or 1.
+    interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
+    return TermEstimate(interval, count)
+
+
+def _combine_class_estimates(index: Interval, estimates: Sequence[TermEstimate]) -> TermEstimate:
+    """Return the estimate of an index that was computed from estimates of request classes.
+
+    It has the requests of all classes, each of their caveats once, and the load that is sufficient
+    for all of them.
+    """
+    unique_caveats = dict.fromkeys(estimate.caveat for estimate in estimates if estimate.caveat)
+    return TermEstimate(
+        index,
+        sample_count=sum(estimate.sample_count for estimate in estimates),
+        caveat="; ".join(unique_caveats),
+        sufficient_load_s=max(estimate.sufficient_load_s for estimate in estimates),
+    )
+
+
+def _measured_energy(run: RecordedRun) -> EnergyUse:
+    """Return the energy that the accelerators used in a run. Raise EstimateError without it."""
+    if run.summary.energy is None:
+        raise EstimateError("the energy of the accelerators was not measured; give --energy")
+    return run.summary.energy
+
+
+def _energy_per_unit(energy: EnergyUse, metric: EnergyMetric) -> float:
+    """Return the joules per unit of work. Raise EstimateError with the reason if not known."""
+    joules: float | None = getattr(energy, metric.field)
+    if joules is None:
+        raise EstimateError(energy.why or "the energy of the accelerators was not measured")
+    return joules
+
+
+def _mean_power(energies: Sequence[EnergyUse], confidence: float) -> Interval:
+    """Return the mean power over the runs in watts, as uncertain as the least certain run."""
+    mean_watts = math.fsum(energy.watts or 0.0 for energy in energies) / len(energies)
+    relative_errors = [
+        (energy.error_j or 0.0) / energy.joules for energy in energies if energy.joules
+    ]
+    error = max(relative_errors)
+    lowest_watts = mean_watts * max(1 - error, 0.0)
+    return Interval(mean_watts, lowest_watts, mean_watts * (1 + error), confidence)
+
+
+def _largest_of_each_end(times: Sequence[Interval]) -> Interval:
+    """Return the interval of the largest of several times: the largest of each of their ends."""
+    return Interval(
+        max(time.value for time in times),
+        max(time.low for time in times),
+        max(time.high for time in times),
+    )
 
 
 def _estimate_of_sample(
     interval: Interval, request_count: int, sample: SteadySample
 ) -> TermEstimate:
-    """Return the estimate from a steady sample, with the caveat of its shortage.
+    """Return an estimate from a steady sample, with the load that it is from.
 
-    The caveat says why the load is too short for an interval that is bounded on both sides, if it
+    Its caveat says why the load is too short for an interval that is bounded on both sides, if it
     is.
     """
     estimate = _estimate_with_check(interval, request_count, sample.load_check)
@@ -685,20 +739,20 @@ def _estimate_with_check(
     )
 
 
-def _slo_misses(loaded_run: LoadedRun) -> TimedValues:
-    """Return 1.0 for each request that misses the SLO of its run and 0.0 for each that meets it."""
+def _slo_violations(loaded_run: LoadedRun) -> TimedValues:
+    """Return 1.0 for each request that violates the SLO of its run, 0.0 for each that meets it."""
     run, columns = loaded_run
-    mask = counted_requests(columns, run.manifest.slo)
-    return steady_samples.order_by_due_time(
-        columns, mask, (~meets_slo(run, columns)).astype(np.float64)
-    )
+    is_counted = counted_requests(columns, run.header.slo)
+    violations = (~meets_slo(run, columns)).astype(np.float64)
+    return steady_samples.order_by_due_time(columns, is_counted, violations)
 
 
 def _recovery_time_s(event: Recovery) -> Interval:
-    """Return the time until the SLO was met again, as uncertain as the time between requests.
+    """Return the time until the SLO was met again, in seconds.
 
-    The SLO is only observed when a request ends. If it was not met again, the time is longer than
-    what was observed.
+    The SLO is only observed when a request ends, so the interval is as wide as the time between
+    requests on either side. If the SLO was not met again, the time is longer than what was
+    observed.
     """
     if event.recovered_after_s is None:
         return Interval(math.inf, event.observed_s, math.inf)

@@ -1,8 +1,8 @@
 """Judge runs against a contract: PASS, FAIL or INCONCLUSIVE for every term.
 
-A term passes if the whole confidence interval of its metric meets the limit, and fails if the
-whole interval exceeds it. Everything else is INCONCLUSIVE, from missing data to a load generator
-that was the bottleneck; the reason says what would decide. This module is pure.
+A term passes if the whole confidence interval of its metric meets the limit, and fails if the whole
+interval violates it. Everything else is INCONCLUSIVE, with the reason and, if it is known, the load
+that would decide the term. This module is pure.
 """
 
 from __future__ import annotations
@@ -43,10 +43,18 @@ from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
 
 MAX_WIDTH_RATIO = 100
-"""Widths of the interval per distance from the limit above which no reasonable sample decides."""
+"""The largest ratio of an interval's half width to the metric's distance from the limit for which a
+sample size is recommended. The recommended sample is 100 ** 2 times the measured one.
+"""
 
 SIGNIFICANT_DIGITS = 9
-"""Significant digits of metrics in `verdict.json`."""
+"""Significant digits of metrics in `verdict.json`.
+
+The last digits of a float depend on the order of a sum, and so on the version of numpy.
+"""
+
+DECIMAL_PLACES = 12
+"""Decimal places of metrics in `verdict.json`."""
 
 EvaluateTerm = Callable[[ContractTerm], TermEstimate]
 """Returns the metric of a term. Raises EstimateError."""
@@ -73,9 +81,14 @@ class ScoredAnswers(NamedTuple):
 
 
 class TermDecision(NamedTuple):
-    """The verdict on a metric, its reason, and the load that will decide it.
+    """The verdict on a term.
 
-    The load is 0 if it is not known.
+    Attributes:
+        verdict: The verdict.
+        code: The code of the reason.
+        reason: The reason, for people.
+        sufficient_load_s: The load of all runs that decides the term if the server continues as it
+            did. 0 if it is not known.
     """
 
     verdict: Verdict
@@ -106,11 +119,13 @@ def judge_interim_analyses(
 ) -> tuple[LevelVerdict, ...]:
     """Return the verdict on every level of a validation that was extended.
 
-    Each extension is followed by an interim analysis of all runs so far. Analysis k is judged at a
-    confidence of 1 - (1 - confidence) / 2^(k - 1), and a term that is decided stays so. Then all
-    analyses together pass a term that does not hold, or fail one that holds, with a probability of
-    at most 1 - confidence: each errs on one side with half of what its confidence leaves, and the
-    sum over all k is (1 - confidence) / 2 * (1 + 1/2 + 1/4 + ...).
+    Each extension adds runs, followed by an interim analysis of all runs so far. A term that is
+    decided in one analysis stays decided.
+
+    Each analysis has a chance to err, so later ones are judged at a higher confidence: analysis k
+    at 1 - (1 - confidence) / 2^(k - 1). Each analysis errs on one side with half of the probability
+    that its confidence leaves. The sum over all k is (1 - confidence) / 2 * (1 + 1/2 + 1/4 + ...),
+    so all analyses together give a wrong verdict with a probability of at most 1 - confidence.
 
     Args:
         contract: The contract.
@@ -123,15 +138,15 @@ def judge_interim_analyses(
         return judge_levels(contract, measured_levels, cost_function)
     verdicts: tuple[LevelVerdict, ...] = ()
     confidence = contract.confidence
-    for number, counts in enumerate(run_counts, start=1):
+    for analysis, counts in enumerate(run_counts, start=1):
         runs_so_far = {
             name: replace(level, runs=level.runs[: counts.get(name, 0)])
             for name, level in measured_levels.items()
         }
-        contract_now = contract.model_copy(update={"confidence": confidence})
+        contract_of_analysis = contract.model_copy(update={"confidence": confidence})
         new_verdicts = tuple(
-            _at_analysis(level, number)
-            for level in judge_levels(contract_now, runs_so_far, cost_function)
+            _with_analysis(level, analysis)
+            for level in judge_levels(contract_of_analysis, runs_so_far, cost_function)
         )
         if verdicts:
             verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
@@ -141,30 +156,30 @@ def judge_interim_analyses(
     return verdicts
 
 
-def _at_analysis(level: LevelVerdict, number: int) -> LevelVerdict:
-    """Return the verdict on a level with the number of its interim analysis."""
-    return replace(level, terms=tuple(replace(term, analysis=number) for term in level.terms))
+def _with_analysis(level: LevelVerdict, analysis: int) -> LevelVerdict:
+    """Return the verdict on a level with the number of the interim analysis that it is from."""
+    return replace(level, terms=tuple(replace(term, analysis=analysis) for term in level.terms))
 
 
-def _keep_decided_terms(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
-    """Return the latest verdict on a level, with terms decided earlier unchanged.
+def _keep_decided_terms(earlier: LevelVerdict, latest: LevelVerdict) -> LevelVerdict:
+    """Return the latest verdict on a level, with terms that were decided earlier unchanged.
 
-    A term that passed or failed at an earlier interim analysis keeps that verdict. To judge it
-    again at each analysis would make a wrong verdict more likely each time.
+    A term that passed or failed in an earlier interim analysis keeps that verdict. To judge it
+    again in each analysis would make a wrong verdict more likely each time.
     """
-    has_new_runs = len(before.runs) != len(now.runs)
-    if not has_new_runs and all(term.is_decided for term in before.terms):
-        return before
+    has_new_runs = len(earlier.runs) != len(latest.runs)
+    if not has_new_runs and all(term.is_decided for term in earlier.terms):
+        return earlier
     terms = tuple(
-        old_term if old_term.is_decided else new_term
-        for old_term, new_term in zip(before.terms, now.terms, strict=True)
+        earlier_term if earlier_term.is_decided else latest_term
+        for earlier_term, latest_term in zip(earlier.terms, latest.terms, strict=True)
     )
     is_any_decided = any(term.is_decided for term in terms)
     return replace(
-        now,
+        latest,
         terms=terms,
         verdict=level_verdict(terms),
-        failure_reason="" if is_any_decided else now.failure_reason,
+        failure_reason="" if is_any_decided else latest.failure_reason,
     )
 
 
@@ -174,9 +189,9 @@ def _judge_level(
     measured_levels: Mapping[str, MeasuredLevel],
     cost_function: CostFunction | None,
 ) -> LevelVerdict:
-    """Return the verdict on one level, and what a reader needs to know about its runs.
+    """Return the verdict on one level, with the load and the warnings of its runs.
 
-    If the runs cannot be used at all, for example because one is not valid, no term is judged.
+    If the runs cannot be used at all, for example because one is INVALID, no term is judged.
     """
     not_run = MeasuredLevel(failure_reason="it was not run")
     measured_level = measured_levels.get(level.name, not_run)
@@ -211,8 +226,9 @@ def _judge_level(
 def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
     """Return a level without dropped requests, if the client dropped more than a few.
 
-    The client drops a request if too many are in flight. As it was not sent, it says nothing about
-    the server. A few dropped requests stay, and count as errors.
+    The client drops a request if its limit on requests in flight is reached. A dropped request was
+    not sent, so it does not show what the server can do. A few dropped requests are kept and count
+    as errors.
     """
     if not run_checks.find_dropped_load(level.runs):
         return level
@@ -222,8 +238,8 @@ def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
 def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """Return the warnings about the runs of a level, each of them once.
 
-    A warning is left out if the contract judges the same thing itself: too few samples for an SLO,
-    and a limit of the workload that the contract lifts.
+    A warning is left out if the verdict covers the same thing: too few requests for an SLO, and a
+    limit on a valid run that the contract judges itself.
     """
     notes = [run_checks.find_dropped_load(runs)]
     for run in runs:
@@ -238,31 +254,36 @@ def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
 def _withdraw_unrepresentative(
     verdict: TermVerdict, term: ContractTerm, runs: Sequence[RecordedRun]
 ) -> TermVerdict:
-    """Return the verdict on a term, INCONCLUSIVE if its runs are not representative.
+    """Return the verdict on a term, or INCONCLUSIVE if its runs do not represent the workload.
 
-    A FAIL remains: the doubtful part is not in the metric, or speaks for the server. An exception
-    is a rate that is too low because the load was not offered, which is not the fault of the
-    server.
+    Only a PASS is withdrawn, because what is wrong with such runs makes the server look better:
+    dropped requests, shorter responses, or responses without TPOT. There is one exception: a rate
+    that is too low because the client dropped requests is not a FAIL of the server.
     """
     dropped_reason = run_checks.find_dropped_load(runs)
     reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
-    is_load_to_blame = bool(dropped_reason) and verdict.verdict == FAIL and not term.is_upper_bound
-    if not reason or (verdict.verdict != PASS and not is_load_to_blame):
+    if not reason:
+        return verdict
+    is_minimum = not term.is_upper_bound
+    is_missed_minimum = verdict.verdict == FAIL and is_minimum
+    is_due_to_dropped_load = is_missed_minimum and bool(dropped_reason)
+    if verdict.verdict != PASS and not is_due_to_dropped_load:
         return verdict
     return replace(
         verdict,
         verdict="INCONCLUSIVE",
         code="not_judged",
-        reason=f"{verdict.reason}; but {reason}",
+        reason=f"{verdict.reason}; not counted, because {reason}",
     )
 
 
 def judge_answers(
     contract: Contract, check: AnswerCheck, scored_answers: ScoredAnswers
 ) -> LevelVerdict:
-    """Return the verdict on the terms about answers, in the form of one more level.
+    """Return the verdict on the terms about responses, in the form of one more level.
 
-    Reports then show it like that on a load. It has no runs: its requests are the prompts.
+    Reports can then show it like the verdict on a load. It has no runs, and its requests are the
+    prompts.
     """
     judge = TermJudge(
         scored_answers.evaluate, contract.confidence, ANSWERS_LEVEL, scored_answers.failure_reason
@@ -291,8 +312,8 @@ class TermJudge(NamedTuple):
     """Judges the terms of one level.
 
     Attributes:
-        evaluate: Returns the metric of a term.
-        confidence: The confidence of its interval.
+        evaluate: Returns the metric of a term with its interval.
+        confidence: The confidence of the interval.
         level: The name of the level.
         failure_reason: Why no term of the level can be judged, or "".
     """
@@ -337,10 +358,10 @@ class TermJudge(NamedTuple):
         estimate: TermEstimate,
         decision: TermDecision,
     ) -> TermVerdict:
-        """Return the verdict with the decision on a term and the metric that it rests on.
+        """Return the verdict with the decision on a term and the metric that it is based on.
 
-        The horizon says how rare an event may be that this load would still have met. The
-        additional load is what an undecided term lacks.
+        The recurrence horizon of the verdict is the longest mean time between two slowdowns that
+        this load would still have met. The additional load is what an undecided term lacks.
         """
         horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
         additional_load_s = None
@@ -358,7 +379,7 @@ class TermJudge(NamedTuple):
             limit=term.limit_in_unit,
             unit=term.unit,
             sample=estimate.sample_count,
-            horizon_s=horizon_s or None,  # a term about answers has no load, and so no horizon
+            horizon_s=horizon_s or None,  # a term about responses has no load, and so no horizon
             effective_size=None if effective_size is None else round(effective_size),
             additional_load_s=additional_load_s,
         )
@@ -368,7 +389,7 @@ def _finite(value: float) -> float | None:
     """Return a value for JSON: rounded, or None if it is infinite."""
     if not math.isfinite(value):
         return None
-    return round(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), 12)
+    return round(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), DECIMAL_PLACES)
 
 
 def compare_with_limit(
@@ -376,51 +397,67 @@ def compare_with_limit(
 ) -> TermDecision:
     """Return the verdict on a term from the interval of its metric.
 
-    The whole interval has to be on one side of the limit. If it is not, the term is INCONCLUSIVE:
-    either the sample bounds the metric on one side only, which the caveat of the estimate
-    explains, or the limit is inside the interval, and the reason says how large a sample would
-    decide.
+    The whole interval has to be on one side of the limit. If it is not, the term is INCONCLUSIVE
+    for one of two reasons. Either the sample bounds the metric on one side only, which the caveat
+    of the estimate explains. Or the interval contains the limit, and the reason says how large a
+    sample would decide.
     """
-    interval = estimate.interval
-    limit = term.limit_in_unit
-    if term.is_upper_bound:
-        is_met = interval.high <= limit
-        is_exceeded = interval.low > limit
-    else:
-        is_met = interval.low >= limit
-        is_exceeded = interval.high < limit
-    metric_text = _metric_text(term, estimate, confidence)
-    bound = "at most" if term.is_upper_bound else "at least"
-    promise = f"the promise of {bound} {format_metric(limit, term.unit)}"
-    if is_met:
-        return TermDecision("PASS", "kept", f"{metric_text} keeps {promise}")
-    if is_exceeded:
-        return TermDecision("FAIL", "broken", f"{metric_text} breaks {promise}")
+    measured = _describe_metric(term, estimate, confidence)
+    if _is_met(term, estimate.interval):
+        return TermDecision("PASS", "kept", f"{measured}, {limit_text(term)}")
+    if _is_violated(term, estimate.interval):
+        return TermDecision("FAIL", "broken", f"{measured}, {limit_text(term)}")
     if estimate.caveat:
-        reason = f"{_value_text(term, interval)} in this sample; {estimate.caveat}"
+        value = _format_value(term, estimate.interval)
+        reason = f"{value} so far; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
     required = _find_required_sample(term, estimate, confidence)
     return TermDecision(
         "INCONCLUSIVE",
         "held_by_interval",
-        f"{metric_text}: the interval holds {promise}; {required.text}",
+        f"{measured}, {limit_text(term)}; the interval contains the limit: {required.text}",
         required.load_s,
     )
 
 
-def _metric_text(term: ContractTerm, estimate: TermEstimate, confidence: float) -> str:
-    """Return the metric of a term, its interval, and the part of the load that it is from."""
-    value = _value_text(term, estimate.interval)
+def _is_met(term: ContractTerm, interval: Interval) -> bool:
+    """Return whether the whole interval of a metric meets the limit of a term."""
+    if term.is_upper_bound:
+        return interval.high <= term.limit_in_unit
+    return interval.low >= term.limit_in_unit
+
+
+def _is_violated(term: ContractTerm, interval: Interval) -> bool:
+    """Return whether the whole interval of a metric violates the limit of a term."""
+    if term.is_upper_bound:
+        return interval.low > term.limit_in_unit
+    return interval.high < term.limit_in_unit
+
+
+def limit_text(term: ContractTerm) -> str:
+    """Return the limit of a term, such as "limit 500 ms", or "minimum 99 %" for a lower bound."""
+    noun = "limit" if term.is_upper_bound else "minimum"
+    return f"{noun} {format_metric(term.limit_in_unit, term.unit)}"
+
+
+def _describe_metric(term: ContractTerm, estimate: TermEstimate, confidence: float) -> str:
+    """Return the metric of a term with its interval and the part of the load that it is from.
+
+    For example "94.3 ms (95 % CI 94.1 ms to 94.6 ms, steady state from 1 min 29 s)".
+    """
+    value = _format_value(term, estimate.interval)
     ends = format_interval(estimate.interval, term.unit)
     load_part = f", {estimate.load_part}" if estimate.load_part else ""
-    return f"{value} ({ends} at {confidence * 100:g} %{load_part})"
+    return f"{value} ({confidence * 100:g} % CI {ends}{load_part})"
 
 
-def _value_text(term: ContractTerm, interval: Interval) -> str:
+def _format_value(term: ContractTerm, interval: Interval) -> str:
     """Return the metric of a term with its unit, or what an infinite metric means."""
-    if math.isinf(interval.value):
-        return "not back" if term.kind == "recovery" else "a failed request"
-    return format_metric(interval.value, term.unit)
+    if not math.isinf(interval.value):
+        return format_metric(interval.value, term.unit)
+    if term.kind == "recovery":
+        return "not recovered"
+    return "a failed request"
 
 
 class RequiredSample(NamedTuple):
@@ -435,32 +472,37 @@ def _find_required_sample(
 ) -> RequiredSample:
     """Return the sample that would decide a term whose limit is inside the interval.
 
-    It assumes that the metric stays as it is and that only its interval shrinks as the sample
-    grows.
+    The metric is assumed to stay as it is, while its interval shrinks as the sample grows.
     """
     factor = _required_factor(estimate.interval, term.limit_in_unit, confidence)
     if factor is None:
-        return RequiredSample("more are needed")
+        return RequiredSample("a larger sample is needed")
     if math.isinf(factor):
-        return RequiredSample("the two are too close for any sample of reasonable size")
+        return RequiredSample("the metric is too close to the limit to decide by measuring")
     load_s = max(factor * estimate.load_s, estimate.sufficient_load_s)
-    if term.is_about_tasks:
-        noun = "tasks"
-    elif estimate.load_s:
-        noun = "requests"
-    else:
-        noun = "prompts"
-    load = f", {format.duration(load_s)} of load," if load_s else ""
     count = math.ceil(estimate.sample_count * factor)
-    return RequiredSample(f"about {count:,} {noun}{load} would decide it", load_s)
+    load = f" ({format.duration(load_s)} of load)" if load_s else ""
+    sample = f"{count:,} {_noun_of_sample(term, estimate)}{load}"
+    return RequiredSample(f"about {sample} would decide it", load_s)
+
+
+def _noun_of_sample(term: ContractTerm, estimate: TermEstimate) -> str:
+    """Return what the sample of a term consists of."""
+    if term.is_about_tasks:
+        return "tasks"
+    # Only the prompts of a term about responses are sent without a load.
+    return "requests" if estimate.load_s else "prompts"
 
 
 def _required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
-    """Return how many times larger a sample must be to decide at the next analysis.
+    """Return how many times larger a sample must be to decide at the next interim analysis.
 
-    The width of an interval shrinks with the square root of the sample size. Return infinity if
-    the limit is too close to the metric, and None if the interval has no end on the side of the
-    limit.
+    The half width of an interval shrinks with the square root of the sample size. It has to become
+    as small as the distance from the metric to the limit. The next analysis has a higher
+    confidence, so its interval is wider by the ratio of the two normal quantiles.
+
+    Return infinity if the limit is too close to the metric, and None if the interval has no end on
+    the side of the limit.
     """
     value = interval.value
     half_width = value - interval.low if value > limit else interval.high - value

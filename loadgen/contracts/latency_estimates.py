@@ -36,8 +36,8 @@ from loadgen.core.stats.quantiles import quantile_of
 class LatencyEstimate(NamedTuple):
     """A latency quantile in ns, and the sample behind it.
 
-    The upper end of the interval is infinite, or at least the upper bound of the sample, if the
-    load was too short.
+    If the load was too short, the upper end of the interval is at least the upper bound of the
+    sample, which may be infinite.
     """
 
     interval: Interval
@@ -45,7 +45,7 @@ class LatencyEstimate(NamedTuple):
 
 
 class BoundedQuantile(NamedTuple):
-    """A quantile with its interval, and the check whether the load bounds it from above."""
+    """A quantile with its interval, and the check whether the sample bounds it from above."""
 
     interval: Interval
     load_check: LoadCheck
@@ -65,7 +65,8 @@ def estimate_latency(
         loaded_runs: The runs of the level.
         query: The quantile.
         name: The name of the latency in messages.
-        limit_ns: The limit of the term. Unfinished requests that already exceed it count.
+        limit_ns: The limit of the term: unfinished requests that already exceed it count. None if
+            the latency is only compared with another one.
 
     Raises:
         EstimateError: There are too few requests, or too many of them are unfinished.
@@ -78,28 +79,37 @@ def estimate_latency(
     load_s = load_length_s(timed_samples)
     require_supported([samples.values for samples in timed_samples], query.p, name, load_s)
     sample = select_steady_sample(runs, timed_samples, query)
-    bounded_quantile = _bound_quantile(
+    quantile = _bound_quantile(
         sample.values, query, load_s, has_queueing=includes_queueing(runs, query.metric)
     )
+    # A longer load has to satisfy both checks, whichever of them failed.
     sufficient_load_s = max(
-        sample.load_check.sufficient_load_s, bounded_quantile.load_check.sufficient_load_s
+        sample.load_check.sufficient_load_s, quantile.load_check.sufficient_load_s
     )
     if sample.load_check.is_short:
         load_check = sample.load_check._replace(sufficient_load_s=sufficient_load_s)
         return _estimate_lower_end(sample._replace(load_check=load_check), query)
-    load_part = sample.load_part
-    if bounded_quantile.load_check.is_short and math.isfinite(bounded_quantile.interval.high):
-        source = "upper end from how much it varied over the load"
-        load_part = f"{load_part}, {source}" if load_part else source
-    load_check = bounded_quantile.load_check._replace(sufficient_load_s=sufficient_load_s)
-    interval = _widen_by_runs(bounded_quantile.interval, sample.values, query.p)
-    return LatencyEstimate(interval, sample._replace(load_part=load_part, load_check=load_check))
+    load_check = quantile.load_check._replace(sufficient_load_s=sufficient_load_s)
+    sample = sample._replace(load_part=_describe_part(sample, quantile), load_check=load_check)
+    return LatencyEstimate(_widen_by_runs(quantile.interval, sample.values, query.p), sample)
+
+
+def _describe_part(sample: SteadySample, quantile: BoundedQuantile) -> str:
+    """Return the part of the load behind a quantile, as text, and how its upper end was found.
+
+    The second is mentioned only if the upper end does not come from the sample itself, but from the
+    variation between intervals of time.
+    """
+    descriptions = [sample.load_part] if sample.load_part else []
+    if quantile.load_check.is_short and math.isfinite(quantile.interval.high):
+        descriptions.append("upper end from the variation over time")
+    return ", ".join(descriptions)
 
 
 def _estimate_lower_end(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
     """Return a quantile of a sample whose load was too short for an upper end.
 
-    The upper end is only the worst state of the queue that was seen, or infinite.
+    The upper end is only the worst state of the queue that the load met, or infinite.
     """
     interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
     interval = _widen_by_runs(interval, sample.values, query.p)
@@ -118,7 +128,7 @@ def estimate_selected_quantile(
         runs: The runs of a level.
         values: The selected values of each run.
         query: The quantile.
-        load_s: The length of the load in which these values were due.
+        load_s: The length of the load in which these values were scheduled.
     """
     require_supported(values, query.p, query.metric, load_s)
     has_queueing = includes_queueing(runs, query.metric)
@@ -128,7 +138,7 @@ def estimate_selected_quantile(
         residences = load.residences * load_s / load.seconds
         selected_load = LoadLength(residences, load_s)
         load_check = load_checks.check_queue_tail(
-            residences, selected_load, query.p, query.confidence, query.text
+            residences, selected_load, query.p, query.confidence, query.label
         )
         if load_check.is_short:
             interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
@@ -139,25 +149,35 @@ def estimate_selected_quantile(
 def _bound_quantile(
     values: RunSeries, query: QuantileQuery, load_s: float, *, has_queueing: bool
 ) -> BoundedQuantile:
-    """Return a quantile, and why the sample alone does not bound it from above.
+    """Return a quantile, and the check whether the sample alone bounds it from above.
 
-    A metric without queueing time still gets an upper end then, from the spread of the batches of
-    the load. Queueing time gets none: it is either near zero or long, so the spread of batches
-    says nothing about it.
+    If it does not, a metric without queueing time gets its upper end from the variation between
+    intervals of time. Queueing time gets none: it is either near zero or long, so its variation so
+    far does not say how long it may become.
     """
-    p = query.p
-    confidence = query.confidence
-    interval = quantile_interval.estimate_quantile(values, p, confidence)
-    load_check = load_checks.check_tail_clusters(values, p, confidence, load_s)
+    interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
+    load_check = load_checks.check_tail_clusters(values, query.p, query.confidence, load_s)
     if math.isinf(interval.high) and not has_queueing:
-        sample_size = quantile_interval.quantile_sample_size(values, p, confidence)
-        # The range of a small sample may end with a failed request, which is infinite.
-        is_small = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
-        if load_check.is_short or is_small:
-            limit = quantile_interval.tolerance_limit(values, p, confidence)
-            interval = replace(interval, high=max(interval.value, limit))
-    outlier = quantile_interval.outlying_batch_quantile(values, p)
+        interval = _with_tolerance_limit(interval, values, query, load_check)
+    # One interval of time that is far slower than the others may be the first of several.
+    outlier = quantile_interval.outlying_batch_quantile(values, query.p)
     return BoundedQuantile(replace(interval, high=max(interval.high, outlier)), load_check)
+
+
+def _with_tolerance_limit(
+    interval: Interval, values: RunSeries, query: QuantileQuery, load_check: LoadCheck
+) -> Interval:
+    """Return an interval without an upper end, bounded by the variation between intervals of time.
+
+    The interval stays unbounded if the sample is large and its slow requests were spread over the
+    load: then so many requests failed that the quantile itself may be infinite.
+    """
+    sample_size = quantile_interval.quantile_sample_size(values, query.p, query.confidence)
+    is_small = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
+    if not load_check.is_short and not is_small:
+        return interval
+    limit = quantile_interval.tolerance_limit(values, query.p, query.confidence)
+    return replace(interval, high=max(interval.value, limit))
 
 
 def run_quantiles(values: RunSeries, p: float) -> list[float]:
@@ -197,12 +217,11 @@ def divide_latencies(numerator: Interval, denominator: Interval, denominator_nam
     """
     if math.isinf(denominator.value):
         raise EstimateError(
-            f"so many requests of {denominator_name} failed that there is no latency "
-            "to compare with"
+            f"too many requests of {denominator_name} failed, so it has no latency to compare with"
         )
     if math.isinf(numerator.value):
-        # The interval on the logarithmic scale needs finite values: divide the ends, each at its
-        # own confidence.
+        # The interval of a ratio is computed on a logarithmic scale, which needs finite values.
+        # The least possible ratio is that of the opposite ends.
         low = 0.0
         if math.isfinite(denominator.high):
             low = max(numerator.low, 0.0) / denominator.high

@@ -1,12 +1,17 @@
 """Check whether a load is long enough to judge a term, and compute the length that would be.
 
-A sample can be too small for an upper bound although it has many requests: requests close together
-in time meet the same state of the server, and a load sees only what happens during it.
+A sample can be too small for an upper bound although it has many requests. Requests close together
+in time meet the same state of the server, and a load shows only what happens during it.
 
-Three words of this module: `load_s` is the length of the measured load of all runs together, in
-seconds. The residence time of a request is the time from when it is due to its end. A number of
-independent samples says how many unrelated observations would show as much as the correlated
-requests of the load do (their effective sample size). This module is pure.
+This module uses three terms:
+
+- `load_s` is the length of the measured load of all runs together, in seconds.
+- The residence time of a request is the time from its scheduled start to its end, so it includes
+  the time in the server's queue.
+- The effective sample size of correlated requests is the number of independent observations that
+  would show as much.
+
+This module is pure.
 """
 
 from __future__ import annotations
@@ -18,22 +23,28 @@ from typing import NamedTuple
 from loadgen.contracts import quantile_interval, steady_state
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.steady_state import TimedValues
+from loadgen.contracts.terms import NS_PER_S
 from loadgen.core import format
 from loadgen.core.stats import intervals
 
 MIN_SERVER_SAMPLES = 6
-"""Independent samples of the server that any latency needs.
+"""The effective sample size that any latency needs, counted in independent states of the server.
 
-With fewer, batches of time do not represent a load that continues: benchmarks/trust.py finds wrong
-PASS verdicts.
+With fewer, the measured time does not represent a load that continues: benchmarks/trust.py then
+finds PASS verdicts on servers that miss the limit.
 """
 
 PLANNING_MARGIN = 1.1
-"""Factor on the load that is estimated to be enough, because the estimate itself varies."""
+"""Factor on a load that is estimated to be sufficient.
+
+The estimate varies from run to run. With 10 % more, a recommended load is seldom too short again.
+"""
 
 NEARLY_FULL_LENGTH = 0.9
-"""Share of a length that counts as that length: a load ends with its last request, not at its
-planned end.
+"""The fraction of a required length from which a load counts as long enough.
+
+A load is measured from its first to its last scheduled request, which come after its planned start
+and before its planned end.
 """
 
 
@@ -55,9 +66,9 @@ class LoadCheck(NamedTuple):
 
     Attributes:
         reason: Why the load is too short, or "" if it is long enough.
-        sufficient_load_s: The load of all runs that is enough if the server continues as it did.
-            It is for the confidence of the next interim analysis, and is also set if this load was
-            long enough. Infinite if it is not known.
+        sufficient_load_s: The load of all runs that is sufficient if the server continues as it
+            did. It applies to the confidence of the next interim analysis, and is also set if this
+            load was long enough. Infinite if it is not known.
     """
 
     reason: str = ""
@@ -70,17 +81,17 @@ class LoadCheck(NamedTuple):
 
     @property
     def known_sufficient_load_s(self) -> float:
-        """The load that is enough, or 0 if it is not known."""
+        """The sufficient load in seconds, or 0 if it is not known."""
         return self.sufficient_load_s if math.isfinite(self.sufficient_load_s) else 0.0
 
     def sentence(self) -> str:
-        """Return the reason and the load that would be enough, or "" if the load is long enough."""
+        """Return the reason and the sufficient load, or "" if the load is long enough."""
         if not self.is_short:
             return ""
-        load = "a longer load"
+        needed_load = "a longer load is needed"
         if math.isfinite(self.sufficient_load_s):
-            load = f"about {format.duration(self.sufficient_load_s)} of load"
-        return f"{self.reason}: {load}"
+            needed_load = f"about {format.duration(self.sufficient_load_s)} of load needed"
+        return f"{self.reason} ({needed_load})"
 
     def with_prefix(self, prefix: str) -> LoadCheck:
         """Return the check with a prefix before its reason, if it has a reason."""
@@ -97,169 +108,173 @@ class LoadLength(NamedTuple):
 
 
 def combine_load_checks(*groups: Sequence[LoadCheck]) -> LoadCheck:
-    """Return one check that stands for several.
+    """Return one check that stands for several groups of checks.
 
-    Its reason joins the first reason of each group, because the reasons of one group have the same
-    cause. Its sufficient load is the largest, which is enough for all.
+    The checks of one group have the same cause, such as a long queue, so only the first reason of
+    each group is given. The sufficient load is the largest of all checks.
     """
     reasons = []
-    sufficient_load_s = 0.0
+    sufficient_loads_s = [0.0]
     for group in groups:
         group_reasons = [load_check.reason for load_check in group if load_check.is_short]
-        reasons.extend(group_reasons[:1])
-        sufficient_load_s = max(
-            [sufficient_load_s, *(load_check.sufficient_load_s for load_check in group)]
-        )
-    return LoadCheck("; and ".join(reasons), sufficient_load_s)
+        if group_reasons:
+            reasons.append(group_reasons[0])
+        sufficient_loads_s.extend(load_check.sufficient_load_s for load_check in group)
+    return LoadCheck("; ".join(reasons), max(sufficient_loads_s))
 
 
-def scale_load_s(load_s: float, required: float, seen: float) -> float:
+def scale_load_s(load_s: float, required_samples: float, measured_samples: float) -> float:
     """Return the load that gives a required number of samples, in seconds.
 
-    The number of samples is taken to grow in proportion to the load. The result has a margin.
-    Return infinity if no sample was seen.
+    The number of samples is assumed to grow in proportion to the load. The result includes
+    `PLANNING_MARGIN`. It is infinite if the load had no sample.
 
     Args:
         load_s: The load that was measured.
-        required: The number of samples that are required.
-        seen: The number of samples in the measured load.
+        required_samples: The number of samples that are required.
+        measured_samples: The number of samples in the measured load.
     """
-    if not seen:
+    if not measured_samples:
         return math.inf
-    return PLANNING_MARGIN * load_s * required / seen
+    return PLANNING_MARGIN * load_s * required_samples / measured_samples
 
 
 def describe_unfinished_startup(load_s: float) -> LoadCheck:
     """Return the failed check of a load whose start-up did not end in its first half.
 
     A server begins empty and therefore fast. How much longer the start-up would have taken is not
-    known, so no sufficient load is given.
+    known, so the sufficient load is unknown.
     """
     reason = (
-        f"after {format.duration(load_s / 2)} of load the start-up was not over, so what a "
-        "steady load gives was not seen (a warm-up stage longer than that before it helps too)"
+        f"no steady state: the start-up lasted longer than {format.duration(load_s / 2)}; use a "
+        "longer load or a longer warm-up"
     )
     return LoadCheck(reason, math.inf)
 
 
 def check_horizon(
-    load_s: float, confidence: float, horizon_s: float, metric_text: str
+    load_s: float, confidence: float, horizon_s: float, metric_label: str
 ) -> LoadCheck:
-    """Check whether a load is long enough to meet events that recur within the horizon.
+    """Check whether a load is long enough to meet the rare slowdowns that a contract covers.
 
-    The horizon of a contract, such as 12 minutes, is the longest mean time between two events, such
-    as slow phases of the server, that a PASS takes into account. A load that is shorter than the
-    events are apart can miss them all.
+    A contract has a recurrence horizon, such as 12 minutes: its PASS covers slowdowns of the server
+    that recur at least once in 12 minutes on average. A shorter load could miss all of them by
+    chance.
 
     Args:
         load_s: The length of the load.
-        confidence: The confidence with which an event has to be met.
-        horizon_s: The horizon of the contract.
-        metric_text: The metric for people, such as "ttft p99".
+        confidence: The confidence with which a slowdown has to be met.
+        horizon_s: The recurrence horizon of the contract.
+        metric_label: The metric as messages name it, such as "ttft p99".
     """
     sufficient_load_s = intervals.length_to_meet_s(
         horizon_s, intervals.next_interim_level(confidence)
     )
-    if load_s >= NEARLY_FULL_LENGTH * intervals.length_to_meet_s(horizon_s, confidence):
+    required_load_s = intervals.length_to_meet_s(horizon_s, confidence)
+    if load_s >= NEARLY_FULL_LENGTH * required_load_s:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     covered_s = intervals.longest_recurrence_s(load_s, confidence)
     reason = (
-        f"a load of {format.duration(load_s)} sees what comes back within "
-        f"{format.duration(covered_s)}; {metric_text} needs {format.duration(horizon_s)}"
+        f"run too short: {format.duration(load_s)} of load covers slowdowns that recur within "
+        f"{format.duration(covered_s)}, {metric_label} needs {format.duration(horizon_s)}"
     )
     return LoadCheck(reason, sufficient_load_s)
 
 
 def check_server_samples(sample_size: float | None, load_s: float) -> LoadCheck:
-    """Check whether a load saw enough independent states of a server that changes slowly.
+    """Check whether a load met enough independent states of a server that changes slowly.
 
     A server whose speed drifts over minutes shows few of its states in a short load, however many
     requests there are.
 
     Args:
-        sample_size: The independent samples of the server in the load. None if they are not known,
-            which passes the check.
+        sample_size: The effective sample size of the load, counted in states of the server. None if
+            it is not known, which passes the check.
         load_s: The length of the load.
     """
     if sample_size is None:
         return LoadCheck()
-    # A size of 0 could not be estimated from so few values: the load counts as one sample.
-    seen_samples = sample_size or 1
-    sufficient_load_s = scale_load_s(load_s, MIN_SERVER_SAMPLES, seen_samples)
+    # A size of 0 means that there were too few values to estimate it: the load counts as one state.
+    measured_samples = sample_size or 1
+    sufficient_load_s = scale_load_s(load_s, MIN_SERVER_SAMPLES, measured_samples)
     if sample_size >= MIN_SERVER_SAMPLES:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     reason = (
-        "a server that changes slowly: this load is worth some "
-        f"{math.floor(sample_size)} independent samples of it; {MIN_SERVER_SAMPLES} needed"
+        "run too short: the speed of the server changes slowly, so the effective sample size is "
+        f"{math.floor(sample_size)}, {MIN_SERVER_SAMPLES} needed"
     )
     return LoadCheck(reason, sufficient_load_s)
 
 
-def check_queue_samples(
-    sample_size: float,
-    required: int,
-    load_s: float,
-    timed_samples: Sequence[TimedValues],
-    residences_ns: Sequence[float],
-) -> LoadCheck:
-    """Check whether a load saw enough independent states of its queue for batch means.
+class QueueSeries(NamedTuple):
+    """The values of one run whose metric includes queueing, and its mean residence time."""
 
-    The interval of a mean treats batches of time as independent. A long queue can last for several
-    batches, so that neighbouring ones are alike and the interval would be too narrow.
+    samples: TimedValues
+    residence_ns: float
+
+    def effective_size(self) -> float:
+        """Return the number of independent states of the queue that the values show."""
+        return steady_state.effective_sample_size(self.samples, self.residence_ns)
+
+
+def check_queue_samples(runs: Sequence[QueueSeries], required: int, load_s: float) -> LoadCheck:
+    """Check whether a load met enough independent states of its queue for batch means.
+
+    The interval of a mean comes from the means of batches of time, which it treats as independent.
+    A long queue can last for several batches, so that neighbouring batches are alike and the
+    interval would be too narrow.
 
     Args:
-        sample_size: The independent samples of the queue in the load.
-        required: The samples that are needed.
+        runs: The values of each run.
+        required: The number of independent states that are needed.
         load_s: The length of the load.
-        timed_samples: The values of each run.
-        residences_ns: The mean residence time of each run.
     """
+    sample_size = sum(run.effective_size() for run in runs)
     if sample_size >= required:
         return LoadCheck()
-    runs = zip(timed_samples, residences_ns, strict=True)
-    longest_samples, residence_ns = max(runs, key=_count_samples)
+    # The run with the most values shows best how strongly they are correlated.
+    largest_run = max(runs, key=_count_values)
     additional_ns = steady_state.load_for_sample_size_ns(
-        required - sample_size, longest_samples, residence_ns
+        required - sample_size, largest_run.samples, largest_run.residence_ns
     )
     reason = (
-        "a queue that lasts: requests that came one after another fared alike, so this load is "
-        f"worth some {sample_size:.0f} independent samples of it; {required} needed"
+        "run too short: the queue changes slowly, so the effective sample size is "
+        f"{sample_size:.0f}, {required} needed"
     )
-    return LoadCheck(reason, load_s + PLANNING_MARGIN * additional_ns / 1e9)
+    return LoadCheck(reason, load_s + PLANNING_MARGIN * additional_ns / NS_PER_S)
 
 
-def _count_samples(run: tuple[TimedValues, float]) -> int:
-    """Return the number of values of a run that is given with its residence time."""
-    samples, _ = run
-    return len(samples.values)
+def _count_values(run: QueueSeries) -> int:
+    """Return the number of values of a run."""
+    return len(run.samples.values)
 
 
 def check_queue_tail(
-    sample_size: float, load: LoadLength, p: float, confidence: float, metric_text: str
+    sample_size: float, load: LoadLength, p: float, confidence: float, metric_label: str
 ) -> LoadCheck:
-    """Check whether a load saw its queue often enough for a tail quantile such as p99.
+    """Check whether a load met its queue often enough for a tail quantile such as p99.
 
-    Requests close together see the same queue, so more requests do not help: a bad state that
-    lasts the share 1 - p of the time stays unseen with probability p ** sample_size.
+    Requests close together meet the same queue, so more requests do not help: a bad state that
+    takes the fraction 1 - p of the time stays unseen with probability p ** sample_size.
 
     Args:
-        sample_size: The independent samples of the queue in the load.
+        sample_size: The effective sample size of the load, counted in states of the queue.
         load: The length of the load.
         p: The quantile.
-        confidence: The confidence with which the bad state has to be seen.
-        metric_text: The metric for people, such as "ttft p99".
+        confidence: The confidence with which the bad state has to be met.
+        metric_label: The metric as messages name it, such as "ttft p99".
     """
     required = intervals.observations_to_see(p, confidence)
     required_at_next = intervals.observations_to_see(p, intervals.next_interim_level(confidence))
-    # A size of 0 means that it could not be estimated: then each residence time counts as a sample.
-    seen_samples = sample_size or load.residences
-    sufficient_load_s = scale_load_s(load.seconds, required_at_next, seen_samples)
+    # A size of 0 means that it could not be estimated: then each residence time counts as a state.
+    measured_samples = sample_size or load.residences
+    sufficient_load_s = scale_load_s(load.seconds, required_at_next, measured_samples)
     if sample_size >= required:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     residence = format.duration(load.seconds / load.residences)
     reason = (
-        f"requests stay {residence} on average, so this load saw the queue some {sample_size:.0f} "
-        f"times; {metric_text} needs {required}"
+        f"run too short: requests take {residence} on average, so the load shows "
+        f"{sample_size:.0f} independent states of the queue, {required} needed for {metric_label}"
     )
     return LoadCheck(reason, sufficient_load_s)
 
@@ -267,8 +282,8 @@ def check_queue_tail(
 def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: float) -> LoadCheck:
     """Check whether the slowest requests of a load came at enough different times.
 
-    If they came in a few clusters, such as one bad minute, the quantile rests on few independent
-    events. A quantile near the median needs no such check: few samples are enough for it.
+    If they came in a few clusters, such as one bad minute, the quantile is based on few independent
+    events. A quantile near the median needs no such check, because few samples are enough for it.
 
     Args:
         values: The values of each run, in order of time.
@@ -286,8 +301,7 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     request_count = sum(map(len, values))
     reason = (
-        f"the slowest came together, in a few stretches of the {format.duration(load_s)}: "
-        f"{request_count:,} requests are worth some {sample_size:.0f} that do not share their "
-        f"fate; p{p * 100:g} needs {required}"
+        f"run too short: the slowest of {request_count:,} requests came in a few clusters, so the "
+        f"effective sample size is {sample_size:.0f}, {required} needed for p{p * 100:g}"
     )
     return LoadCheck(reason, sufficient_load_s)

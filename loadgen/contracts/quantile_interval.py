@@ -1,8 +1,8 @@
-"""Estimate quantiles and shares, with confidence intervals that hold for correlated samples.
+"""Estimate quantiles and fractions, with confidence intervals that hold for correlated samples.
 
-Requests that are served at the same time fare alike, so the values of a load are correlated in
-time. The intervals here use the effective sample size instead of the number of values. This module
-is pure.
+Requests that are served at the same time have similar latencies, so the values of a load are
+correlated in time. The intervals here use the effective sample size instead of the number of
+values. This module is pure.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import quantile_index, quantile_of
 
 MIN_EFFECTIVE_SIZE = 20
-"""Effective sample size below which the interval of a quantile is the range of the sample."""
+"""Effective sample size below which the interval of a quantile is the range of the sample.
+
+Wilson's interval, which larger samples get, is not reliable for so few values.
+"""
 
 OUTLIER_DEVIATIONS = 5.0
-"""Standard deviations from the other batches at which a batch of time shows another state of the
-server.
+"""Standard deviations above the median from which a batch of time is an outlier.
+
+By chance, one normally distributed batch in 3.5 million is so far away.
 """
 
 MAD_TO_STANDARD_DEVIATION = 1.4826
 """Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
 MAX_EXPONENT = 700.0
-"""Largest argument of `math.exp` that is used: exp(710) overflows a float."""
+"""The largest argument of `math.exp` that is used, because exp(710) overflows a float."""
+
+MIN_LATENCY_NS = 1.0
+"""The latency that replaces 0 before a logarithm is taken."""
 
 RunSeries = Sequence[NDArray[np.float64]]
 """One array of values per run, in order of time."""
@@ -39,20 +46,16 @@ RunSeries = Sequence[NDArray[np.float64]]
 def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL) -> float:
     """Return how many independent 0/1 marks would estimate the mean of these marks as precisely.
 
-    Marks that come in clusters, such as the slow requests of one bad minute, are worth fewer than
-    their number. The size of the clusters is the variance of the batch means divided by the
-    variance of independent marks. The excess of this size over 1 is itself estimated from few
-    clusters, so it is increased in two ways: by Student's t for the number of batches, and by (k +
-    1) / k, where k is the number of batches with a rare mark. (For k clusters of exponential size
-    m, sum(m^2) / sum(m) is on average k / (k + 1) of the true value.) One bad minute does not show
-    how long bad minutes are.
+    A mark says, for example, whether a request was slow. Marks that come in clusters, such as the
+    slow requests of one bad minute, show less than their number suggests. The effective sample size
+    is the number of marks divided by the mean size of a cluster.
 
     Args:
         marks: An array of 0 and 1 per run, in order of time.
         confidence: The confidence of the interval in which the result is used.
 
     Returns:
-        A number between 0 and the number of marks.
+        A number between 0 and the number of marks. It is 0 if a run is too short to show clusters.
     """
     mark_count = sum(map(len, marks))
     mean = float(np.concatenate(marks).mean())
@@ -62,23 +65,54 @@ def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL)
     if min(map(len, runs)) < 2:
         return 0.0
     run_intervals = [intervals.batch_means(run_marks, level=confidence) for run_marks in runs]
+    cluster_size = _cluster_size(runs, run_intervals, mean)
+    uncertainty_factor = _cluster_uncertainty_factor(runs, run_intervals, mean, confidence)
+    # Independent marks have clusters of one mark, so only the excess over 1 is uncertain.
+    cautious_cluster_size = 1 + (cluster_size - 1) * uncertainty_factor
+    return mark_count / cautious_cluster_size
+
+
+def _cluster_size(runs: RunSeries, run_intervals: Sequence[Interval], mean: float) -> float:
+    """Return the mean number of marks that come together, at least 1.
+
+    It is the variance of the mean mark, estimated from batches of time, divided by the variance
+    that it would have if the marks were independent.
+
+    Args:
+        runs: The marks of each run that has any.
+        run_intervals: The interval of the mean mark of each run, from batches of time.
+        mean: The mean of all marks.
+    """
+    mark_count = sum(map(len, runs))
     weighted_errors = [
         len(run_marks) / mark_count * run_interval.standard_error
         for run_marks, run_interval in zip(runs, run_intervals, strict=True)
     ]
-    standard_error = math.hypot(*weighted_errors)
+    measured_variance = math.hypot(*weighted_errors) ** 2
     variance_of_a_mark = mean * (1 - mean)
-    # Independent marks would have a squared error of variance_of_a_mark / mark_count.
-    cluster_size = max(1.0, standard_error**2 * mark_count / variance_of_a_mark)
-    rare_mark = 1.0 if mean <= 0.5 else 0.0
-    batches_hit = sum(_count_batches_with(run_marks, rare_mark) for run_marks in runs)
-    few_clusters_factor = 1 + 1 / max(batches_hit, 1)
+    return max(1.0, measured_variance * mark_count / variance_of_a_mark)
+
+
+def _cluster_uncertainty_factor(
+    runs: RunSeries, run_intervals: Sequence[Interval], mean: float, confidence: float
+) -> float:
+    """Return the factor by which the excess of the cluster size over 1 is increased.
+
+    The cluster size is itself an estimate, from few batches and few clusters: one bad minute does
+    not show how long bad minutes are. There are two corrections:
+
+    - With k batches that contain the rarer mark, the factor (k + 1) / k. For k clusters whose sizes
+      are exponentially distributed, the estimated size is on average k / (k + 1) of the true one.
+    - For the number of batches, Student's t in place of the normal quantile. A sample size is
+      proportional to a variance, so the ratio of the two quantiles is squared.
+    """
+    rarer_mark = 1.0 if mean <= 0.5 else 0.0
+    batches_with_rarer_mark = sum(_count_batches_with(run_marks, rarer_mark) for run_marks in runs)
+    few_clusters_factor = 1 + 1 / max(batches_with_rarer_mark, 1)
     degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
     t = students_t.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
-    t_to_normal = t / students_t.z_quantile(confidence)
-    # A sample size is a variance, so the ratio of two widths is squared.
-    excess = (cluster_size - 1) * few_clusters_factor * t_to_normal**2
-    return mark_count / (1 + excess)
+    few_batches_factor = (t / students_t.z_quantile(confidence)) ** 2
+    return few_clusters_factor * few_batches_factor
 
 
 def _count_batches_with(marks: NDArray[np.float64], mark: float) -> int:
@@ -89,7 +123,7 @@ def _count_batches_with(marks: NDArray[np.float64], mark: float) -> int:
 
 
 def estimate_share(marks: RunSeries, confidence: float) -> Interval:
-    """Return the share of 1 among 0/1 marks, with its confidence interval (Wilson 1927)."""
+    """Return the fraction of 1 among 0/1 marks, with its confidence interval (Wilson 1927)."""
     share = float(np.concatenate(marks).mean())
     effective_size = effective_sample_size(marks, confidence)
     low, high = intervals.wilson(share, effective_size, confidence)
@@ -99,8 +133,8 @@ def estimate_share(marks: RunSeries, confidence: float) -> Interval:
 def quantile_sample_size(values: RunSeries, p: float, confidence: float) -> float:
     """Return the effective sample size of values for the estimate of their p quantile.
 
-    A quantile is as certain as the share of values above it, so the sample size is that of marks
-    which say whether a value is above the quantile.
+    A quantile is as certain as the fraction of values above it, so the sample size is that of marks
+    that say whether a value is above the quantile.
     """
     quantile = quantile_of(np.concatenate(values), p)
     marks_above = [(run > quantile).astype(np.float64) for run in values]
@@ -110,21 +144,19 @@ def quantile_sample_size(values: RunSeries, p: float, confidence: float) -> floa
 def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interval:
     """Return the p quantile of values with its confidence interval (Woodruff 1952).
 
-    The ends of the interval are the values of the sample at the ends of Wilson's interval around
-    p. An end is infinite where that interval reaches past the sample, or where the effective
-    sample size is so small that all values could lie on one side of the quantile. Values may be
-    infinite (failed requests).
+    The ends of the interval are values of the sample. An end is infinite if the effective sample
+    size is so small that all values could lie on one side of the quantile. Values may be infinite
+    (failed requests).
     """
     ordered = np.sort(np.concatenate(values))
     value = float(ordered[quantile_index(len(ordered), p)])
     effective_size = quantile_sample_size(values, p, confidence)
     if effective_size < MIN_EFFECTIVE_SIZE:
-        # Such a sample shows no more than its own range.
-        effective_size = MIN_EFFECTIVE_SIZE
+        effective_size = MIN_EFFECTIVE_SIZE  # the range of the sample stands for this size
         interval = Interval(value, float(ordered[0]), float(ordered[-1]), confidence)
     else:
         interval = _order_statistics_interval(ordered, p, effective_size, confidence)
-    # So few values could all be above the quantile, or all below it.
+    # With fewer observations than this, all values could be above the quantile, or all below it.
     if effective_size < intervals.observations_to_see(1 - p, confidence):
         interval = replace(interval, low=-math.inf)
     if effective_size < intervals.observations_to_see(p, confidence):
@@ -135,15 +167,16 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
 def _order_statistics_interval(
     ordered: NDArray[np.float64], p: float, effective_size: float, confidence: float
 ) -> Interval:
-    """Return the p quantile of ordered values. The ends of its interval are values of the sample.
+    """Return the p quantile of ordered values with an interval whose ends are values of the sample.
 
-    For p = 0.5 and a Wilson interval from 0.4 to 0.6, these are the 40th and the 60th of 100
-    values. An end is infinite if it would be past the first or the last value.
+    Wilson's interval says between which fractions of the values the quantile lies. For p = 0.5 and
+    fractions from 0.4 to 0.6, the ends are the 40th and the 60th of 100 values. An end is infinite
+    if it would be before the first or after the last value.
     """
     count = len(ordered)
-    low_share, high_share = intervals.wilson(p, effective_size, confidence)
-    low_index = math.floor(count * low_share)
-    high_index = math.ceil(count * high_share)
+    low_fraction, high_fraction = intervals.wilson(p, effective_size, confidence)
+    low_index = math.floor(count * low_fraction)
+    high_index = math.ceil(count * high_fraction)
     value = float(ordered[quantile_index(count, p)])
     low = float(ordered[low_index]) if low_index > 0 else -math.inf
     high = float(ordered[high_index]) if high_index < count else math.inf
@@ -151,15 +184,15 @@ def _order_statistics_interval(
 
 
 def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
-    """Return an upper limit for a quantile whose tail comes from a few batches of time.
+    """Return an upper limit for a quantile whose slow requests came in a few batches of time.
 
-    This is for values that fluctuate slowly without queueing. The share p of such batches stays
-    below the limit if the logarithms of their p quantiles are normally distributed. The limit is
-    at least the worst batch: the logarithms are not normal for a server that switches between two
-    speeds.
+    This is for values that change slowly without queueing. If the logarithms of the p quantiles of
+    such batches are normally distributed, the fraction p of all batches stays below the limit. The
+    limit is at least the quantile of the slowest batch, because the logarithms are not normally
+    distributed for a server that switches between two speeds.
     """
     batch_quantiles = _batch_quantiles(values, p)
-    log_quantiles = np.log(np.maximum(batch_quantiles, 1.0))  # at least 1 ns: log(0) is infinite
+    log_quantiles = np.log(np.maximum(batch_quantiles, MIN_LATENCY_NS))
     log_limit = intervals.upper_tolerance_limit(log_quantiles, p, confidence)
     limit = math.exp(min(log_limit, MAX_EXPONENT))
     finite = batch_quantiles[np.isfinite(batch_quantiles)]
@@ -173,14 +206,15 @@ def _batch_quantiles(values: RunSeries, p: float) -> NDArray[np.float64]:
 
 
 def outlying_batch_quantile(values: RunSeries, p: float) -> float:
-    """Return the highest p quantile of a batch if it is far above the others, else 0.
+    """Return the highest p quantile of a batch of time if it is far above the others, else 0.
 
-    Such a batch met another state of the server, once. How often this state comes back is not
-    known, so it may affect more than the share 1 - p of the requests, however many requests there
-    are. Latencies vary by factors, so the batches are compared on a logarithmic scale, by their
-    median and median deviation, which the outlier itself hardly changes.
+    Such a batch met another state of the server, once. How often this state recurs is not known, so
+    it may affect more than the fraction 1 - p of the requests, however many requests there are.
+
+    Latencies vary by factors, so the batches are compared on a logarithmic scale. Their center and
+    spread are the median and the median absolute deviation, which the outlier hardly changes.
     """
-    log_quantiles = np.log(np.maximum(_batch_quantiles(values, p), 1.0))
+    log_quantiles = np.log(np.maximum(_batch_quantiles(values, p), MIN_LATENCY_NS))
     has_failed_requests = not np.isfinite(log_quantiles).all()
     if len(log_quantiles) < MIN_EFFECTIVE_SIZE or has_failed_requests:
         return 0.0

@@ -16,7 +16,7 @@ COMMON_SHARES_TRIED = 200
 """Steps in which the share is searched that all tenants come nearest to having in common."""
 
 
-def combine_shares(shares: Sequence[TermEstimate]) -> Interval:
+def combine_fractions(shares: Sequence[TermEstimate]) -> Interval:
     """Return the share of several classes together, weighted by their requests.
 
     The value and both ends of the interval are each the weighted mean of those of the classes.
