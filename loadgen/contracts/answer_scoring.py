@@ -1,19 +1,25 @@
-"""Send the prompts of a contract and estimate the terms about answers from the scores.
+"""Send the prompts of a contract and estimate the terms about responses from the scores.
 
-A score says how good the answer to one prompt is, such as `exact`: 1 if the answer equals the
-reference answer, else 0. The scored endpoint is the target of the contract. It may be compared with
-a second endpoint, for example one that serves the same model without quantization.
+A score says how good the response to one prompt is, such as `exact`: 1 if the response equals the
+reference response, else 0. The scored endpoint is the target of the contract. It may be compared
+with another endpoint, for example one that serves the same model without quantization.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from loadgen.answers import answer_files
-from loadgen.answers.comparison import Score, ScoredGroup, ScoreRatio, summarize_scores
+from loadgen.answers.comparison import (
+    AnswersResult,
+    Score,
+    ScoredGroup,
+    ScoreRatio,
+    summarize_scores,
+)
 from loadgen.answers.completions import SendOptions
 from loadgen.answers.questions import read_questions
 from loadgen.answers.scoring_run import ScoringOptions, run_scoring
@@ -29,10 +35,12 @@ from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import Interval
 
 DIRECTORY = ANSWERS_LEVEL
-"""The directory of the answers in the results of a validation."""
+"""The directory of the responses in the results of a validation."""
+
+NOT_SENT = "the prompts were not sent"
 
 CONCURRENCY = 8
-"""Prompts that are sent at the same time."""
+"""The number of prompts that are sent at the same time."""
 
 PERCENT_DIGITS = 9
 """Decimal places of percentages: rounding makes 1 - 0.9 exactly 10 %, not 9.999999999999998 %."""
@@ -40,7 +48,7 @@ PERCENT_DIGITS = 9
 
 @dataclass(frozen=True)
 class AnswerEndpoints:
-    """The endpoint whose answers are scored, and the one they are compared with, if any."""
+    """The endpoint whose responses are scored, and the one they are compared with, if any."""
 
     scored: Settings
     other: Settings | None
@@ -53,10 +61,10 @@ def score_answers(
     output_dir: Path,
     confidence: float,
 ) -> None:
-    """Send all prompts, score the answers, and write the scores to a directory.
+    """Send all prompts, score the responses, and write the scores to a directory.
 
     Args:
-        check: What the contract says about answers.
+        check: The data set of the contract and the terms about responses.
         dataset: The file of the prompts.
         endpoints: The endpoints that the prompts are sent to.
         output_dir: The directory to write to.
@@ -82,7 +90,7 @@ def _ignore_progress(name: str, done: int) -> None:
 
 
 def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float) -> ScoredAnswers:
-    """Return the scores that `score_answers` wrote, or only the reason why there are none.
+    """Return the scores that `score_answers` wrote, or the reason why there are none.
 
     Args:
         output_dir: The directory of the scores.
@@ -93,48 +101,52 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
         UserError: The files cannot be read.
     """
     if failure_reason or not (output_dir / answer_files.FILE).is_file():
-        reason = failure_reason or "the prompts were not asked"
+        reason = failure_reason or NOT_SENT
         return ScoredAnswers(_refuse_term, failure_reason=reason)
     result = answer_files.read_result(output_dir)
     groups = summarize_scores(answer_files.read_scores(output_dir), level=confidence)
-    notes = list(result.notes)
-    if result.failed:
-        prompts = format.counted(result.prompts, "prompt")
-        notes.append(f"{result.failed:,} of {prompts} had no answer: they score 0")
-    if result.failed_against:
-        notes.append(
-            f"{result.failed_against:,} prompts had no answer of the other endpoint: "
-            "they are not compared"
-        )
-    other_endpoint = ""
+    load = "each prompt sent once, with temperature 0"
     if result.against:
-        other_endpoint = f", against {result.against_model} at {result.against}"
+        load += f"; compared with {result.against_model} at {result.against}"
     return ScoredAnswers(
         evaluate=partial(estimate_answer_term, groups),
-        load=f"asked once, greedily{other_endpoint}",
+        load=load,
         prompts=result.prompts,
         answered=result.prompts - result.failed,
-        notes=tuple(notes),
+        notes=tuple(_notes(result)),
     )
+
+
+def _notes(result: AnswersResult) -> Iterator[str]:
+    """Yield the warnings about scored responses: those of the scoring, and missing responses."""
+    yield from result.notes
+    prompts = format.counted(result.prompts, "prompt")
+    if result.failed:
+        yield f"{result.failed:,} of {prompts} got no response and score 0"
+    if result.failed_against:
+        yield (
+            f"{result.failed_against:,} of {prompts} got no response from the other endpoint and "
+            "are not compared"
+        )
 
 
 def _refuse_term(_term: ContractTerm) -> TermEstimate:
     """Raise EstimateError for any term."""
-    raise EstimateError("the prompts were not asked")
+    raise EstimateError(NOT_SENT)
 
 
 def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> TermEstimate:
-    """Return the metric of a term about answers, in percent or tokens.
+    """Return the metric of a term about responses, in percent or tokens.
 
     A term such as `exact: 90%` limits the mean score of the target. A term `within` limits how much
-    worse a score of the target is than the same score of the second endpoint.
+    worse a score of the target is than the same score of the other endpoint.
 
     Args:
         groups: The scores of all prompts, and of each class of prompts.
         term: The term.
 
     Raises:
-        EstimateError: The answers do not have the metric.
+        EstimateError: The responses do not have the metric.
     """
     group = _find_group(groups, term.class_name)
     if term.kind == "within":
@@ -151,14 +163,14 @@ def _find_group(groups: Sequence[ScoredGroup], class_name: str) -> ScoredGroup:
     for group in groups:
         if group.group == class_name:
             return group
-    raise EstimateError(f"there is no prompt of class {class_name}")
+    raise EstimateError(f"no prompt has the class {class_name}")
 
 
 def _estimate_mean_score(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
     """Return the mean score that a term limits, over the prompts of a group.
 
-    A score is either one of the target (`scores`), or says how similar the answers of the target
-    and of the second endpoint are (`alike`). Shares become percentages, token counts stay.
+    A score is either one of the target (`scores`), or says how similar the responses of the target
+    and of the other endpoint are (`alike`). Fractions become percentages, token counts stay.
 
     Raises:
         EstimateError: No prompt has the score, or the prompts are too few for an interval.
@@ -177,11 +189,11 @@ def _find_score(group: ScoredGroup, metric: str) -> Score:
     for score in (*group.scores, *group.alike):
         if score.metric == metric:
             return score
-    raise EstimateError(f"no prompt has a score of this kind ({metric})")
+    raise EstimateError(f"no prompt has the score {metric}")
 
 
 def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
-    """Return by how many percent a score of the target is below that of the second endpoint.
+    """Return by how many percent a score of the target is below that of the other endpoint.
 
     For example, mean scores of 0.72 and 0.80 have a ratio of 0.9, which is a decrease of 10 %. A
     negative decrease means that the target is better.
@@ -196,7 +208,7 @@ def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
     score_ratio = _find_score_ratio(group, metric)
     if score_ratio.ratio is None or score_ratio.low is None or score_ratio.high is None:
         raise EstimateError(_too_few_text(score_ratio.count))
-    # The larger the ratio, the smaller the decrease: so the ends of the interval change places.
+    # The larger the ratio, the smaller the decrease, so the ends of the interval change places.
     decrease = Interval(
         value=1 - score_ratio.ratio, low=1 - score_ratio.high, high=1 - score_ratio.low
     )
@@ -208,15 +220,17 @@ def _find_score_ratio(group: ScoredGroup, metric: str) -> ScoreRatio:
     for score_ratio in group.changes:
         if score_ratio.metric == metric:
             return score_ratio
-    raise EstimateError(f"no prompt has a {metric} of both endpoints")
+    raise EstimateError(f"no prompt has the score {metric} for both endpoints")
 
 
-def _to_percent(share: float) -> float:
-    return round(share * 100, PERCENT_DIGITS)
+def _to_percent(fraction: float) -> float:
+    """Convert a fraction to a percentage."""
+    return round(fraction * 100, PERCENT_DIGITS)
 
 
 def _too_few_text(count: int) -> str:
-    """Return the reason why so few prompts, or scores that are all 0, have no interval."""
+    """Return why the scores of so many prompts have no interval."""
     return (
-        f"{count:,} prompts say too little: {FEWEST_ANSWERS} or more, and scores that are not all 0"
+        f"no confidence interval for {format.counted(count, 'prompt')}: at least {FEWEST_ANSWERS} "
+        "needed, with scores that are not all 0"
     )

@@ -25,21 +25,24 @@ from loadgen.core.stats import intervals
 from loadgen.core.workload import Ramp, Replay, Workload
 
 PROVISIONAL_NS = 3_600 * 10**9
-"""The length of a load before its terms have decided it: the rates of the load are known from it.
+"""The length of a load before its terms have decided it.
+
+Any length will do: only the rates of the load are computed from it.
 """
 
 QUEUE_SAMPLES_PER_RESIDENCE = 0.55
-"""Independent samples of the queue per mean residence time of a request.
+"""Independent states of the queue per mean residence time of a request.
 
-Loads of the workload rag at 20/s on a simulated machine gave 0.58 to 0.60, in 60 to 90 minutes.
+The residence time is the time from the scheduled start of a request to its end. Loads of the
+workload rag at 20 req/s on a simulated machine had 0.58 to 0.60, in 60 to 90 minutes.
 """
 
 UNJUDGED_ALLOWANCE = 1.05
-"""Factor for the start-up of a load and the time after its last request, which are not judged."""
+"""Factor for the start-up and the end of a load, which are not judged."""
 
 
 class RequiredDuration(NamedTuple):
-    """How long each run of a level has to last, and why.
+    """How long each run of a level has to last, and the term that requires it.
 
     Attributes:
         seconds: The length of one run. 0 if no term needs a particular length.
@@ -66,10 +69,10 @@ def lengthen_load_for_terms(
 ) -> LevelPlan:
     """Return the plan of a level with a load that lasts as long as its terms need.
 
-    If the level gives no rate and no concurrency of its own, the load is described in the workload
-    file. Such a load is lengthened and never shortened. Without a term that needs a particular
-    length the plan stays as it is. A load that changes over time, such as a
-    ramp, stays as it is, because a longer one would be another load.
+    A load of the workload file, which is used if the level has no rate and no concurrency of its
+    own, is lengthened and never shortened. The plan is unchanged if no term needs a particular
+    length. It is also unchanged if the load varies over time, such as a ramp, because a longer one
+    would be a different load.
 
     Args:
         plan: The plan of the level.
@@ -127,11 +130,16 @@ def _run_duration_s(
 ) -> float:
     """Return how long each run of a level has to last for a term, in seconds.
 
-    This is the longest of several requirements. A latency or a share of good requests has to meet
-    events that recur within the horizon of the contract. A latency also needs enough independent
-    states of the queue. A term that compares two windows needs both in each run, and any other
-    term needs a minimum number of requests. All runs of the level share a load that is not a
-    window.
+    This is the longest of several requirements:
+
+    - The load for a latency or for goodput has to meet slowdowns that recur within the horizon of
+      the contract.
+    - The load for a latency has to meet enough independent states of the queue.
+    - A term that compares two windows needs both windows in each run.
+    - Any other term needs a minimum number of requests.
+
+    The runs of a level are judged together, so each has to last for its part of the total only,
+    except for windows.
     """
     repeats = plan.level.repeats
     total_s = 0.0
@@ -154,10 +162,10 @@ def _run_duration_s(
 def _queue_duration_s(
     term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
 ) -> float:
-    """Return how long a load must be to sample queueing often enough, in seconds.
+    """Return how long a load must be to meet enough independent states of the queue, in seconds.
 
-    Requests that are served at the same time see the same queue. So a percentile needs a number of
-    independent samples, each of which takes about the residence time of a request. The residence
+    Requests that are served at the same time meet the same queue. So a percentile needs a number of
+    independent states, each of which takes about the residence time of a request. The residence
     time of a task is at most the limit of the term. Return 0 if the term is not about queueing, or
     if the load is a closed loop, whose queue is limited by its concurrency.
 
@@ -183,8 +191,8 @@ def _queue_duration_s(
 def _max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
     """Return how long a request may take according to the latency terms, in seconds.
 
-    This is the strictest limit on `e2e`. Without one it is the limit on the first token plus the
-    limit on the time per output token for a mean answer. Return None if the terms do not limit it.
+    This is the strictest limit on `e2e`. Without one it is the limit on TTFT plus the limit on TPOT
+    times the mean number of output tokens. Return None if the terms do not limit it.
     """
     limits_ns: dict[str, float] = {}
     for term in terms:

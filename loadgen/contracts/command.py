@@ -16,7 +16,7 @@ from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
 from loadgen.cli import completion
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_option
-from loadgen.cli.options import add_options
+from loadgen.cli.options import FullOption, add_options
 from loadgen.cli.output import print_answer, say
 from loadgen.cli.resume import arguments_to_type_again, resume_arguments
 from loadgen.cli.run_options import LOAD_OPTIONS
@@ -26,6 +26,7 @@ from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, coll
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loadgen.contracts.evaluate import CostFunction
     from loadgen.contracts.level_plan import CheckedContract, LevelPlan
     from loadgen.contracts.run import ValidationOptions
     from loadgen.contracts.verdict import Validation
@@ -33,36 +34,42 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
     from loadgen.repeated.repeats import Repetition
-    from loadgen.runs.run_display import RunDisplay
 
 
 MAX_EXTENSIONS = 3
 """How often a level with `duration: auto` is extended at most.
 
-Each interim analysis of the growing records is judged at a higher confidence, so later ones need
-more load.
+Each extension is judged at a higher confidence than the one before, so later ones need more load.
 """
 
 MAX_SECONDS_SHOWN = 600
-"""Length of an added run from which a suggested command gives it in minutes."""
+"""The length of an added run from which a suggested command gives it in minutes."""
 
 
 class OtherEndpointOptions(NamedTuple):
-    """The options about the endpoint that answers are compared with."""
+    """The options about the endpoint that responses are compared with."""
 
     url: str | None
     model: str | None
     key_file: Path | None
 
 
+class OutputOptions(NamedTuple):
+    """How the result is printed, and the file that it is also packed into, if any."""
+
+    as_json: bool
+    full: bool
+    bundle: Path | None
+
+
 class ValidateRequest(NamedTuple):
-    """What the command line asks for: the contract, the target, and how the levels are run.
+    """The contract, the target, and how the levels are run, as requested on the command line.
 
     Attributes:
         checked_contract: The contract.
         settings: The target and the settings of the runs.
         overrides: What the options change in the load.
-        repetition: How often each level is run. None for what the contract says.
+        repetition: How often each level is run. None for the number in the contract.
     """
 
     checked_contract: CheckedContract
@@ -71,14 +78,14 @@ class ValidateRequest(NamedTuple):
     repetition: Repetition | None
 
     def runs_per_level(self) -> dict[str, int]:
-        """Return how many runs each level has at least, by its name."""
+        """Return the least number of runs of each level, by its name."""
         return {
             plan.level.name: self.repetition.min_runs if self.repetition else plan.level.repeats
             for plan in self.checked_contract.levels
         }
 
     def planned_runs(self) -> list[tuple[Workload, Settings]]:
-        """Return the workload and the settings of all runs that are made at least."""
+        """Return the workload and the settings of each run that is made at least."""
         runs = self.runs_per_level()
         return [
             (plan.workload, self.settings)
@@ -89,7 +96,7 @@ class ValidateRequest(NamedTuple):
 
 @add_options(
     without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep"),
-    help_texts={"out": "A new folder for all of it."},
+    help_texts={"out": "New folder for the results."},
 )
 def validate(
     invocation: Invocation,
@@ -97,8 +104,8 @@ def validate(
         Path | None,
         typer.Argument(
             help=(
-                "A contract file, the name of a shipped one, "
-                "or a folder of a validation to judge anew."
+                "Contract file, name of a packaged contract, "
+                "or folder of a validation to judge again."
             ),
             autocompletion=completion.complete_contract,
         ),
@@ -108,8 +115,8 @@ def validate(
         typer.Option(
             "--dry-run",
             help=(
-                "Check everything and predict, by a simulated server, "
-                "what load each term needs; send nothing."
+                "Check the contract and simulate how much load each term needs, "
+                "without sending requests."
             ),
         ),
     ] = False,
@@ -119,7 +126,7 @@ def validate(
             "--duration",
             "-d",
             metavar="TIME",
-            help="No level's load is longer; says what cannot be decided then.",
+            help="Shorten each level to this length and list the terms that cannot pass then.",
         ),
     ] = None,
     extend: Annotated[
@@ -127,7 +134,7 @@ def validate(
         typer.Option(
             "--extend",
             metavar="FOLDER",
-            help="Folder of a validation to add load to, where it is undecided; without its flags.",
+            help="Add runs to the inconclusive levels of a validation, with its original options.",
         ),
     ] = None,
     add: Annotated[
@@ -135,16 +142,17 @@ def validate(
         typer.Option(
             "--add",
             metavar="TIME",
-            help="With --extend: length of each added run; else as in the contract.",
+            help="With --extend: length of each added run. Default: as in the contract.",
         ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print verdict.json.")
     ] = False,
+    full: FullOption = False,
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="URL", help="Endpoint B, that the contract compares answers with."
+            "--against", metavar="URL", help="Endpoint that the contract compares responses with."
         ),
     ] = None,
     against_model: AgainstModel = None,
@@ -154,70 +162,91 @@ def validate(
         typer.Option(
             "--bundle",
             metavar="FILE",
-            help="Also write all of it into one file for `loadgen verify`: poc.zip.",
+            help="Also pack all results into one file, like poc.zip, for loadgen verify.",
         ),
     ] = None,
 ) -> int:
-    """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one
-    folder with hashes.
+    """Run the load of a contract and judge each term: PASS, FAIL or INCONCLUSIVE.
+
+    The results are in one folder, with the records and the checksum of each file.
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 a level could not be
     measured, 4 INCONCLUSIVE, 70 bug, 130 interrupted.
 
-    Of a validation that is extended, each look at the growing records is judged at a higher
-    confidence (97.5 %, 98.75 %, ... of 95 %), so that looking again makes no wrong PASS likely;
-    what was decided stays so.
+    An inconclusive validation can be extended. Each extension is judged at a higher confidence
+    (97.5 %, 98.75 %, ... for 95 %), so that all together have the error rate of the contract. A
+    term that was decided stays decided.
 
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
-    """  # noqa: D205 - the text of `--help`
-    from loadgen.contracts import outputs, stored_validation
-    from loadgen.core.workload.workload_files import packaged_files
-    from loadgen.runs.run_display import create_display
-
+    """
+    output = OutputOptions(as_json, full, bundle)
     if contract is None and extend is not None:
-        original = stored_validation.read_original_command(extend)
-        resumed = resume_arguments(original, invocation.arguments, "--extend", extend)
-        return invocation.run_command_line(resumed)
+        return _extend_with_original_command(invocation, extend)
     if contract is None:
-        hint = f"a file, a folder, or: {', '.join(packaged_files('contracts'))}"
-        raise UserError("missing_option", "no contract", "loadgen validate", hint)
+        raise _missing_contract()
     if contract.is_dir():
-        return _judge_stored(contract, as_json=as_json, bundle=bundle)
+        return _judge_stored(contract, output)
     errors: list[LoadgenError] = []
-    added_run_ns = None
-    with collecting(errors):
-        added_run_ns = _parse_length(add, "--add")
-    if add is not None and extend is None:
-        text = "says how much to add, and to nothing"
-        errors.append(UserError("no_effect", text, f"--add {add}", "--extend FOLDER"))
-    if bundle is not None and bundle.exists():
-        where = f"--bundle {bundle}"
-        errors.append(UserError("file_exists", "this file exists", where, "give another name"))
+    added_run_ns = _parse_added_length(add, extend, errors)
+    _check_bundle(bundle, errors)
     other = OtherEndpointOptions(against, against_model, against_key_file)
     request = _read_request(
         invocation, contract, duration, has_other_endpoint=against is not None, errors=errors
     )
     other_settings = _other_endpoint_settings(request, other, dry_run=dry_run)
     priced_invocation = _with_contract_prices(invocation, request)
-    show = create_display(priced_invocation, quiet=dry_run)
     if dry_run:
-        show.announce_runs(request.planned_runs(), always=True)
-        return _print_forecast(request, show, as_json=as_json)
-    validator = Validator(invocation, request, show)
+        return _print_forecast(priced_invocation, request, output)
+    validator = Validator(priced_invocation, request)
     if extend is not None:
         directory = extend
         validation = validator.extend(directory, added_run_ns)
     else:
         validation, directory = validator.run(other_settings)
-    print_answer(validation, outputs.build_report(directory, validation), as_json=as_json)
-    page = directory / outputs.PAGE_FILE
-    say(f"all of it in {directory}, the page for people: {page}")
-    if validation.can_be_extended:
-        _suggest_next_command(validation, request.runs_per_level(), directory)
-    return _bundle_results(validation, directory, bundle)
+    return _print_validation(validation, directory, request.runs_per_level(), output)
 
 
 # -- reading the command line ---------------------------------------------------------------------
+
+
+def _extend_with_original_command(invocation: Invocation, directory: Path) -> int:
+    """Extend a validation with the options of the command that began it.
+
+    The user only gave the folder and options that differ. Return the exit code.
+    """
+    from loadgen.contracts import stored_validation
+
+    original = stored_validation.read_original_command(directory)
+    arguments = resume_arguments(original, invocation.arguments, "--extend", directory)
+    return invocation.run_command_line(arguments)
+
+
+def _missing_contract() -> UserError:
+    """Return the error for a command line without a contract."""
+    from loadgen.core.workload.workload_files import packaged_files
+
+    packaged = ", ".join(packaged_files("contracts"))
+    hint = f"give a contract file, a folder of a validation, or one of: {packaged}"
+    return UserError("missing_option", "no contract is given", "loadgen validate", hint)
+
+
+def _parse_added_length(
+    add: str | None, extend: Path | None, errors: list[LoadgenError]
+) -> int | None:
+    """Return the value of `--add` in ns, or None if it was not given. Report errors in it."""
+    if add is not None and extend is None:
+        text = "--add has no effect without --extend"
+        errors.append(UserError("no_effect", text, f"--add {add}", "--extend FOLDER"))
+    with collecting(errors):
+        return _parse_length(add, "--add")
+    return None
+
+
+def _check_bundle(bundle: Path | None, errors: list[LoadgenError]) -> None:
+    """Report a bundle file that already exists, because it would be overwritten."""
+    if bundle is not None and bundle.exists():
+        where = f"--bundle {bundle}"
+        errors.append(UserError("file_exists", "the file exists", where, "give another name"))
 
 
 def _read_request(
@@ -234,11 +263,11 @@ def _read_request(
         invocation: The command line.
         contract: The contract file.
         duration: The value of `--duration`.
-        has_other_endpoint: Whether there is an endpoint to compare answers with.
+        has_other_endpoint: Whether there is an endpoint to compare responses with.
         errors: The errors that were already found.
 
     Raises:
-        CombinedError: There are errors. It holds all of them.
+        CombinedError: All errors that were found.
     """
     from loadgen.contracts.loading import load_contract
     from loadgen.contracts.run import with_contract_gpus
@@ -273,14 +302,14 @@ def _parse_length(text: str | None, option: str) -> int | None:
     """Return the value of an option as a time in ns. Raise UserError if it is wrong or 0."""
     length_ns = parse_option(option, text, partial(units.duration_ns, bare="s"))
     if length_ns == 0:
-        raise UserError("out_of_range", "no time at all", f"{option} {text}", f"{option} 10m")
+        raise UserError("out_of_range", "must be above 0", f"{option} {text}", f"{option} 10m")
     return length_ns
 
 
 def _check_values(checked_contract: CheckedContract, settings: Settings) -> None:
-    """Raise CombinedError for terms about tokens if the API has answers without tokens.
+    """Raise CombinedError for terms about tokens if the responses of the API have no tokens.
 
-    An API such as embeddings returns its answer at once. Of the latencies only `e2e` is defined
+    An API such as embeddings returns its response at once. Of the latencies only `e2e` is defined
     for it.
     """
     from loadgen.contracts.terms import latency_metrics
@@ -289,10 +318,8 @@ def _check_values(checked_contract: CheckedContract, settings: Settings) -> None
     for plan in checked_contract.levels:
         for _, term in plan.level.terms_by_requirement():
             if term.kind in latency_metrics() and term.kind != "e2e":
-                text = (
-                    f"answers of {settings.api} have no tokens: {term.text} could never be decided"
-                )
-                hint = "promise e2e, or leave --api out"
+                text = f"{term.text}: responses of {settings.api} have no tokens"
+                hint = "limit e2e instead, or remove --api"
                 errors.append(UserError("unsupported", text, f"--api {settings.api}", hint))
     if errors:
         raise CombinedError(errors)
@@ -301,7 +328,7 @@ def _check_values(checked_contract: CheckedContract, settings: Settings) -> None
 def _other_endpoint_settings(
     request: ValidateRequest, other: OtherEndpointOptions, *, dry_run: bool
 ) -> Settings | None:
-    """Return the settings of the endpoint that answers are compared with, or None if there is none.
+    """Return the settings of the endpoint that responses are compared with, or None without one.
 
     Raises:
         UserError: The options do not fit the contract or the target.
@@ -310,19 +337,19 @@ def _other_endpoint_settings(
     settings = request.settings
     if check is None:
         if other.url is not None:
-            text = "this contract asks nothing about answers"
-            hint = "answers: {dataset: FILE, must: [...]}"
+            text = "--against has no effect: the contract has no terms about responses"
+            hint = "add answers: {dataset: FILE, must: [...]}"
             raise UserError("no_effect", text, "--against", hint)
         return None
     if settings.virtual and not dry_run:
         raise UserError(
             "unsupported",
-            "a simulation in virtual time generates no texts to compare",
+            "a simulation in virtual time has no responses to score",
             "--url",
-            "start a simulated server with loadgen sim, and give its URL",
+            "start a simulated server with loadgen sim and give its URL",
         )
     if other.url is None:
-        # Only the contract names the endpoint. The credentials for the target are not sent to it.
+        # The contract names the endpoint, not the user: it gets no credentials of the target.
         settings = replace(settings, api_key=None, headers=())
     url = other.url or check.against
     model = other.model or check.against_model
@@ -330,9 +357,10 @@ def _other_endpoint_settings(
 
 
 def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> Invocation:
-    """Return the invocation with the prices of the contract, if it has none of its own.
+    """Return the invocation with the prices of the contract, if the user gave none.
 
-    Prices that do not fit the target are left out here: they are for terms about cost.
+    With prices, the expected cost of the load is shown. Prices of the contract that do not fit the
+    target are left out, because they may be meant for terms about cost only.
     """
     from loadgen.core.schedule.forecast import Forecast
     from loadgen.runs.planned_runs import target_facts
@@ -344,7 +372,7 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
     budget = priced.budget()
     try:
         if budget is not None:
-            # Any load will do: the attempt shows whether the prices fit the target.
+            # Any load will do: the forecast fails if the prices do not fit the target.
             an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
             budget.forecast_cost(an_hour, target_facts(request.settings))
     except LoadgenError:
@@ -358,18 +386,20 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
 class Validator:
     """Runs or extends a validation for the command line, and shows its progress."""
 
-    def __init__(self, invocation: Invocation, request: ValidateRequest, show: RunDisplay) -> None:
-        """Prepare the validation that the command line asks for."""
+    def __init__(self, invocation: Invocation, request: ValidateRequest) -> None:
+        """Prepare a validation."""
+        from loadgen.runs.show import shown
+
         self.invocation = invocation
         self.request = request
-        self.show = show
-        self.execute = invocation.executor(show.event_handlers)
+        self.show = shown(invocation)
+        self.execute = invocation.executor(self.show.hearers)
 
     def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
         """Run a new validation. Return the verdict and the directory of the results.
 
-        A level with `duration: auto` is extended until it is decided. The length of its load, which
-        the user did not give, is shown before the run.
+        A level with `duration: auto` is extended while it is undecided. Its plan is shown before
+        the run, because the user has not seen the length of its load.
         """
         from loadgen.contracts.level_plan import plan_text
         from loadgen.contracts.run import run_validation
@@ -394,9 +424,9 @@ class Validator:
         return self._add_runs(directory, added_run_ns)
 
     def _begin_progress(self, *, is_extension: bool) -> None:
-        """Start to show the progress of all runs, and say which levels are shortened.
+        """Start the progress bar of all runs, and show the plans of levels that are shortened.
 
-        The weight of a run is its share of the progress bar.
+        The weight of a run is its part of the progress bar.
         """
         from loadgen.contracts.level_plan import plan_text
         from loadgen.repeated.repeats import Repetition
@@ -415,7 +445,7 @@ class Validator:
                 say(plan_text(plan))
 
     def _options(self) -> ValidationOptions:
-        """Return how runs are made: with progress, and with the seed, salt and repeats given."""
+        """Return how runs are made: with progress, and with the user's seed, salt and repeats."""
         from loadgen.contracts.run import ValidationOptions
 
         return ValidationOptions(
@@ -434,9 +464,9 @@ class Validator:
         return summary, run_dir
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
-        """Extend the validation in a directory, which no other process may change meanwhile.
+        """Extend the validation in a directory and return the new verdict.
 
-        The directory is locked until its new verdict is written.
+        The directory is locked, so that no other process changes it meanwhile.
         """
         from loadgen.contracts.extension import extend_validation
         from loadgen.core.execution.folder_names import locked_folder
@@ -453,8 +483,8 @@ class Validator:
     def _extend_auto_levels(self, validation: Validation, directory: Path) -> Validation:
         """Add load to levels with `duration: auto` until they are decided.
 
-        Return the last verdict. Nothing is added if an undecided level has a length of its own, or
-        if it is not known how much load would decide it.
+        Return the last verdict. Nothing is added if an undecided level has a fixed length, or if it
+        is not known how much load would decide it.
         """
         from loadgen.contracts.verdict import additional_load_per_run_s
 
@@ -471,8 +501,8 @@ class Validator:
                 break
             run_count = sum(runs_per_level[name] for name in undecided)
             say(
-                f"undecided: {format.counted(run_count, 'run')} of {format.duration(run_s)} more, "
-                f"extension {number} of at most {MAX_EXTENSIONS}"
+                f"Inconclusive: adding {format.counted(run_count, 'run')} of "
+                f"{format.duration(run_s)} (extension {number} of at most {MAX_EXTENSIONS})"
             )
             self.show.begin_steps(run_count)
             validation = self._add_runs(directory, math.ceil(run_s * 1e9))
@@ -480,11 +510,10 @@ class Validator:
 
 
 def _run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
-    """Return how long a run takes in comparison with the other runs, or 0 if this is not known.
+    """Return how long a run takes relative to the other runs, or 0 if this is not known.
 
-    A run in virtual time takes as long as it takes to compute its requests. Other runs take as long
-    as their load lasts. All runs of a validation are of the same kind, so the weights are
-    comparable.
+    The time of a run in virtual time is proportional to its requests. Another run takes as long as
+    its load. A validation has runs of one kind only, so their weights are comparable.
     """
     weight = plan.requests if is_virtual else plan.duration_ns
     return 0.0 if weight is None else float(weight)
@@ -493,21 +522,41 @@ def _run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _judge_stored(directory: Path, *, as_json: bool, bundle: Path | None) -> int:
-    """Judge a stored validation again, print the report, and return the exit code.
-
-    The verdict comes from the records. If it is INCONCLUSIVE, the user sees which command can
-    decide it.
-    """
+def _judge_stored(directory: Path, output: OutputOptions) -> int:
+    """Judge a stored validation again from its records, print it, and return the exit code."""
     from loadgen.contracts import outputs, stored_validation
 
     validation = stored_validation.judge_again(directory)
-    print_answer(validation, outputs.build_report(directory, validation), as_json=as_json)
+    report = outputs.build_report(directory, validation)
+    print_answer(validation, report, as_json=output.as_json, full=output.full)
     if validation.verdict == "INCONCLUSIVE":
         contract, _ = stored_validation.read_validation(directory)
         repeats = {level.name: level.repeats for level in contract.levels}
         _suggest_next_command(validation, repeats, directory)
-    return _bundle_results(validation, directory, bundle)
+    return _bundle_results(validation, directory, output.bundle)
+
+
+def _print_validation(
+    validation: Validation, directory: Path, repeats: Mapping[str, int], output: OutputOptions
+) -> int:
+    """Print the verdict of a new or extended validation and return the exit code.
+
+    Args:
+        validation: The validation.
+        directory: The directory of its results.
+        repeats: How many runs an extension adds to each level, by the name of the level.
+        output: How to print it.
+    """
+    from loadgen.contracts import outputs
+
+    report = outputs.build_report(directory, validation)
+    print_answer(validation, report, as_json=output.as_json, full=output.full)
+    say(f"Report: {directory / outputs.PAGE_FILE}")
+    if not output.full:
+        say(f"Details: loadgen report {shlex.quote(str(directory))} --full")
+    if validation.can_be_extended:
+        _suggest_next_command(validation, repeats, directory)
+    return _bundle_results(validation, directory, output.bundle)
 
 
 def _bundle_results(validation: Validation, directory: Path, bundle: Path | None) -> int:
@@ -522,14 +571,14 @@ def _bundle_results(validation: Validation, directory: Path, bundle: Path | None
 def _suggest_next_command(
     validation: Validation, repeats: Mapping[str, int], directory: Path
 ) -> None:
-    """Show the user which command can decide an undecided validation.
+    """Show the command that can decide an inconclusive validation.
 
     More load can decide a level that was measured. A level that could not be measured has to be run
-    again from the start.
+    again in a new validation.
 
     Args:
         validation: The validation, whose verdict is INCONCLUSIVE.
-        repeats: How many runs an extension adds to each level.
+        repeats: How many runs an extension adds to each level, by the name of the level.
         directory: The directory of the validation.
     """
     from loadgen.contracts.stored_validation import read_original_command
@@ -542,16 +591,16 @@ def _suggest_next_command(
         length = _format_run_length(additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
-        say(f"to add load where it is undecided: loadgen {shlex.join(arguments)}")
+        say(f"Extend: loadgen {shlex.join(arguments)}")
     if not_measured:
-        say(f"to measure {', '.join(not_measured)} anew: the same command, with another --out")
+        say(f"To measure {', '.join(not_measured)} again, repeat the command with a new --out")
 
 
 def _format_run_length(seconds: float) -> str:
     """Return the length of an added run as the value of `--add`, such as `90s` or `25m`.
 
-    It is rounded up, because a shorter run would decide nothing. Return `TIME`, for the user to
-    replace, if the length is 0, which means that it is not known.
+    It is rounded up, because a shorter run would decide nothing. A length of 0 means that it is not
+    known, which gives the placeholder `TIME`.
     """
     if seconds == 0:
         return "TIME"
@@ -560,51 +609,56 @@ def _format_run_length(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)}m"
 
 
-def _print_forecast(request: ValidateRequest, show: RunDisplay, *, as_json: bool) -> int:
+def _print_forecast(invocation: Invocation, request: ValidateRequest, output: OutputOptions) -> int:
     """Print the load that each term of a contract needs, according to a simulation.
 
     Return the exit code.
     """
     from loadgen.contracts import prediction
-    from loadgen.contracts.costs import compute_cost_per_thousand
     from loadgen.contracts.prediction import ForecastOptions
     from loadgen.contracts.sections import build_forecast_report
     from loadgen.core.execution.run import execute
-    from loadgen.pricing.price_file import load_prices
+    from loadgen.runs.show import shown
 
+    show = shown(invocation, quiet=True)
+    show.expect(request.planned_runs(), always=True)
     checked_contract = request.checked_contract
-    settings = request.settings
-    if not as_json:
+    if not output.as_json:
         _print_plan(checked_contract)
-    simulated = prediction.simulated_settings(settings)
-    say(f"simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
-    cost_function = None
-    if checked_contract.prices_path is not None:
-        prices = load_prices(checked_contract.prices_path)
-        cost_function = partial(compute_cost_per_thousand, prices)
+    simulated = prediction.simulated_settings(request.settings)
+    say(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
     weights = prediction.step_weights(checked_contract)
     show.begin_steps(len(weights), weights=weights)
     options = ForecastOptions(
         perform=execute,
-        cost_function=cost_function,
+        cost_function=_cost_function(checked_contract),
         seed=request.overrides.seed,
         report_step=show.begin_step,
     )
     forecasts = prediction.forecast_levels(checked_contract, simulated, options)
-    real_target = None if settings.virtual else settings.url
+    real_target = None if request.settings.virtual else request.settings.url
     report = build_forecast_report(forecasts, simulated.display_name, real_target=real_target)
-    print_answer(
-        {"simulated": simulated.display_name, "levels": forecasts}, report, as_json=as_json
-    )
+    document = {"simulated": simulated.display_name, "levels": forecasts}
+    print_answer(document, report, as_json=output.as_json, full=output.full)
     return OK
 
 
+def _cost_function(checked_contract: CheckedContract) -> CostFunction | None:
+    """Return the function that computes costs at the prices of a contract, or None without them."""
+    from loadgen.contracts.costs import compute_cost_per_thousand
+    from loadgen.pricing.price_file import load_prices
+
+    if checked_contract.prices_path is None:
+        return None
+    return partial(compute_cost_per_thousand, load_prices(checked_contract.prices_path))
+
+
 def _print_plan(checked_contract: CheckedContract) -> None:
-    """Print the load of each level of a contract, and what it says about answers."""
+    """Print the load of each level of a contract, and its terms about responses."""
     from loadgen.contracts.level_plan import answer_check_text, plan_text
 
     contract = checked_contract.contract
-    print(f"contract: {contract.name}, {contract.confidence * 100:g} % confidence")
+    print(f"Contract {contract.name}, confidence {contract.confidence * 100:g} %")
     for plan in checked_contract.levels:
         print(plan_text(plan), flush=True)
     if contract.answers is not None:

@@ -17,10 +17,13 @@ from loadgen.pricing.unit_cost import compute_unit_cost
 from loadgen.pricing.units import GOOD
 
 REQUESTS_PER_COST = 1000
-"""Good requests that a cost is for."""
+"""The number of good requests that a cost is for."""
 
 MAX_RATE_RATIO = 1e6
-"""Most that a rate may be above the low end of its interval, so that a cost stays finite."""
+"""The largest ratio of a rate to the low end of its interval.
+
+An interval may begin at 0. A cost is a price per hour divided by a rate, so it would be infinite.
+"""
 
 
 def compute_cost_per_thousand(
@@ -44,8 +47,8 @@ def compute_cost_per_thousand(
     for price in find_prices(prices, target):
         cost = compute_unit_cost(basis, price, target.gpus, GOOD)
         if cost is None or cost.low is None or cost.high is None:
-            text = "nobody says how many GPUs there are"
-            raise UserError("missing_option", text, run.folder, "--gpus")
+            text = "the number of GPUs is not known"
+            raise UserError("missing_option", text, run.folder, "--gpus 8")
         costs.append(
             Interval(
                 float(cost.total * REQUESTS_PER_COST),
@@ -57,10 +60,9 @@ def compute_cost_per_thousand(
 
 
 def _basis_with_rate(run: RecordedRun, good_rate: Interval) -> CostBasis:
-    """Return what a run shows for its cost, with this rate of good requests and its interval.
+    """Return the cost basis of a run, with this rate of good requests and its interval.
 
-    The ends of the interval are stored as factors of the rate. The low end is kept above 0,
-    because a cost is a price per hour divided by a rate.
+    A cost basis stores the ends of an interval as factors of the rate.
     """
     evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
     basis = compute_cost_basis(evidence)

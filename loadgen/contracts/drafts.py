@@ -60,7 +60,7 @@ class LevelDraft(Struct, frozen=True, kw_only=True):
 class Problem(NamedTuple):
     """What is wrong with a term, and a hint how to correct it.
 
-    The text comes after the text of the term.
+    In the error message the text of the problem follows the text of the term.
     """
 
     code: Code
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
 
 
 class ContractErrors:
-    """Collects the errors in a contract file and in the files that it names."""
+    """The errors that were found in a contract file and in the files that it names."""
 
     def __init__(self, document: Map, file: str) -> None:
         """Collect errors of this document, which was read from a file of this name."""
@@ -80,8 +80,9 @@ class ContractErrors:
 
     def add(self, location: Location, code: Code, text: str, hint: str) -> None:
         """Add an error at a location of the contract file."""
-        spot, path, _ = locate(self.document, location)
-        self.in_contract.append(UserError(code, text, place_at(self.file, spot, path), hint))
+        position, key_path, _ = locate(self.document, location)
+        place = place_at(self.file, position, key_path)
+        self.in_contract.append(UserError(code, text, place, hint))
 
     def add_problem(self, location: Location, term: ContractTerm, problem: Problem) -> None:
         """Add a problem of a term."""
@@ -90,10 +91,10 @@ class ContractErrors:
     def add_from_file(
         self, location: Location, error: LoadgenError | CombinedError, *, hint: str = ""
     ) -> None:
-        """Add what went wrong when a file that the contract names at this location was read.
+        """Add an error that was raised when a file that the contract names was read.
 
-        Several errors are those in the file. A single one is about the file itself, and belongs to
-        the contract.
+        A combined error lists the errors in the file. A single error is about the file itself, for
+        example that it is missing, and is reported at this location of the contract.
         """
         if isinstance(error, CombinedError):
             self.in_other_files.extend(error.faults)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from loadgen.contracts.stored_validation import (
     ValidationFacts,
 )
 from loadgen.contracts.verdict import FAIL, PASS, LevelVerdict, Validation
+from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import checksums
@@ -37,9 +39,7 @@ def extend_validation(
     options: ValidationOptions,
     added_run_ns: int | None,
 ) -> Validation:
-    """Add runs to the undecided levels of a stored validation, and judge all runs.
-
-    A run that is interrupted is deleted and does not count.
+    """Add runs to the undecided levels of a stored validation, and judge all runs together.
 
     Args:
         directory: The directory of the validation.
@@ -50,50 +50,89 @@ def extend_validation(
 
     Raises:
         UserError, CombinedError: The directory, the contract or the target does not fit, or more
-            load would decide nothing.
+            load cannot decide any term.
     """
     validation = stored_validation.judge_again(directory)
     contract, facts = stored_validation.read_validation(directory)
     _check_extension(directory, checked_contract, settings, validation, facts)
-    # The prompts of `answers` are sent only once.
+    # The prompts of `answers` are sent only once, so they are never extended.
     levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
     plans = _undecided_plans(checked_contract, contract, levels)
     if not plans:
-        is_pass = validation.verdict == PASS
-        text = "every term is decided" if is_pass else "no term is undecided for want of load"
-        hint = "nothing is gained by more load; loadgen validate with a new folder runs anew"
-        raise UserError("already_decided", text, str(directory), hint)
+        raise _nothing_to_extend(validation, directory)
     settings = with_contract_gpus(settings, contract.gpus)
     findings = check_target(settings, directory, options.say)
     _require_usable_target(findings, settings, directory)
     run_counts = {level.name: len(level.runs) for level in levels}
-    new_counts = dict(run_counts)
-    is_interrupted = False
-    for plan in plans:
-        name = plan.level.name
-        added_load = _with_run_length(plan, added_run_ns)
-        runs = run_level(directory, added_load, settings, options, earlier_runs=run_counts[name])
-        new_counts[name] += runs.finished_count
-        _delete_runs_after(directory / name, new_counts[name])
-        if runs.is_interrupted or runs.failure is not None:
-            is_interrupted = runs.is_interrupted
-            reason = runs.failure.reason if runs.failure is not None else "broken off"
-            options.say(f"level {name}: {reason}; {runs.finished_count} of its added runs count")
-            break
-    if new_counts != run_counts:
+    plans = [_with_run_length(plan, added_run_ns) for plan in plans]
+    added = _add_runs(directory, plans, run_counts, settings, options)
+    if added.run_counts != run_counts:
         earlier_counts = facts.run_counts or (run_counts,)
         facts = replace(
             facts,
             ended=now_text(),
-            run_counts=(*earlier_counts, new_counts),
+            run_counts=(*earlier_counts, added.run_counts),
             findings=tuple(findings),
         )
     extended = write_outputs(directory, contract, facts)
-    return replace(extended, interrupted=True) if is_interrupted else extended
+    return replace(extended, interrupted=True) if added.is_interrupted else extended
+
+
+class AddedRuns(NamedTuple):
+    """The result of adding runs to levels.
+
+    Attributes:
+        run_counts: Level -> the number of its runs, with those that were added.
+        is_interrupted: Whether the user interrupted the runs.
+    """
+
+    run_counts: dict[str, int]
+    is_interrupted: bool
+
+
+def _add_runs(
+    directory: Path,
+    plans: Sequence[LevelPlan],
+    run_counts: Mapping[str, int],
+    settings: Settings,
+    options: ValidationOptions,
+) -> AddedRuns:
+    """Run levels that already have runs, until all are done or one is interrupted or fails.
+
+    A run that did not finish is deleted and does not count.
+
+    Args:
+        directory: The directory of the validation.
+        plans: The levels to run, with the length of the added runs.
+        run_counts: Level -> the number of runs that it already has.
+        settings: The settings of the runs.
+        options: How the runs are made.
+    """
+    new_counts = dict(run_counts)
+    for plan in plans:
+        name = plan.level.name
+        runs = run_level(directory, plan, settings, options, earlier_runs=run_counts[name])
+        new_counts[name] += runs.finished_count
+        _delete_runs_after(directory / name, new_counts[name])
+        if runs.is_interrupted or runs.failure is not None:
+            reason = "interrupted" if runs.failure is None else runs.failure.reason
+            finished = format.counted(runs.finished_count, "added run")
+            options.say(f"Level {name}: {reason} ({finished} finished)")
+            return AddedRuns(new_counts, runs.is_interrupted)
+    return AddedRuns(new_counts, is_interrupted=False)
+
+
+def _nothing_to_extend(validation: Validation, directory: Path) -> UserError:
+    """Return the error for a validation in which no term would be decided by more load."""
+    text = "no undecided term can be decided by more load"
+    if validation.verdict == PASS:
+        text = "all required terms have passed"
+    hint = "to measure again, run loadgen validate with a new --out"
+    return UserError("already_decided", text, str(directory), hint)
 
 
 def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
-    """Return the plan of a level with runs of this length, or unchanged if there is none."""
+    """Return the plan of a level with runs of this length. None leaves the length unchanged."""
     if run_ns is None:
         return plan
     return replace(plan, workload=level_plan.with_measured_duration(plan.workload, run_ns))
@@ -102,16 +141,15 @@ def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
 def _undecided_plans(
     checked_contract: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
 ) -> list[LevelPlan]:
-    """Return the plans of the undecided levels, and of those they are compared with.
+    """Return the plans of the undecided levels, and of the levels that they are compared with.
 
-    A level that a term compares with another one is extended together with it, so that the two
-    ends of the comparison become more certain.
+    If a term compares two levels, both are extended, because both make the comparison uncertain.
     """
     contract_levels = {level.name: level for level in contract.levels}
     names: set[str] = set()
     for verdict in verdicts:
         if verdict.failure_reason:
-            continue  # more load does not help a level that could not be measured
+            continue  # a level that could not be measured is not extended but measured again
         terms = contract_levels[verdict.name].terms_by_requirement()
         for judged, (_, term) in zip(verdict.terms, terms, strict=True):
             if not judged.is_decided:
@@ -126,13 +164,13 @@ def _require_usable_target(
 ) -> None:
     """Raise CombinedError if the target of an extension cannot be used.
 
-    The checksums are written again first, because the checks have written a new file to the
-    directory.
+    The checks have written a new doctor.json to the directory, so its checksums are renewed first.
+    The directory can then still be verified.
     """
     failed_checks = [finding for finding in findings if finding.state == FAULT]
     if not failed_checks:
         return
-    checksums.write(directory)  # the checks have written a new doctor.json
+    checksums.write(directory)
     raise CombinedError(
         [
             UserError(
@@ -163,23 +201,22 @@ def _check_extension(
 ) -> None:
     """Raise CombinedError if a validation cannot be extended with this contract and target.
 
-    All runs of a validation have to be of the same contract and target. A FAIL cannot be taken
-    back, so more load is useless after it.
+    All runs of a validation need the same contract and target. A term that failed stays failed, so
+    more load is useless after a FAIL.
     """
     errors: list[LoadgenError] = []
     contract_file = directory / CONTRACT_FILE
     if checked_contract.text != contract_file.read_text("utf-8"):
-        text = f"is not the contract in {directory}"
-        errors.append(
-            UserError("mismatch", text, checked_contract.file, f"extend with {contract_file}")
-        )
+        text = f"the contract differs from the one in {directory}"
+        hint = f"use {contract_file}"
+        errors.append(UserError("mismatch", text, checked_contract.file, hint))
     if settings.display_name != facts.target:
-        text = f"this validation is of {facts.target}"
-        hint = "a new folder for this target"
+        text = f"the validation is of another target: {facts.target}"
+        hint = "use that target, or a new --out for this one"
         errors.append(UserError("mismatch", text, settings.display_name, hint))
     if validation.verdict == FAIL:
-        text = "a promise is broken, and stays so: more load takes no verdict back"
-        hint = "after a change of the server: loadgen validate with a new folder"
+        text = "a required term has failed, which more load cannot change"
+        hint = "after a change of the server, run loadgen validate with a new --out"
         errors.append(UserError("already_decided", text, str(directory), hint))
     if errors:
         raise CombinedError(errors)

@@ -26,10 +26,7 @@ from loadgen.runs.run_directory_kind import repeats_as_side
 
 @dataclass(frozen=True)
 class StoredValidation:
-    """The directory of a validation.
-
-    Its verdict is computed on first use, because that reads all records.
-    """
+    """The directory of a validation. Its verdict is computed when it is first used."""
 
     directory: Path
 
@@ -60,7 +57,7 @@ def document(stored: StoredValidation) -> bytes:
 
 
 def code(stored: StoredValidation, strict: bool) -> int:  # noqa: ARG001 - as for other kinds
-    """Return the exit code, which does not depend on `strict`."""
+    """Return the exit code. It does not depend on `strict`, which other kinds of result use."""
     return exit_code(stored.verdict)
 
 
@@ -87,11 +84,11 @@ def compare_side(directory: Path) -> Side:
     run_dirs = runs(directory)
     level_dirs = list(dict.fromkeys(run.parent for run in run_dirs))
     if len(level_dirs) != 1:
-        names = ", ".join(level_dir.name for level_dir in level_dirs) or "none was run"
-        text = f"a validation is one side where it has one level: {names}"
+        names = ", ".join(level_dir.name for level_dir in level_dirs) or "none"
+        text = f"only a validation with one level can be compared (levels: {names})"
         example = level_dirs[0] if level_dirs else directory
-        raise UserError("mismatch", text, str(directory), f"name one of them: {example}")
-    return repeats_as_side(directory, run_dirs)
+        raise UserError("mismatch", text, str(directory), f"give the folder of a level: {example}")
+    return of_repeats(directory, run_dirs)
 
 
 def regenerate(directory: Path) -> Iterator[RegeneratedFile]:

@@ -1,5 +1,6 @@
 """Plan the load of each level of a contract: how many requests are expected, and for how long.
 
+A start is what an arrival begins: a single request, a conversation, or a task of several requests.
 This module is pure.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,13 +19,32 @@ from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
 from loadgen.core.schedule.sessions import build_sessions
 from loadgen.core.slo import Slo
-from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Synthetic, Workload
+from loadgen.core.workload import (
+    Closed,
+    FromFile,
+    FromTrace,
+    Mix,
+    Ramp,
+    Replay,
+    Stage,
+    Synthetic,
+    Task,
+    Workload,
+)
 
 JUDGED_HERE = ("not_offered_share",)
-"""Limits on a valid run that the contract judges itself."""
+"""The limits on a VALID run that are lifted, because the contract judges the same thing itself.
+
+A run in which the client dropped many requests is INVALID by itself. In a contract its terms are
+INCONCLUSIVE, unless they fail without the dropped requests too.
+"""
 
 SAMPLED_STARTS = 200
-"""Starts of a class that are built to estimate how many requests a start has on average."""
+"""The number of starts that are built to estimate how many requests a start has on average."""
+
+
+RequestKind = Synthetic | FromFile | FromTrace | Task | Mix
+"""What the requests of a workload are: generated, read from a file or a trace, tasks, or a mix."""
 
 
 class RequestClassPlan(NamedTuple):
@@ -34,16 +54,14 @@ class RequestClassPlan(NamedTuple):
     """
 
     name: str
-    share: float  # of all starts
+    share: float  # the fraction of all starts that are of this class
     slo: Slo | None
-    requests_per_start: float  # mean
+    requests_per_start: float  # on average
     is_session: bool  # whether a start is a task or a conversation
 
 
 class LevelPlan(Struct, frozen=True, kw_only=True):
     """The planned load of a level of a contract.
-
-    A start is what an arrival begins: a task, a conversation or a single request.
 
     Attributes:
         level: The level.
@@ -97,7 +115,7 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
         return self.starts / (self.duration_ns / NS_PER_S)
 
     def is_closed_loop(self) -> bool:
-        """Return whether a measured stage keeps a number of requests in flight."""
+        """Return whether a measured stage has virtual users, which wait for their responses."""
         return any(
             isinstance(stage.arrival, Closed) for stage in self.workload.stages if stage.measured
         )
@@ -145,8 +163,8 @@ class ExpectedLoad(NamedTuple):
 def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
     """Return the plan of a level whose own load is already applied to its workload.
 
-    What is not known before the run, such as the number of requests of a closed loop that is
-    limited by time, stays None in the plan.
+    What is not known before the run is None in the plan, such as the number of requests of a closed
+    loop that is limited by time.
     """
     load = expected_load(workload)
     classes = _plan_classes(workload)
@@ -178,10 +196,10 @@ def shorten_plan(plan: LevelPlan, max_duration_ns: int) -> LevelPlan:
 
 
 def with_measured_duration(workload: Workload, duration_ns: int) -> Workload:
-    """Return the workload with measured stages of this length together, in their old proportions.
+    """Return the workload with measured stages that last this long together.
 
-    If their length was not known before, each measured stage ends after this time, or earlier by
-    its count.
+    The stages keep their proportions. If their length was not known before, each measured stage
+    ends after this time, or earlier by its number of requests.
     """
     old_duration_ns = expected_load(workload).duration_ns
     factor = None if old_duration_ns is None else duration_ns / old_duration_ns
@@ -196,29 +214,35 @@ def _scale_stage(stage: Stage, factor: float | None, duration_ns: int) -> Stage:
     """Return the stage with its limits multiplied by a factor, or limited to a duration.
 
     A trace that is replayed cannot be stretched, so it only ends after the duration. The same
-    holds if there is no factor, because the old length is not known. No limit becomes 0.
+    applies if there is no factor, because the old length is not known.
     """
     if factor is None or isinstance(stage.arrival, Replay):
         return stage.model_copy(update={"duration_ns": duration_ns})
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if stage.duration_ns is not None:
-        changes["duration_ns"] = max(round(stage.duration_ns * factor), 1)
+        changes["duration_ns"] = _scale_limit(stage.duration_ns, factor)
     if stage.count is not None:
-        changes["count"] = max(round(stage.count * factor), 1)
+        changes["count"] = _scale_limit(stage.count, factor)
     if stage.at_least is not None:
         minimum = {
-            "duration_ns": max(round(stage.at_least.duration_ns * factor), 1),
-            "count": max(round(stage.at_least.count * factor), 1),
+            "duration_ns": _scale_limit(stage.at_least.duration_ns, factor),
+            "count": _scale_limit(stage.at_least.count, factor),
         }
         changes["at_least"] = stage.at_least.model_copy(update=minimum)
     return stage.model_copy(update=changes)
 
 
-def expected_load(workload: Workload) -> ExpectedLoad:
-    """Return how many starts are expected in the measured stages of a workload, in which time.
+def _scale_limit(limit: int, factor: float) -> int:
+    """Return a limit multiplied by a factor, at least 1: a workload refuses a limit of 0."""
+    return max(round(limit * factor), 1)
 
-    The starts are known if each stage has a rate, such as 12.5/s, or a number of requests. The time
-    is known if each stage has a finite rate: a closed loop takes as long as the server needs.
+
+def expected_load(workload: Workload) -> ExpectedLoad:
+    """Return how many starts are expected in the measured stages of a workload, and for how long.
+
+    The starts are known if each stage has a rate, such as 12.5/s, or a number of requests. The
+    duration is known if each stage has a finite rate. A closed loop takes as long as the server
+    needs.
     """
     stages = [stage for stage in workload.stages if stage.measured]
     open_ended_stage = next((stage for stage in stages if _has_unknown_starts(stage)), None)
@@ -232,10 +256,10 @@ def expected_load(workload: Workload) -> ExpectedLoad:
 
 
 def _has_unknown_starts(stage: Stage) -> bool:
-    """Return whether only a run shows how many starts a stage has.
+    """Return whether the number of starts of a stage is only known after a run.
 
-    This is so if a trace decides, which is read when the run begins, or if the server decides how
-    many requests a closed loop completes in its time.
+    A trace is read when the run begins. A closed loop that is limited by time starts as many
+    requests as the server completes.
     """
     if isinstance(stage.arrival, Replay):
         return True
@@ -300,7 +324,9 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
     )
 
 
-def _plan_class(name: str, share: float, slo: Slo | None, requests: Any) -> RequestClassPlan:
+def _plan_class(
+    name: str, share: float, slo: Slo | None, requests: RequestKind
+) -> RequestClassPlan:
     """Return the plan of a class, with the mean size of a sample of its starts.
 
     How many requests a start has is random for tasks with a varying number of steps, so a fixed
@@ -317,24 +343,24 @@ def _plan_class(name: str, share: float, slo: Slo | None, requests: Any) -> Requ
 def plan_text(plan: LevelPlan) -> str:
     """Return the lines that describe the load of a level before its run.
 
-    The first line has the sizes, such as "level steady: qa, 7,200 requests, 12 min, 3 runs". The
-    others say why it is longer or shorter than the contract says, and which terms cannot pass
-    then.
+    The first line has the sizes, such as "Level steady: qa, 7,200 requests, 12 min, 3 runs". The
+    others say which term requires this length, or that the load was shortened and which terms
+    cannot pass then.
     """
     level = plan.level
     parts = [level.workload, *_size_parts(plan)]
     if plan.duration_ns is not None:
         parts.append(format.duration(plan.duration_ns / NS_PER_S))
     parts.append(format.counted(level.repeats, "run"))
-    lines = [f"level {level.name}: {', '.join(parts)}"]
+    lines = [f"Level {level.name}: {', '.join(parts)}"]
     if plan.is_auto:
-        reason = f": {plan.longest_load_term} needs it" if plan.longest_load_term else ""
-        lines.append(f"  duration auto{reason}; extended while the level is undecided")
+        cause = f", required by: {plan.longest_load_term}" if plan.longest_load_term else ""
+        lines.append(f"  Automatic duration{cause}. Extended while the level is inconclusive.")
     shortening = shortening_text(plan)
     if shortening:
         lines.append(f"  {shortening}")
     if plan.undecidable:
-        lines.append(f"  can no longer pass: {', '.join(plan.undecidable)}")
+        lines.append(f"  Too short to pass: {', '.join(plan.undecidable)}")
     return "\n".join(lines)
 
 
@@ -356,21 +382,21 @@ def _size_parts(plan: LevelPlan) -> list[str]:
 
 
 def shortening_text(plan: LevelPlan) -> str:
-    """Return by how much the load is shorter than in the contract, or ""."""
+    """Return by how much the load is shorter than in the contract, or "" if it is not."""
     if plan.original_duration_ns is None or plan.duration_ns is None:
         return ""
-    original = "its own end"
-    if plan.original_duration_ns:
-        original = format.duration(plan.original_duration_ns / NS_PER_S)
     length = format.duration(plan.duration_ns / NS_PER_S)
-    return f"{length} of load instead of {original} (--duration)"
+    if plan.original_duration_ns == 0:  # not known before the run
+        return f"Shortened to {length} by --duration"
+    original = format.duration(plan.original_duration_ns / NS_PER_S)
+    return f"Shortened from {original} to {length} by --duration"
 
 
 def answer_check_text(check: AnswerCheck) -> str:
-    """Return the lines that describe a check of answers and its terms."""
-    rows = "" if check.rows is None else f", the first {format.counted(check.rows, 'row')}"
-    other = "" if check.against is None else f", against {check.against}"
+    """Return the lines that describe the scoring of responses and its terms."""
+    rows = "" if check.rows is None else f", first {format.counted(check.rows, 'row')}"
+    other = "" if check.against is None else f", compared with {check.against}"
     terms = [
         f"  {requirement:<6} {term.text}" for requirement, term in check.terms_by_requirement()
     ]
-    return "\n".join([f"answers: {check.dataset}{rows}{other}", *terms])
+    return "\n".join([f"Responses to {check.dataset}{rows}{other}", *terms])

@@ -3,9 +3,8 @@
 This finds contradictions, missing inputs, and terms that do not fit the workload.
 
 `lint_samples.py` checks whether the load of a level is large enough for its terms, and
-`lint_answers.py` checks the terms about answers. The only files that are read here are the
-workloads that the levels name; the other files are read through functions of the caller. This
-module is pure apart from that.
+`lint_answers.py` checks the terms about responses. This module reads only the workload files that
+the levels name. Other files are read through functions of the caller.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ from loadgen.core.workload.workload_files import packaged_files
 from loadgen.core.workload.yaml_marks import Map
 
 ROUNDING_TOLERANCE = 1e-9
-"""Relative difference of two rates that rounding explains."""
+"""The relative difference up to which two rates count as equal."""
 
 RATE_TERMS = ("requests", "good_requests", "tasks", "good_tasks")
+RESPONSE_WAIT_TERMS = ("ttft", "first_answer")
 TASK_WAIT_TERMS = ("task_wait", "task_longest_wait")
 WHOLE_LOAD_GOODPUT_TERMS = ("goodput", "task_goodput", "good_tasks", "task_cost")
 """Terms that are ambiguous if they name no class and the classes have SLOs of their own."""
@@ -48,12 +48,12 @@ class LintInputs:
     Attributes:
         contract: The contract without its levels.
         drafts: The levels, as far as they could be parsed.
-        document: The YAML document, which has the positions of the errors.
+        document: The YAML document, from which the positions of errors are known.
         file: The name of the file in messages.
         directory: The directory of the file.
         gpus: The number of GPUs given on the command line.
         max_duration_ns: The maximum length of a level's load, or None.
-        has_other_endpoint: Whether the command line gives another endpoint to compare answers with.
+        has_other_endpoint: Whether the command line gives an endpoint to compare responses with.
         env: The environment variables that workload files may name.
         load_prices: Reads a price file. Raises LoadgenError or CombinedError.
         read_questions: Reads the first prompts of a data set. Raises LoadgenError or CombinedError.
@@ -114,21 +114,20 @@ def check_contract(inputs: LintInputs) -> LintFindings:
 
 
 def _check_level_names(drafts: Sequence[LevelDraft], errors: ContractErrors) -> None:
-    """Report levels with the same name, and a level that has the name of the verdict on answers.
+    """Report levels with the same name, and a level with the reserved name "answers".
 
     Names have to be unique because the results of a level are in a directory of its name.
     """
-    if "answers" in errors.document:
-        reserved = next((draft for draft in drafts if draft.name == ANSWERS_LEVEL), None)
-        if reserved is not None:
-            location = (*reserved.location, "name")
-            text = f'the verdict on the answers has the name of this level: "{ANSWERS_LEVEL}"'
-            errors.add(location, "duplicate", text, "give the level another name")
+    has_answer_check = "answers" in errors.document
     earlier_names: set[str] = set()
     for draft in drafts:
+        location = (*draft.location, "name")
+        if has_answer_check and draft.name == ANSWERS_LEVEL:
+            text = f'the name "{ANSWERS_LEVEL}" is reserved for the terms about responses'
+            errors.add(location, "duplicate", text, "choose another name for the level")
         if draft.name and draft.name in earlier_names:
-            text = f'two levels are called "{draft.name}"'
-            errors.add((*draft.location, "name"), "duplicate", text, "give each its own")
+            text = f'two levels have the name "{draft.name}"'
+            errors.add(location, "duplicate", text, "choose a unique name")
         earlier_names.add(draft.name)
 
 
@@ -136,9 +135,9 @@ def _check_level_names(drafts: Sequence[LevelDraft], errors: ContractErrors) -> 
 
 
 def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) -> LevelPlan | None:
-    """Return the plan of a level, with the length that its terms and the command line give it.
+    """Return the plan of a level, with the length that its terms and the command line require.
 
-    Return None, with the errors reported, if the level or its workload is wrong.
+    Return None if the level or its workload is wrong. The errors are then in `errors`.
     """
     workload = _load_workload(draft, inputs, errors)
     if draft.level is None or workload is None:
@@ -157,18 +156,18 @@ def _load_workload(
 ) -> Workload | None:
     """Return the workload of a level with the level's own load and SLO, or None after an error.
 
-    The SLO of the level comes before that of the contract, and that before the one of the
-    workload. Limits on a valid run that the contract judges itself are lifted: a run that exceeds
-    them is judged, not refused.
+    The SLO of the level replaces that of the contract, which replaces that of the workload. Limits
+    on a valid run that the contract judges itself are lifted: a run that exceeds them is judged,
+    not INVALID.
     """
     name = _find_workload(draft, inputs.directory, errors)
     level = draft.level
     if level is None or name is None:
         return None
     if level.rate is not None and level.concurrency is not None:
-        text = "rate is an open loop, concurrency a closed one: not both"
+        text = "a level has either a rate (open loop) or a concurrency (closed loop), not both"
         location = (*draft.location, "concurrency")
-        errors.add(location, "conflict", text, "make two levels of it")
+        errors.add(location, "conflict", text, "remove one, or make two levels")
         return None
     try:
         workload = load_workload(name, _overrides(level), inputs.env)
@@ -177,7 +176,7 @@ def _load_workload(
             _add_workload_error(error, draft, errors)
         return None
     slo = level.slo or inputs.contract.slo or workload.slo
-    no_limit = 1.0  # a share of 100 % is never exceeded
+    no_limit = 1.0  # a fraction of 100 % is never exceeded
     limits = workload.limits.model_copy(update=dict.fromkeys(JUDGED_HERE, no_limit))
     return workload.model_copy(update={"slo": slo, "limits": limits})
 
@@ -201,35 +200,40 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
     errors.add(
         (*draft.location, "workload"),
         "unknown_name",
-        f'there is no workload "{name}"',
-        f"{suggestion}; or a path relative to the contract",
+        f'unknown workload "{name}"',
+        f"{suggestion}; or give a path relative to the contract",
     )
     return None
 
 
 def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report an error in a workload at its level or in the workload's file."""
+    """Report an error in a workload, at the level or in the workload's file.
+
+    An error at an option of the command line was caused by a value of the level, because the level
+    changes the workload in the same way as options do. A missing load is reported at the level too,
+    because that is where to add it. Any other error is in the workload file.
+    """
     if error.where.startswith("--"):
         errors.add(draft.location, error.code, error.what, error.hint)
     elif error.code in ("no_load", "endless"):
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
         errors.add(draft.location, error.code, error.what, hint)
-    elif str(error) not in map(str, errors.in_other_files):  # another level may have found it
+    elif str(error) not in map(str, errors.in_other_files):  # another level may use the same file
         errors.in_other_files.append(error)
 
 
 def _overrides(level: ContractLevel) -> Overrides:
-    """Return the level's own load in the form in which the command line changes a workload.
+    """Return the level's own load as overrides of its workload, like those of the command line.
 
-    A level that leaves its length to its terms gets a provisional one, from which the rates of its
-    load are computed.
+    A level whose terms decide its duration gets a provisional one, which is enough to compute the
+    rates of its load.
     """
     has_own_load = level.rate is not None or level.concurrency is not None
     duration_ns = level.duration_ns
     if auto_duration.is_auto(level) and has_own_load:
         duration_ns = auto_duration.PROVISIONAL_NS
     return Overrides(
-        # Rates per minute or hour have many digits, which would be in messages.
+        # 10/min is 0.16666666666666666/s, which would be printed in messages.
         request_rate=None if level.rate is None else round(level.rate, 9),
         concurrency=level.concurrency,
         duration=duration_ns,
@@ -245,10 +249,10 @@ def _overrides(level: ContractLevel) -> Overrides:
 def _check_terms(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that contradict each other, or that need something that is not there.
+    """Report terms that contradict each other, or that need something that is missing.
 
-    The order of the checks is the order of the errors of one term. Checks of a term against the
-    workload need the plan.
+    Checks of a term against the workload need the plan. The order of the checks is the order in
+    which several errors of one term are printed.
     """
     if plan is not None:
         _check_workload_terms(draft, plan, errors)
@@ -261,9 +265,9 @@ def _check_terms(
 
 
 def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
-    """Return the first of all terms about the same thing in the same list of a level.
+    """Return the first of all terms with the same subject in the same list of a level.
 
-    The keys are the list (`must` or `should`) and the subject, which is the term without its limit.
+    The keys are the list (`must` or `should`) and the subject: the term without its limit.
     """
     unique: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
     for placed_term in draft.terms:
@@ -273,9 +277,9 @@ def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], P
 
 
 def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report terms about something that an earlier term of the same list is already about.
+    """Report terms with the same subject as an earlier term of the same list.
 
-    For example, `ttft: 2s` and `ttft: 3s` in the list `must` are both about TTFT at p99.
+    For example, `ttft: 2s` and `ttft: 3s` in the list `must` both limit TTFT at p99.
     """
     unique = _unique_terms(draft)
     for placed_term in draft.terms:
@@ -283,15 +287,16 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
         earlier = unique[requirement, placed_term.term.without_limit()]
         if earlier is placed_term:
             continue
-        hint = f"item {earlier.index + 1} of {requirement} says it already; keep one"
-        problem = Problem("duplicate", "said twice", hint)
+        hint = f"item {earlier.index + 1} of {requirement} limits the same metric; keep one"
+        problem = Problem("duplicate", "a second limit for the same metric", hint)
         errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
 
 def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report terms of the list `should` that are not stricter than their counterpart in `must`.
+    """Report terms of the list `should` that are not stricter than the same term in `must`.
 
-    The list `should` has goals beyond what is required, so such a term could never fail on its own.
+    The list `should` has goals beyond what is required. A laxer goal always passes if the required
+    term does.
     """
     unique = _unique_terms(draft)
     for (requirement, subject), placed_term in unique.items():
@@ -301,8 +306,8 @@ def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
         if not _is_stricter(placed_term.term, must_term.term):
             problem = Problem(
                 "no_effect",
-                "this should asks for no more than the must",
-                "a should is stricter than its must; leave it out, or swap the two",
+                "not stricter than the same term in must",
+                "remove it, or make it stricter",
             )
             errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
@@ -315,10 +320,10 @@ def _is_stricter(term: ContractTerm, other: ContractTerm) -> bool:
 
 
 def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
-    """Report terms that ask for a higher rate than an open loop offers.
+    """Report terms that require a higher rate than an open loop offers.
 
-    An open loop sends requests at a given rate, whatever the server does. A closed loop offers as
-    many as the server completes.
+    An open loop sends requests at a fixed rate, which the server cannot exceed. A closed loop has
+    no such rate: it sends as many as the server completes.
     """
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
@@ -334,16 +339,16 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
                 term,
                 Problem(
                     "out_of_range",
-                    f"more than the {format.quantity(offered)}/s that this level offers",
-                    "no server can answer more than it is asked: raise the level's rate",
+                    f"more than the {format.quantity(offered)}/s that the level offers",
+                    "raise the rate of the level",
                 ),
             )
 
 
 def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report latency terms that another, stricter latency term of the same list already implies.
+    """Report latency terms that a stricter latency term of the same list implies.
 
-    Such a term would always pass with the other one, so one of the two limits is probably a
+    Such a term always passes if the stricter one does, so one of the two limits is probably a
     mistake. Each term is reported once.
     """
     latencies = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
@@ -358,35 +363,29 @@ def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
 
 
 def _implied_by(term: ContractTerm, other: ContractTerm) -> Problem | None:
-    """Return the problem of a latency term that holds whenever another one holds, or None.
+    """Return the problem of a latency term that passes whenever another one passes, or None.
 
-    This is so if the other term has a tighter limit at a higher percentile of the same latency, or
-    at the same percentile of a longer latency: E2E includes TTFT, and the time of a task includes
-    its waits.
+    This is so if the other term has a lower limit, either at a higher percentile of the same
+    latency, or at the same percentile of a longer latency: E2E includes TTFT, and the time of a
+    task includes its waits.
     """
     if other.limit >= term.limit or other.class_name != term.class_name:
         return None
     limit = format_time(other.limit)
     if other.kind == term.kind and other.quantile > term.quantile:
-        return Problem(
-            "conflict",
-            f"a looser limit than at {other.percentile} ({limit})",
-            "a lower percentile cannot be the larger one: one of the two is a slip",
-        )
+        text = f"a higher limit than at {other.percentile} ({limit})"
+        hint = f"{term.percentile} is never above {other.percentile}; correct one of the limits"
+        return Problem("conflict", text, hint)
     if other.quantile != term.quantile:
         return None
-    if other.kind == "e2e" and term.kind in ("ttft", "first_answer"):
-        return Problem(
-            "conflict",
-            f"longer than the whole answer may take ({limit})",
-            "E2E holds it: one of the two is a slip",
-        )
+    if other.kind == "e2e" and term.kind in RESPONSE_WAIT_TERMS:
+        text = f"a higher limit than for e2e ({limit})"
+        hint = f"e2e includes {term.kind}; correct one of the limits"
+        return Problem("conflict", text, hint)
     if other.kind == "task_time" and term.kind in TASK_WAIT_TERMS:
-        return Problem(
-            "conflict",
-            f"longer than the whole task may take ({limit})",
-            "the task time holds it: one of the two is a slip",
-        )
+        text = f"a higher limit than for task_time ({limit})"
+        hint = f"task_time includes {term.kind}; correct one of the limits"
+        return Problem("conflict", text, hint)
     return None
 
 
@@ -402,10 +401,10 @@ def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractEr
         term = placed_term.term
         location = draft.location_of(placed_term)
         if term.class_name and term.class_name not in classes:
-            hint = "its requests are all of one kind"
+            hint = "the workload has no request classes"
             if classes:
                 hint = did_you_mean(term.class_name, list(classes))
-            text = f'{plan.level.workload} has no class "{term.class_name}"'
+            text = f'{plan.level.workload} has no request class "{term.class_name}"'
             errors.add(location, "unknown_name", text, hint)
             continue
         problem = (
@@ -418,26 +417,26 @@ def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractEr
 
 
 def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
-    """Return the problem of a term about tasks whose requests are not all parts of tasks.
+    """Return the problem of a term about tasks in a workload without tasks, or None.
 
-    A task is a conversation or an agentic session of several requests. Return None if there is no
-    problem.
+    A task is a conversation or an agentic session of several requests. A term about the cost of
+    tasks also needs a workload without single requests, because they use the same machines.
     """
     if not term.is_about_tasks:
         return None
     classes = plan.classes_of(term)
     if not any(class_plan.is_session for class_plan in classes):
-        of_class = f" of class {term.class_name}" if term.class_name else ""
+        class_suffix = f", class {term.class_name}," if term.class_name else ""
         return Problem(
             "mismatch",
-            f"the requests{of_class} of {plan.level.workload} stand alone, there are no tasks",
-            "a workload with steps or turns, like coding-agent or agentic",
+            f"{plan.level.workload}{class_suffix} has single requests and no tasks",
+            "use a workload with steps or turns, like coding-agent or agentic",
         )
     if term.kind == "task_cost" and not all(class_plan.is_session for class_plan in classes):
         return Problem(
             "unsupported",
-            "single requests beside the tasks are paid from the same machines",
-            "cost: what a thousand good requests cost",
+            "the same machines also serve single requests, so there is no cost per task",
+            "use cost, which is per thousand good requests",
         )
     return None
 
@@ -455,14 +454,14 @@ def _find_tenant_problem(
     if not tenants_of({name: request_class.tenant for name, request_class in classes.items()}):
         return Problem(
             "mismatch",
-            f"{plan.level.workload} has no two tenants",
-            "a workload with classes, like noisy-neighbour or mixed",
+            f"{plan.level.workload} has fewer than two tenants",
+            "use a workload with request classes, like noisy-neighbour or mixed",
         )
     if not all(class_plan.slo for class_plan in plan.classes_of(term)):
         return Problem(
             "no_slo",
-            "nothing says when a request is good",
-            "slo: {ttft: 2s, tpot: 100ms} in each class, or of all",
+            "it needs an SLO",
+            "slo: {ttft: 2s, tpot: 100ms} in each request class, or for all",
         )
     return None
 
@@ -481,7 +480,7 @@ def _find_slo_problem(
     if term.requires("task_slo") and not has_task_slo:
         return Problem(
             "no_slo",
-            "nothing says when a task is good",
+            "it needs an SLO for tasks",
             "slo: {task: {within: 90s, wait: 2s}}",
         )
     is_about_all = term.kind in WHOLE_LOAD_GOODPUT_TERMS and not term.class_name
@@ -489,8 +488,8 @@ def _find_slo_problem(
         first_class = next(iter(classes))
         return Problem(
             "ambiguous",
-            "its classes have SLOs of their own",
-            f"goodput: {{share: 99%, class: {first_class}}}",
+            "the request classes have different SLOs",
+            f"name the class: goodput: {{share: 99%, class: {first_class}}}",
         )
     return None
 
@@ -500,8 +499,8 @@ def _check_contract_inputs(
 ) -> None:
     """Report terms that need something the contract does not give.
 
-    This is an SLO, the number of GPUs, prices, or another level to compare with. The SLO of a term
-    about a class was checked with the classes of the workload.
+    This can be an SLO, the number of GPUs, prices, or another level to compare with. Terms about a
+    request class use the SLO of the class, which was checked with the workload.
     """
     missing = _missing_inputs(plan, inputs)
     level_names = dict.fromkeys(other.name for other in inputs.drafts)
@@ -514,7 +513,7 @@ def _check_contract_inputs(
                 if requirement in missing:
                     errors.add_problem(location, term, missing[requirement])
         if term.level and term.level not in other_levels:
-            text = f'there is no other level "{term.level}"'
+            text = f'the contract has no other level "{term.level}"'
             errors.add(location, "unknown_name", text, did_you_mean(term.level, other_levels))
 
 
@@ -525,19 +524,12 @@ def _missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str, Pro
     """
     missing = {}
     if plan is not None and plan.workload.slo is None:
-        missing["slo"] = Problem(
-            "no_slo", "nothing says when a request is good", "slo: {ttft: 2s, tpot: 100ms}"
-        )
+        hint = "slo: {ttft: 2s, tpot: 100ms}"
+        missing["slo"] = Problem("no_slo", "it needs an SLO", hint)
     if inputs.gpus is None and "gpus" not in inputs.document:
-        missing["gpus"] = Problem(
-            "missing_option",
-            "nobody says how many GPUs there are",
-            "gpus: 8 in the contract, or --gpus 8",
-        )
+        hint = "gpus: 8 in the contract, or --gpus 8"
+        missing["gpus"] = Problem("missing_option", "it needs the number of GPUs", hint)
     if "prices" not in inputs.document:
-        missing["prices"] = Problem(
-            "no_price",
-            "there are no prices",
-            "prices: prices.yaml, relative to the contract (docs/prices.example.yaml)",
-        )
+        hint = "prices: prices.yaml, relative to the contract (see docs/prices.example.yaml)"
+        missing["prices"] = Problem("no_price", "it needs prices", hint)
     return missing

@@ -1,4 +1,4 @@
-"""Check the terms of a contract about answers against the prompts of its data set.
+"""Check the terms of a contract about responses against the prompts of its data set.
 
 This module is pure.
 """
@@ -20,19 +20,19 @@ from loadgen.core.stats import intervals
 
 
 class ScorablePrompt(Protocol):
-    """A prompt whose answer is scored, and what is known of the right answer."""
+    """A prompt whose response is scored, and what is known about the right response."""
 
     @property
     def reference(self) -> str | None:
-        """The right answer, if it is known."""
+        """The right response, if it is known."""
 
     @property
     def choice(self) -> bool:
-        """Whether the right answer is a letter."""
+        """Whether the right response is a letter."""
 
     @property
     def json(self) -> bool:
-        """Whether the answer has to be JSON."""
+        """Whether the response has to be JSON."""
 
     @property
     def group(self) -> str:
@@ -44,26 +44,42 @@ ReadQuestions = Callable[[Path, int | None], Sequence[ScorablePrompt]]
 
 
 class ScoreInput(NamedTuple):
-    """What a score needs from a prompt: whether a prompt has it, and an example row that has it."""
+    """What a score needs from a prompt.
+
+    Attributes:
+        is_in: Returns whether a prompt has it.
+        example: A row of a data set that has it.
+    """
 
     is_in: Callable[[ScorablePrompt], bool]
     example: str
 
 
+def _has_reference(prompt: ScorablePrompt) -> bool:
+    """Return whether the text of the right response is known."""
+    return prompt.reference is not None and not prompt.choice
+
+
+def _has_choice(prompt: ScorablePrompt) -> bool:
+    """Return whether the right response is a letter."""
+    return prompt.choice
+
+
+def _requires_json(prompt: ScorablePrompt) -> bool:
+    """Return whether the response has to be JSON."""
+    return prompt.json
+
+
 SCORE_INPUTS = {
     "reference": ScoreInput(
-        lambda prompt: prompt.reference is not None and not prompt.choice,
-        '{"prompt": "Name the capital of France.", "reference": "Paris"}',
+        _has_reference, '{"prompt": "Name the capital of France.", "reference": "Paris"}'
     ),
-    "choice": ScoreInput(
-        lambda prompt: prompt.choice, '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}'
-    ),
+    "choice": ScoreInput(_has_choice, '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}'),
     "json": ScoreInput(
-        lambda prompt: prompt.json,
-        '{"messages": [...], "response_format": {"type": "json_object"}}',
+        _requires_json, '{"messages": [...], "response_format": {"type": "json_object"}}'
     ),
 }
-"""Requirement of a term about answers -> what it needs from a prompt."""
+"""Requirement of a term about responses -> what it needs from a prompt."""
 
 
 def check_answer_terms(
@@ -75,15 +91,15 @@ def check_answer_terms(
     *,
     has_other_endpoint: bool,
 ) -> None:
-    """Report a data set that cannot be read, and terms that its prompts cannot show.
+    """Report a data set that cannot be read, and terms that its prompts are not sufficient for.
 
     Args:
-        check: What the contract says about answers.
+        check: The data set of the contract and the terms about responses.
         confidence: The confidence of the contract.
         directory: The directory of the contract file.
         read_questions: Reads the prompts of the data set.
         errors: Collects the errors.
-        has_other_endpoint: Whether there is another endpoint to compare answers with.
+        has_other_endpoint: Whether there is another endpoint to compare responses with.
     """
     try:
         prompts = read_questions(directory / check.dataset, check.rows)
@@ -98,17 +114,40 @@ def check_answer_terms(
         indices[requirement] += 1
         subject = (requirement, term._replace(limit=None))
         if subject in subjects:
-            problem = Problem("duplicate", "said twice", "keep one of them")
-            errors.add_problem(location, term, problem)
+            text = "a second limit for the same metric"
+            errors.add_problem(location, term, Problem("duplicate", text, "keep one of them"))
         subjects.add(subject)
         if term.requires("against") and not has_other_endpoint:
-            hint = "against: http://HOST:8000 beside dataset, or --against URL"
-            problem = Problem("missing_option", "there is no other endpoint", hint)
+            hint = "against: http://HOST:8000 next to dataset, or --against URL"
+            problem = Problem("missing_option", "it needs another endpoint", hint)
             errors.add_problem(location, term, problem)
-        _check_prompts(term, location, check, prompts, confidence, errors)
+        if _check_class(term, location, check, prompts, errors):
+            _check_prompt_count(term, location, check, prompts, confidence, errors)
 
 
-def _check_prompts(
+def _check_class(
+    term: ContractTerm,
+    location: Location,
+    check: AnswerCheck,
+    prompts: Sequence[ScorablePrompt],
+    errors: ContractErrors,
+) -> bool:
+    """Report a term about a class of prompts that the data set does not have.
+
+    Return whether the class of the term is known.
+    """
+    classes = sorted({prompt.group for prompt in prompts} - {""})
+    if not term.class_name or term.class_name in classes:
+        return True
+    hint = 'no row of the data set has a "class"'
+    if classes:
+        hint = did_you_mean(term.class_name, classes)
+    text = f'{check.dataset} has no class "{term.class_name}"'
+    errors.add(location, "unknown_name", text, hint)
+    return False
+
+
+def _check_prompt_count(
     term: ContractTerm,
     location: Location,
     check: AnswerCheck,
@@ -116,34 +155,26 @@ def _check_prompts(
     confidence: float,
     errors: ContractErrors,
 ) -> None:
-    """Report a term about a class that no prompt has, or that the prompts are too few to show.
+    """Report a term that could not pass with the prompts of the data set, because they are too few.
 
     Only the prompts of the class of the term count, and of these only the ones that have what its
-    score needs, such as a reference answer.
+    score needs, such as a reference response.
     """
-    classes = sorted({prompt.group for prompt in prompts} - {""})
-    if term.class_name and term.class_name not in classes:
-        hint = did_you_mean(term.class_name, classes) if classes else 'no row of it has a "class"'
-        text = f'{check.dataset} has no class "{term.class_name}"'
-        errors.add(location, "unknown_name", text, hint)
-        return
     usable = [prompt for prompt in prompts if term.class_name in ("", prompt.group)]
     score_input = _score_input(term)
     if score_input is not None:
         usable = [prompt for prompt in usable if score_input.is_in(prompt)]
     required = _required_prompts(term, confidence)
     if score_input is not None and not usable:
-        problem = Problem(
-            "missing_key",
-            f"no row of {check.dataset} says what is right",
-            f"rows like {score_input.example}",
-        )
+        text = f"no row of {check.dataset} has the right response"
+        problem = Problem("missing_key", text, f"use rows like {score_input.example}")
         errors.add_problem(location, term, problem)
     elif len(usable) < required:
-        text = f"needs {required:,} prompts to be shown at all, there are {len(usable):,}"
-        rows_hint = "" if check.rows is None else ", and in rows:"
-        problem = Problem("too_few", text, f"more rows in the data set{rows_hint}")
-        errors.add_problem(location, term, problem)
+        text = f"{required:,} prompts needed to decide the term, the data set has {len(usable):,}"
+        hint = "add rows to the data set"
+        if check.rows is not None:
+            hint += ", and raise rows:"
+        errors.add_problem(location, term, Problem("too_few", text, hint))
 
 
 def _score_input(term: ContractTerm) -> ScoreInput | None:
@@ -158,8 +189,7 @@ def _score_input(term: ContractTerm) -> ScoreInput | None:
 def _required_prompts(term: ContractTerm, confidence: float) -> int:
     """Return the least number of prompts with which a term can pass."""
     if term.kind == "within":
-        # With this many prompts, a larger share of worse answers would show in at least one of
-        # them.
+        # With this many prompts, a larger fraction of worse responses would show in at least one.
         return intervals.observations_to_see(1 - term.limit, confidence)
     if term.kind in ZERO_OR_ONE_SCORES:
         return requests_without_miss(1 - term.limit, confidence)

@@ -21,8 +21,10 @@ from loadgen.core.workload import Poisson, Workload
 from loadgen.figures import pooled_metrics
 
 MIN_REPEATS_FOR_POOLED_GAPS = 3
-"""Runs that a term about pooled gaps needs: gaps are correlated within a run, so each run is one
-sample.
+"""The number of runs that a term about times between tokens needs.
+
+These times are correlated within a run, so each run counts as one value. Two values have a very
+wide interval.
 """
 
 
@@ -37,7 +39,7 @@ def check_samples(
     level = plan.level
     if level.apart_ns is not None and level.repeats < 2:
         location = (*draft.location, "apart")
-        text = "runs are to be apart in time, and there is one"
+        text = "apart needs at least two runs, the level has one"
         errors.add(location, "too_few", text, "repeats: 2 or more")
     undecidable = []
     for placed_term in draft.terms:
@@ -61,19 +63,20 @@ def check_samples(
 
 
 def _pooled_gaps_problem() -> Problem:
-    """Return the problem of a term about gaps between tokens in a level with too few runs."""
+    """Return the problem of a term about times between tokens in a level with too few runs."""
     return Problem(
         "too_few",
-        "gaps within an answer hang together, so one run has no interval for them",
-        f"repeats: {MIN_REPEATS_FOR_POOLED_GAPS} or more; or promise tpot, which is per request",
+        f"times between tokens need {MIN_REPEATS_FOR_POOLED_GAPS} runs for an interval",
+        f"repeats: {MIN_REPEATS_FOR_POOLED_GAPS} or more; or use tpot, which is per request",
     )
 
 
 def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract) -> Problem | None:
-    """Return the problem if the load is too short to meet rare events, or None.
+    """Return the problem if the load is too short for the recurrence horizon of the contract.
 
-    Only latencies and shares of good requests need a length. How long a closed loop with a number
-    of requests takes is known only after the run.
+    Return None if it is long enough, or if its length is only known after the run: that of a closed
+    loop with a number of requests. Only terms about latencies and goodput need a length, because
+    only they change when the server slows down for a while.
     """
     needs_length = term.is_latency or term.kind in ("goodput", "task_goodput", "fairness")
     if plan.duration_ns is None or not needs_length:
@@ -86,56 +89,83 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
         return None
     runs = f" in {repeats} runs" if repeats > 1 else ""
     text = (
-        f"needs {format.duration(required_s)} of load to be shown, to see what comes back within "
-        f"{format.duration(horizon_s)}; there are {format.duration(load_s)}{runs}"
+        f"the load is too short: {format.duration(load_s)}{runs}, {format.duration(required_s)} "
+        f"needed for the horizon of {format.duration(horizon_s)}"
     )
-    required_starts = required_requests(term, contract.confidence) / plan.units_per_start(term)
-    starts_per_run = math.inf if not plan.starts else plan.starts
-    s_for_starts = required_starts * load_s / repeats / starts_per_run
-    run_s = math.ceil(max(required_s, s_for_starts) / repeats)
+    run_s = math.ceil(max(required_s, _load_for_count_s(term, plan, contract)) / repeats)
     # Rounded down to tenths of a second, because a longer horizon would be refused again.
     covered_s = math.floor(intervals.longest_recurrence_s(load_s, contract.confidence) * 10) / 10
-    hint = f"duration: {run_s}s or more; or, to promise less, horizon: {covered_s:g}s"
+    hint = f"duration: {run_s}s or more, or a shorter horizon (horizon: {covered_s:g}s)"
     return Problem("too_few", text, hint)
+
+
+def _load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Contract) -> float:
+    """Return the load in which a term gets the number of requests that it needs, in seconds.
+
+    Return 0 if the number of starts is not known before the run.
+    """
+    if not plan.starts or plan.duration_ns is None:
+        return 0.0
+    required_starts = required_requests(term, contract.confidence) / plan.units_per_start(term)
+    return required_starts * plan.duration_ns / NS_PER_S / plan.starts
 
 
 def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) -> Problem | None:
     """Return the problem if the load has too few requests or windows for a term, or None.
 
     With too few requests a term stays INCONCLUSIVE even if every request meets its limit. A term
-    with a window needs so many requests in each window.
+    that compares two windows needs that many requests in each window.
     """
     if term.kind in pooled_metrics():
         return None
     window_s = term.window_ns / NS_PER_S
     if plan.duration_ns is not None and plan.duration_ns < MIN_WINDOWS * term.window_ns:
         length = format.duration(plan.duration_ns / NS_PER_S)
-        text = f"a load of {length} has no two windows of {format.duration(window_s)}"
+        text = f"{length} of load has no two windows of {format.duration(window_s)}"
         hint = f"duration: {math.ceil(MIN_WINDOWS * window_s)}s or more"
         return Problem("too_few", text, hint)
     if plan.starts is None:
         # The number of requests of a closed loop that is limited by time is not known yet.
         return None
-    repeats = plan.level.repeats
-    units_per_start = plan.units_per_start(term)
-    available = round(plan.starts * units_per_start * repeats)
-    if window_s and plan.rate is not None:
-        available = int(plan.rate * window_s)
+    required = _required_count(term, plan, confidence)
+    available = _available_count(term, plan)
+    if available >= required:
+        return None
+    noun = "tasks" if term.is_about_tasks else "requests"
+    scope = _scope_of_count(term, plan)
+    text = f"{required:,} {noun} needed to decide the term, {scope} {available:,}"
+    required_starts = required / plan.units_per_start(term)
+    hint = _sample_hint(required_starts, plan, is_windowed=window_s > 0)
+    return Problem("too_few", text, hint)
+
+
+def _required_count(term: ContractTerm, plan: LevelPlan, confidence: float) -> int:
+    """Return how many requests or tasks a term needs, in each window if it compares windows.
+
+    Random arrivals alone make the counts of two windows differ, so a term that compares rates needs
+    more of them.
+    """
     required = required_requests(term, confidence)
     if term.kind == "sustained" and _is_poisson(plan.workload):
         required = max(required, requests_for_ratio(term.limit, confidence))
-    if available >= required:
-        return None
-    if window_s:
-        scope = "each window has"
-    elif repeats > 1:
-        scope = f"{repeats} runs have"
-    else:
-        scope = "there are"
-    noun = "tasks" if term.is_about_tasks else "requests"
-    text = f"needs {required:,} {noun} to be shown at all, {scope} {available:,}"
-    hint = _sample_hint(required / units_per_start, plan, is_windowed=window_s > 0)
-    return Problem("too_few", text, hint)
+    return required
+
+
+def _available_count(term: ContractTerm, plan: LevelPlan) -> int:
+    """Return how many requests or tasks are expected, in each window if a term compares windows."""
+    if term.window_ns and plan.rate is not None:
+        return int(plan.rate * term.window_ns / NS_PER_S)
+    assert plan.starts is not None
+    return round(plan.starts * plan.units_per_start(term) * plan.level.repeats)
+
+
+def _scope_of_count(term: ContractTerm, plan: LevelPlan) -> str:
+    """Return what an available number of requests is the number of, with its verb."""
+    if term.window_ns:
+        return "each window has"
+    if plan.level.repeats > 1:
+        return f"the {plan.level.repeats} runs have"
+    return "the run has"
 
 
 def _is_poisson(workload: Workload) -> bool:
@@ -159,6 +189,6 @@ def _sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) 
         seconds = starts / starts_per_s
         duration = f"{math.ceil(seconds)}s ({format.duration(seconds)} at this rate)"
     if is_windowed:
-        return f"window: {duration} or more" if duration else "a longer window"
+        return f"window: {duration} or more" if duration else "use a longer window"
     or_duration = f", or duration: {duration}" if duration else ""
-    return f"requests: {starts}{or_duration} or more; or a lower percentile"
+    return f"requests: {starts}{or_duration} or more, or a lower percentile"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from loadgen.answers.questions import read_questions
 from loadgen.contracts import lint
 from loadgen.contracts.drafts import LevelDraft, PlacedTerm
-from loadgen.contracts.level_plan import CheckedContract
+from loadgen.contracts.level_plan import CheckedContract, LevelPlan
 from loadgen.contracts.lint import LintInputs
 from loadgen.contracts.schema import (
     Contract,
@@ -49,10 +49,10 @@ def load_contract(
     Args:
         path: The path of a file, or the bare name of a packaged contract.
         gpus: The number of GPUs that the user gave, if any.
-        repeats: The number of runs of every level, instead of what the file says.
-        against: Whether the user gave another endpoint to compare answers with.
-        longest_ns: The maximum length of the load of a level. Terms that cannot pass in a
-            shortened load are no errors; the plan of the level names them.
+        repeats: The number of runs of every level, instead of the number in the file.
+        against: Whether the user gave another endpoint to compare responses with.
+        longest_ns: The maximum length of the load of a level. A term that cannot pass in a
+            shortened load is no error; the plan of the level names it.
         env: The environment variables that the file may name.
 
     Raises:
@@ -64,21 +64,18 @@ def load_contract(
     label = str(path) if file == path else str(file)
     text = read_contract_text(file, str(path))
     document, yaml_errors = read_contract_document(text, label, env)
-    written_levels = _written_levels(document)
     if repeats is not None:
-        for level in written_levels.values():
+        for level in _written_levels(document).values():
             level["repeats"] = repeats
     context = FileContext(file=label, directory=file.parent, errors=yaml_errors)
     contract = validate_document(Contract, document, context)
-    # The drafts are validated again by themselves. Errors in them are already in `context`.
-    draft_context = FileContext(file=label, directory=file.parent)
+    source = ContractSource(document, label, file.parent)
+    # The parts of a contract are validated again, one by one, to find errors that do not show in
+    # the validation of the whole: it ends a part at its first error.
     findings = lint.check_contract(
         LintInputs(
-            contract=_validate_without_levels(document, draft_context),
-            drafts=[
-                _validate_draft(index, level, draft_context)
-                for index, level in written_levels.items()
-            ],
+            contract=source.contract_without_levels(),
+            drafts=source.level_drafts(),
             document=document,
             file=label,
             directory=file.parent,
@@ -93,19 +90,26 @@ def load_contract(
     errors = sort_errors([*context.errors, *findings.contract_errors]) + findings.other_errors
     if errors or contract is None:
         raise CombinedError(errors)
-    plans = tuple(
-        replace(plan, level=level)
-        for plan, level in zip(findings.plans, contract.levels, strict=True)
-    )
-    names_variables = "${" in text
     return CheckedContract(
         contract=contract,
-        levels=plans,
+        levels=_with_checked_levels(findings.plans, contract),
         text=text,
-        resolved_text=json.dumps(document, indent=2) + "\n" if names_variables else "",
+        resolved_text=_resolved_text(text, document),
         file=label,
         directory=file.parent,
     )
+
+
+def _with_checked_levels(plans: Sequence[LevelPlan], contract: Contract) -> tuple[LevelPlan, ...]:
+    """Return the plans with the levels of the contract: the level of a draft has no terms."""
+    return tuple(
+        replace(plan, level=level) for plan, level in zip(plans, contract.levels, strict=True)
+    )
+
+
+def _resolved_text(text: str, document: Map) -> str:
+    """Return a contract with the values of its environment variables, or "" if it names none."""
+    return json.dumps(document, indent=2) + "\n" if "${" in text else ""
 
 
 def _written_levels(document: Map) -> dict[int, Map]:
@@ -116,41 +120,65 @@ def _written_levels(document: Map) -> dict[int, Map]:
     return {index: level for index, level in enumerate(levels) if isinstance(level, Map)}
 
 
-def _validate_without_levels(document: Map, context: FileContext) -> Contract:
-    """Return what can be parsed of a contract without its levels. A wrong value is left out.
+class ContractSource:
+    """The document of a contract, whose parts are parsed one by one.
 
-    Other checks can then still report their errors.
+    An error in one part does not prevent that other parts are parsed and checked. Errors are not
+    reported here: the validation of the whole document has reported them.
     """
-    known_keys = Contract.yaml_keys()
-    values = {key: value for key, value in document.items() if key in known_keys}
-    values |= {"name": "contract", "levels": ()}
-    try:
-        return Contract.model_validate(values, context=context)
-    except ValidationError as invalid:
-        wrong_keys = {error["loc"][0] for error in invalid.errors()}
-        values = {key: value for key, value in values.items() if key not in wrong_keys}
-        return Contract.model_validate(values, context=context)
 
+    def __init__(self, document: Map, label: str, directory: Path) -> None:
+        """Parse a document that was read from a file of this name, in this directory."""
+        self._document = document
+        self._context = FileContext(file=label, directory=directory)
 
-def _validate_draft(index: int, written: Map, context: FileContext) -> LevelDraft:
-    """Return what can be parsed of a level, so that one mistake does not hide others.
+    def contract_without_levels(self) -> Contract:
+        """Return the contract without its levels and without values that are wrong."""
+        known_keys = Contract.yaml_keys()
+        values = {key: value for key, value in self._document.items() if key in known_keys}
+        values |= {"name": "contract", "levels": ()}
+        try:
+            return Contract.model_validate(values, context=self._context)
+        except ValidationError as invalid:
+            wrong_keys = {error["loc"][0] for error in invalid.errors()}
+            values = {key: value for key, value in values.items() if key not in wrong_keys}
+            return Contract.model_validate(values, context=self._context)
 
-    The terms are validated one by one, apart from the other values of the level.
-    """
-    keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
-    values = {key: value for key, value in written.items() if key in keys}
-    level: ContractLevel | None
-    try:
-        level = ContractLevel.model_validate(values, context=context)
-    except ValidationError:
-        level = None
-    return LevelDraft(
-        index=index,
-        name=_scalar_text(written.get("name")) or "",
-        workload=_scalar_text(written.get("workload")),
-        level=level,
-        terms=tuple(_valid_terms(written, context)),
-    )
+    def level_drafts(self) -> list[LevelDraft]:
+        """Return what can be parsed of each level that is a mapping."""
+        return [
+            self._level_draft(index, level)
+            for index, level in _written_levels(self._document).items()
+        ]
+
+    def _level_draft(self, index: int, written: Map) -> LevelDraft:
+        """Return what can be parsed of a level, with its terms parsed one by one."""
+        keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
+        values = {key: value for key, value in written.items() if key in keys}
+        level: ContractLevel | None
+        try:
+            level = ContractLevel.model_validate(values, context=self._context)
+        except ValidationError:
+            level = None
+        return LevelDraft(
+            index=index,
+            name=_scalar_text(written.get("name")) or "",
+            workload=_scalar_text(written.get("workload")),
+            level=level,
+            terms=tuple(self._valid_terms(written)),
+        )
+
+    def _valid_terms(self, written: Map) -> Iterator[PlacedTerm]:
+        """Yield the terms of a level that are valid, with their places in the file."""
+        adapter: TypeAdapter[ContractTerm] = TypeAdapter(WrittenTerm)
+        for requirement in REQUIREMENTS:
+            terms = written.get(requirement)
+            if not isinstance(terms, list):
+                continue
+            for index, value in enumerate(terms):
+                with suppress(ValidationError):
+                    term = adapter.validate_python(value, context=self._context)
+                    yield PlacedTerm(requirement, index, term)
 
 
 def _scalar_text(value: object) -> str | None:
@@ -158,19 +186,3 @@ def _scalar_text(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     return str(value)
-
-
-def _valid_terms(written: Map, context: FileContext) -> Iterator[PlacedTerm]:
-    """Yield the terms of a level that are valid, with their places in the file.
-
-    Invalid terms are skipped: their errors come from the validation of the whole contract.
-    """
-    adapter: TypeAdapter[ContractTerm] = TypeAdapter(WrittenTerm)
-    for requirement in REQUIREMENTS:
-        terms = written.get(requirement)
-        if not isinstance(terms, list):
-            continue
-        for index, value in enumerate(terms):
-            with suppress(ValidationError):
-                term = adapter.validate_python(value, context=context)
-                yield PlacedTerm(requirement, index, term)

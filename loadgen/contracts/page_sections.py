@@ -1,6 +1,6 @@
 """The sections that only the HTML page of a validation shows.
 
-These are how much of each limit is used, the signatures of the parties, and the annex.
+These are the use of each limit, the signatures of the parties, and the annex.
 
 This module is pure.
 """
@@ -42,46 +42,43 @@ MAX_SHOWN_USAGE = 150.0
 """Percentage of a limit up to which bars are drawn."""
 
 TERM_MEANINGS = {
-    "goodput": "share of requests that meet every limit of the contract's slo",
+    "goodput": "percentage of requests that meet every limit of the contract's slo",
     "good_requests": "requests per second that meet every limit of the contract's slo",
-    "task time": (
-        "time from the instant a task or conversation was due to the end of its last answer"
-    ),
-    "waits of a task": "time that a task waited for first tokens, all its requests together",
-    "longest wait of a task": "longest time that a task waited for a first token",
-    "tasks within the SLO": "tasks that keep every limit of the slo's task",
+    "task time": "time from the scheduled start of a task or conversation to its last response",
+    "waits of a task": "sum of the waits for first tokens in a task",
+    "longest wait of a task": "longest wait for a first token in a task",
+    "tasks that meet the SLO": "tasks that meet every limit under `task` in the slo",
 }
 ANSWER_TERM_MEANINGS = {
-    "rouge1": "words that answer and reference share: F-measure, with stemming",
-    "rouge2": "pairs of words that answer and reference share: F-measure, with stemming",
-    "rougeL": "longest sequence of words that answer and reference share: F-measure, with stemming",
-    "exact": "share of answers equal to the reference but for case, spaces and a full stop",
-    "choice": "share of answers that choose the right letter",
-    "json": "share of answers that are JSON where JSON was asked for",
-    "equal": "share of answers equal, letter by letter, to those of the other endpoint",
-    "agreement": "words and marks from the start until the answers of the two endpoints differ",
-    "agreement_share": "the same as a share of the longer answer",
-    "similarity": "1 - edits / length between the answers of the two endpoints",
+    "rouge1": "words in both response and reference (F-measure, with stemming)",
+    "rouge2": "pairs of words in both response and reference (F-measure, with stemming)",
+    "rougeL": "longest common sequence of words of response and reference (F-measure, stemming)",
+    "exact": "responses equal to the reference, ignoring case, spaces and a final full stop",
+    "choice": "responses that choose the right letter",
+    "json": "responses that are JSON, among the prompts that require JSON",
+    "equal": "responses that are identical to those of the other endpoint",
+    "agreement": "words and punctuation marks before the responses of two endpoints first differ",
+    "agreement_share": "agreement as a fraction of the longer response",
+    "similarity": "1 - edit distance / length of the responses of two endpoints",
 }
 VERDICT_MEANINGS = {
-    "PASS": "the whole interval of the measured figure keeps the promise",
-    "FAIL": "the whole interval breaks it",
+    "PASS": "the whole confidence interval of the metric meets the limit",
+    "FAIL": "the whole confidence interval violates the limit",
     "INCONCLUSIVE": (
-        "the interval holds the promise, the sample is too small for the percentile, "
-        "the load was too short to have left its start-up or to have seen what its queue can do, "
-        "data is missing, the load generator was the limit, or the run was not valid"
+        "the confidence interval contains the limit, the load was too short or had too few "
+        "requests, the metric is missing, or a run was INVALID"
     ),
     "must, should": (
-        "the verdict is that of the must terms; should terms are told and decide nothing"
+        "only the terms in `must` decide the verdict; those in `should` are reported with it"
     ),
 }
 PERCENTILE_MEANING = (
-    "so many of 100 requests are at or below it; one that failed is above every limit"
+    "50 or 99 of 100 requests had at most this value; a failed request exceeds every limit"
 )
 
 
 class FindingRow(NamedTuple):
-    """A finding of the checks before the first request, as it is shown in a table."""
+    """A finding of the preflight checks, as it is shown in a table."""
 
     state: str
     check: str
@@ -94,9 +91,9 @@ class PageInputs(NamedTuple):
 
     Attributes:
         contract: The contract.
-        contract_text: The contract as written.
+        contract_text: The text of the contract file.
         summaries: The summary of each run, by its directory.
-        findings: The findings of the checks before the first request.
+        findings: The findings of the preflight checks, which run before the first request.
         repeats: How much the runs of a level differ, by the name of the level.
     """
 
@@ -113,13 +110,14 @@ class PageInputs(NamedTuple):
 def limit_usage_percent(
     value: float, limit: float, unit: str, *, is_upper_bound: bool
 ) -> float | None:
-    """Return how much a metric uses of what its limit allows, in percent.
+    """Return how much of its limit a metric uses, in percent. Above 100 the limit is violated.
 
-    Above 100 the limit is exceeded.
+    - For an upper bound it is metric / limit: 400 ms of 500 ms is 80 %.
+    - For a lower bound in percent it is the missing part relative to the part that may be missing:
+      an attainment of 99.5 % of at least 99 % is 50 %.
+    - For another lower bound it is limit / metric: 10 req/s of at least 8 req/s is 80 %.
 
-    For an upper bound it is the metric as a share of the limit. For a lower bound of a share it is
-    what is missing to 100 %, relative to what may be missing. For another lower bound it is the
-    limit as a share of the metric. Return None if the limit allows nothing.
+    Return None if the divisor is 0.
     """
     if is_upper_bound:
         return 100 * value / limit if limit else None
@@ -131,8 +129,8 @@ def limit_usage_percent(
 def usage_section(validation: Validation, contract: Contract) -> Section:
     """Return a bar per term: how much of its limit is used, with the interval of the metric.
 
-    A bar that ends before 100 % keeps its limit. Bars of metrics with different units can be
-    compared in this way.
+    Metrics with different units can be compared in this way, because a bar that ends before 100 %
+    meets its limit whatever the unit.
     """
     is_upper_bound = {
         term.text: term.is_upper_bound
@@ -147,16 +145,16 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
             bar = _usage_bar(term, prefix, is_upper_bound=is_upper_bound[term.term])
             if bar is not None:
                 bars.append(bar)
-    legend = "No term has a figure."
+    legend = "No term has a metric."
     if bars:
         legend = (
-            "A bar is the used share of what the promise allows; at the dashed line all of it is "
-            "used, beyond it the promise is broken. The whisker is the interval of the figure. "
-            f"More than {MAX_SHOWN_USAGE:g} % is drawn there."
+            "Each bar shows how much of its limit a metric uses. Beyond the dashed line the limit "
+            "is violated. The whisker is the confidence interval. Bars end at "
+            f"{MAX_SHOWN_USAGE:g} %."
         )
     return section(
-        "What each promise uses of its limit",
-        Bars(rows=bars, unit=" % of what is allowed", line=100.0, low=MAX_SHOWN_USAGE),
+        "Use of each limit",
+        Bars(rows=bars, unit=" % of the limit", line=100.0, low=MAX_SHOWN_USAGE),
         Paragraph(legend, "soft"),
         page_only=True,
         id="used",
@@ -195,38 +193,38 @@ def _usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar |
 def signature_section(validation: Validation) -> Section:
     """Return the section in which the two parties sign."""
     names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
-    note = "Of the contract with the SHA-256 above; SHA256SUMS has that of every file."
-    return section("Signed", Signatures(names), Paragraph(note, "soft"), page_only=True)
+    note = "For the contract with the SHA-256 above. SHA256SUMS lists the checksums of all files."
+    return section("Signatures", Signatures(names), Paragraph(note, "soft"), page_only=True)
 
 
 def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Section]:
-    """Yield the sections behind the signed page. In print they begin on a page of their own.
+    """Yield the sections behind the signed page. In print they begin on a new page.
 
-    They explain the words of the page and show what the verdict rests on: when the runs went, how
-    much they differ, the checks of the target, the delivered load, and the contract.
+    They explain the terms on the page and show the data behind the verdict: the times of the runs,
+    how much they differ, the preflight checks, the delivered load, and the contract.
     """
-    yield section("Annex", "What the page above rests on.", id="annex", page_only=True)
+    yield section("Annex", "The data behind the verdict.", id="annex", page_only=True)
     glossary = [f"{word}: {meaning}" for word, meaning in _glossary(validation)]
-    yield section("What the words mean", Bullets(glossary), page_only=True)
+    yield section("Definitions", Bullets(glossary), page_only=True)
     yield _timeline_section(inputs.summaries)
-    repeats = load_points_table(inputs.repeats)
-    repeats_note = Paragraph(LOAD_POINT_UNITS if repeats.rows else "", "soft")
-    yield section("How the runs of a level differ", repeats, repeats_note, page_only=True)
-    finding_table = Table(("", "check", "found", "means"), inputs.findings, "prose")
-    yield section("What the doctor found before the first request", finding_table, page_only=True)
+    repeats = levels_table(list(inputs.repeats.items()))
+    repeats_note = Paragraph(f"{OF_LEVELS}." if repeats.rows else "", "soft")
+    yield section("Variation between the runs of a level", repeats, repeats_note, page_only=True)
+    finding_table = Table(("", "check", "finding", "meaning"), inputs.findings, "words")
+    yield section("Preflight checks", finding_table, page_only=True)
     load_checks = [
         (run, *row)
         for run, summary in inputs.summaries.items()
         for row in load_fidelity.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *load_fidelity.HEAD), load_checks, "prose")
-    yield section("The load that was delivered", load_table, folded=True, page_only=True)
+    load_table = Table(("run", *stimulus.HEAD), load_checks, "words")
+    yield section("Delivered load", load_table, folded=True, page_only=True)
     contract = Quoted(inputs.contract_text)
-    yield section("The contract as written", contract, folded=True, page_only=True)
+    yield section("Contract file", contract, folded=True, page_only=True)
 
 
 def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
-    """Yield the words of the page that need an explanation, with their meanings."""
+    """Yield the verdicts, metrics and percentiles that the page mentions, with their meanings."""
     yield from VERDICT_MEANINGS.items()
     load_terms = _joined_terms(validation, about_answers=False)
     answer_terms = _joined_terms(validation, about_answers=True)
@@ -240,7 +238,7 @@ def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
 
 
 def _joined_terms(validation: Validation, *, about_answers: bool) -> str:
-    """Return the texts of all terms about answers, or of all others."""
+    """Return the texts of all terms about responses, or of all other terms."""
     return " ".join(
         term.term
         for level in validation.levels
@@ -250,7 +248,7 @@ def _joined_terms(validation: Validation, *, about_answers: bool) -> str:
 
 
 def _mentioned(meanings: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
-    """Yield the words that a text contains, with their meanings."""
+    """Yield the names that a text contains, with their meanings."""
     for word, meaning in meanings.items():
         if re.search(rf"\b{word}\b", text):
             yield word, meaning
@@ -268,10 +266,10 @@ class RunTime(NamedTuple):
 
 
 def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
-    """Return a bar per run that shows when it went, with a link to its summary.
+    """Return a bar per run from its start to its end, with a link to its summary.
 
-    Times are relative to the start of the first run. The bar of a run that is not valid has the
-    color of warnings.
+    Times are relative to the start of the first run. The bar of an INVALID run has the color of
+    warnings.
     """
     times = _run_times(summaries)
     first_start_s = min((time.start_s for time in times.values()), default=0.0)
@@ -286,15 +284,16 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
     return section(
         "Runs",
         Bars(rows=bars, low=0.0, number=format.duration),
-        Links("Summary of each run, beside its records", links),
+        Links("Summary of each run", links),
         page_only=True,
     )
 
 
 def _run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
-    """Return when each run went. Runs in virtual time follow each other without a pause.
+    """Return when each run began and ended, by its directory.
 
-    A simulated run has no time of day, so its length in virtual time is used.
+    A simulated run has no time of day, so simulated runs are drawn one after another without a
+    pause, each as long as it lasted in virtual time.
     """
     times = {}
     virtual_now_s = 0.0

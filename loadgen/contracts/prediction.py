@@ -1,14 +1,14 @@
-"""Predict how much load each term of a contract needs, with a simulated server.
+"""Forecast how much load each term of a contract needs, with a simulated server.
 
-Each level is simulated for several times its planned length, from an empty server. The records up
-to each of a series of lengths are judged as a run of that length would be. A term needs the
-shortest length from which on it stays decided.
+Each level is simulated for several times its planned length, starting with an empty server. Then
+the records are cut to a series of shorter lengths, and each part is judged as if the run had ended
+there. A term needs the shortest length from which on it stays decided.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +24,16 @@ from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import ContractLevel, Requirement
 from loadgen.contracts.stored_validation import read_run
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
-from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, NeededLoad, TermVerdict
+from loadgen.contracts.verdict import LevelForecast, NeededLoad, TermVerdict
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
+from loadgen.core.results.manifest import StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.histogram import Histogram
+from loadgen.core.workload import Workload
 from loadgen.sim.record_columns import RecordColumns
 from loadgen.sim.server.options import PHYSICAL
 
@@ -39,23 +41,26 @@ MAX_LENGTH_FACTOR = 4.0
 """The length that is simulated, as a multiple of the planned length of a level."""
 
 MAX_REQUESTS = 60_000
-"""Simulated requests of a level: more would take minutes."""
+"""The largest number of simulated requests of a level. More would take minutes."""
 
 LENGTH_RATIO = 2**0.25
-"""Ratio of one judged length to the next: the needed load is known to a fifth."""
+"""The ratio of one judged length to the next one: the needed load is known to 19 %."""
 
-MIN_LENGTH_SHARE = 1 / 16
-"""The shortest judged length as a share of the planned length."""
+MIN_LENGTH_FRACTION = 1 / 16
+"""The shortest judged length, as a fraction of the planned length."""
 
-JUDGING_SHARE = 0.5
-"""Time to judge the runs of a level at every length, as a share of the time to simulate them."""
+JUDGING_TIME_FRACTION = 0.5
+"""The time to judge the runs of a level at every length, relative to the time to simulate them.
+
+Only the progress bar uses this estimate.
+"""
 
 ReportStep = Callable[[str], None]
-"""Is called with the name of each step of the forecast when the step begins."""
+"""A function that is called with the name of each step of the forecast when the step begins."""
 
 
 def _ignore_step(name: str) -> None:
-    """Report nothing."""
+    """Do not report a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,8 @@ class ForecastOptions:
         seed: The seed of the first run of each level, instead of that of its workload.
         max_length_factor: The length that is simulated, as a multiple of the planned length. It is
             less if a level would have more than `MAX_REQUESTS`, but at least 1.
-        report_step: Is called when a step begins. `step_weights` has the expected time of each
-            step.
+        report_step: A function that is called when a step begins. `step_weights` has the expected
+            time of each step.
     """
 
     perform: Execute
@@ -80,7 +85,7 @@ class ForecastOptions:
 
 
 def simulated_settings(settings: Settings) -> Settings:
-    """Return settings with a simulated target: the user's preset, else the default."""
+    """Return settings with a simulated target: the preset of the user, or else the default one."""
     if settings.virtual:
         return settings
     return Settings(
@@ -103,7 +108,7 @@ def step_weights(checked_contract: CheckedContract) -> list[float]:
         planned_requests = 0 if plan.requests is None else plan.requests
         requests_per_run = planned_requests * _length_factor(plan, MAX_LENGTH_FACTOR)
         simulating += [requests_per_run] * plan.level.repeats
-        judging.append(JUDGING_SHARE * requests_per_run * plan.level.repeats)
+        judging.append(JUDGING_TIME_FRACTION * requests_per_run * plan.level.repeats)
     return simulating + judging
 
 
@@ -135,7 +140,7 @@ def forecast_levels(
         if name in failed_forecasts:
             forecasts.append(failed_forecasts[name])
         else:
-            options.report_step(f"judging {name}")
+            options.report_step(f"Judging {name}")
             forecaster = LevelForecaster(
                 checked_contract, plan.level, simulated_levels, options.cost_function
             )
@@ -147,65 +152,85 @@ def forecast_levels(
 
 
 class OrderedRun(NamedTuple):
-    """A run whose records are ordered by the time at which their request or session began.
+    """A run whose records are ordered by the time at which their session started.
 
-    What a shorter run would have recorded is then the first part of the records, without a copy of
-    them.
+    A session is a conversation, a task, or a single request. In this order, the records of a
+    shorter run are the first part of the records, so that it needs no copy of them.
+
+    Attributes:
+        run: The run.
+        session_start_ns: The scheduled start of the session of each record.
+        rows: The records.
     """
 
     run: RecordedRun
-    began_ns: NDArray[np.int64]
+    session_start_ns: NDArray[np.int64]
     rows: RecordColumns
 
     @classmethod
     def from_run(cls, run: RecordedRun) -> OrderedRun:
-        """Order the records of a run.
-
-        A conversation or task that has begun is part of a run as a whole.
-        """
-        began_ns = run.rows["due_ns"]
-        if run.manifest.turns_per_session > 1:
-            _, session_of_row = np.unique(
-                run.rows["slot"] // run.manifest.turns_per_session, return_inverse=True
-            )
-            session_count = session_of_row.max(initial=-1) + 1
-            first_due_ns = np.full(session_count, np.iinfo(np.int64).max)
-            np.minimum.at(first_due_ns, session_of_row, began_ns)
-            began_ns = first_due_ns[session_of_row]
-        order = np.argsort(began_ns, kind="stable")
+        """Order the records of a run by the start of their session."""
+        session_start_ns = _session_starts_ns(run)
+        order = np.argsort(session_start_ns, kind="stable")
         columns = {name: run.rows[name][order] for name in ROW.names or ()}
         rows: Any = RecordColumns(len(order), columns)
-        return cls(replace(run, rows=rows), began_ns[order], rows)
+        return cls(replace(run, rows=rows), session_start_ns[order], rows)
 
     def cut_to(self, length_s: float) -> RecordedRun:
         """Return the run as if its measured load had ended after this time.
 
-        It keeps the requests whose session began before that, and computes their summary anew.
+        A session that started before the end is kept as a whole. The summary is computed anew.
         """
-        manifest = self.run.manifest
-        measured_stages = [number for number, stage in enumerate(manifest.stages) if stage.measured]
-        start_ns = min((manifest.stages[number].start_ns for number in measured_stages), default=0)
-        end_ns = start_ns + round(length_s * NS_PER_S)
-        count = int(np.searchsorted(self.began_ns, end_ns))
-        rows: Any = self.rows.part(slice(count))
+        header = self.run.header
+        measured_starts_ns = [stage.start_ns for stage in header.stages if stage.measured]
+        end_ns = min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
+        record_count = int(np.searchsorted(self.session_start_ns, end_ns))
+        rows: Any = self.rows.part(slice(record_count))
         stages = tuple(
-            replace(
-                stage,
-                slots=int((rows["stage"] == number).sum()),
-                end_ns=None if stage.end_ns is None else min(stage.end_ns, end_ns),
-            )
-            for number, stage in enumerate(manifest.stages)
+            _shorten_stage(stage, slots=int((rows["stage"] == number).sum()), end_ns=end_ns)
+            for number, stage in enumerate(header.stages)
         )
-        manifest = replace(manifest, stages=stages)
-        # The gaps are not recorded per request, so those of the whole run stand for the shorter
-        # one.
-        first_measured = measured_stages[0] if measured_stages else 0
-        gaps = [
-            self.run.gaps if number == first_measured else Histogram()
-            for number in range(len(stages))
-        ]
-        summary = summarize(manifest, rows, gaps, explained=False)
-        return replace(self.run, manifest=manifest, rows=rows, summary=summary)
+        header = replace(header, stages=stages)
+        summary = summarize(header, rows, self._gaps_by_stage(), explained=False)
+        return replace(self.run, header=header, rows=rows, summary=summary)
+
+    def _gaps_by_stage(self) -> list[Histogram]:
+        """Return the times between events of responses, with all of them in one measured stage.
+
+        They are not recorded per request, so those of the full run stand for a shorter run. A
+        summary pools the measured stages, so it does not matter in which of them they are.
+        """
+        stages = self.run.header.stages
+        gaps = [Histogram() for _ in stages]
+        for number, stage in enumerate(stages):
+            if stage.measured:
+                gaps[number] = self.run.gaps
+                break
+        return gaps
+
+
+def _session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
+    """Return the scheduled start of the session of each record of a run, in ns.
+
+    The requests of a session have neighbouring slots: those of session n are n * turns to
+    (n + 1) * turns - 1, where `turns` is the largest number of requests in a session.
+    """
+    due_ns: NDArray[np.int64] = run.rows["due_ns"]
+    if run.header.turns == 1:
+        return due_ns
+    session_numbers = run.rows["slot"] // run.header.turns
+    _, session_of_record = np.unique(session_numbers, return_inverse=True)
+    session_count = session_of_record.max(initial=-1) + 1
+    first_due_ns = np.full(session_count, np.iinfo(np.int64).max)
+    np.minimum.at(first_due_ns, session_of_record, due_ns)
+    starts_ns: NDArray[np.int64] = first_due_ns[session_of_record]
+    return starts_ns
+
+
+def _shorten_stage(stage: StagePlan, *, slots: int, end_ns: int) -> StagePlan:
+    """Return a stage with this number of requests that ends at this time at the latest."""
+    stage_end_ns = None if stage.end_ns is None else min(stage.end_ns, end_ns)
+    return replace(stage, slots=slots, end_ns=stage_end_ns)
 
 
 def _length_factor(plan: LevelPlan, max_factor: float) -> float:
@@ -223,38 +248,42 @@ def _simulate_level(
 ) -> tuple[OrderedRun, ...]:
     """Return the runs of a level, each several times as long as planned.
 
-    Each run is later judged as if it had ended earlier. So one long run shows what loads of many
-    lengths would decide.
+    Each run is later judged as if it had ended earlier, so that one long run shows what loads of
+    many lengths would decide.
     """
     factor = _length_factor(plan, options.max_length_factor)
     level = plan.level
     workload = plan.workload
     if plan.duration_ns is not None:
         workload = with_measured_duration(workload, round(plan.duration_ns * factor))
-    # The size of the first step is all that shows how long the forecast takes.
     size = ""
     if plan.requests is not None:
         size = f" ({format.counted(round(plan.requests * factor), 'request')})"
     runs = []
-    for number in range(level.repeats):
-        run_label = f" run {number + 1}" if level.repeats > 1 else ""
-        options.report_step(f"simulating {level.name}{run_label}{size}")
+    for number in range(1, level.repeats + 1):
+        run_label = f" run {number}" if level.repeats > 1 else ""
+        options.report_step(f"Simulating {level.name}{run_label}{size}")
         seeded = workload
         if options.seed is not None:
-            seeded = workload.model_copy(update={"seed": options.seed + number})
-        with tempfile.TemporaryDirectory() as directory:
-            run_settings = replace(settings, out=Path(directory) / "run")
-            _, run_dir = options.perform(seeded, run_settings)
-            run = replace(read_run(run_dir, Path(directory)), folder=f"{level.name}/r{number + 1}")
-            runs.append(OrderedRun.from_run(run))
+            seeded = workload.model_copy(update={"seed": options.seed + number - 1})
+        run = _simulate_run(seeded, settings, options)
+        runs.append(OrderedRun.from_run(replace(run, folder=f"{level.name}/r{number}")))
     return tuple(runs)
+
+
+def _simulate_run(workload: Workload, settings: Settings, options: ForecastOptions) -> RecordedRun:
+    """Return the records of a simulated run, whose files are deleted."""
+    with tempfile.TemporaryDirectory() as directory:
+        run_settings = replace(settings, out=Path(directory) / "run")
+        _, run_dir = options.perform(workload, run_settings)
+        return read_run(run_dir, Path(directory))
 
 
 def measured_length_s(run: RecordedRun) -> float:
     """Return how long the measured load of a run was, in seconds.
 
-    Stages that end by a count have no planned end. Then the load lasts from the first due time to
-    the last.
+    Stages that end by a number of requests have no planned end. Then the load lasts from the first
+    to the last scheduled request.
     """
     planned_ns = [
         stage.end_ns - stage.start_ns
@@ -269,7 +298,13 @@ def measured_length_s(run: RecordedRun) -> float:
 
 @dataclass
 class SimulatedLevels:
-    """The simulated runs of the levels of a contract, and the same runs cut to shorter lengths."""
+    """The simulated runs of the levels of a contract, and the same runs cut to shorter lengths.
+
+    Attributes:
+        runs: Level -> its runs.
+        planned_s: Level -> the planned length of a run, at most the length that was simulated.
+        cut_runs: Level and fraction of the planned length -> the runs that were cut to it.
+    """
 
     runs: dict[str, tuple[OrderedRun, ...]] = field(default_factory=dict)
     planned_s: dict[str, float] = field(default_factory=dict)
@@ -287,14 +322,14 @@ class SimulatedLevels:
         """Return the length of one simulated run of a level."""
         return measured_length_s(self.runs[level][0].run)
 
-    def cut(self, level: str, length_share: float) -> tuple[RecordedRun, ...]:
-        """Return the runs of a level as if they had ended after a share of their planned length.
+    def cut(self, level: str, length_fraction: float) -> tuple[RecordedRun, ...]:
+        """Return the runs of a level as if they had ended after a fraction of their planned length.
 
-        The result is kept, because several levels may be compared with the same one.
+        The result is stored, because several levels may be compared with the same one.
         """
-        key = (level, length_share)
+        key = (level, length_fraction)
         if key not in self.cut_runs:
-            length_s = length_share * self.planned_s[level]
+            length_s = length_fraction * self.planned_s[level]
             self.cut_runs[key] = tuple(run.cut_to(length_s) for run in self.runs[level])
         return self.cut_runs[key]
 
@@ -331,25 +366,24 @@ class LevelForecaster:
         """Return the load that each term of the level needs.
 
         The level is judged after its planned load and after the longest simulated one, and then
-        after lengths in between, to find from which on a term stays decided.
+        after lengths in between, to find the length from which on a term stays decided.
         """
         lengths_s = sorted({self.planned_s, *candidate_lengths(self.planned_s, self.simulated_s)})
         at_planned = self.judge_after(self.planned_s)
         at_longest = self.judge_after(lengths_s[-1])
-        known = {self.planned_s: at_planned, lengths_s[-1]: at_longest}
-        needed_s = self._find_needed_lengths(lengths_s, known)
+        judged = {self.planned_s: at_planned, lengths_s[-1]: at_longest}
+        needed_s = self._find_needed_lengths(lengths_s, judged)
         repeats = self.level.repeats
-        terms = []
-        for index, (planned, longest) in enumerate(zip(at_planned, at_longest, strict=True)):
-            terms.append(
-                NeededLoad(
-                    requirement=planned.requirement,
-                    term=planned.term,
-                    needed_s=needed_s[index] * repeats if index in needed_s else None,
-                    outcome=planned.verdict,
-                    reason=longest.reason if longest.verdict == INCONCLUSIVE else "",
-                )
+        terms = [
+            NeededLoad(
+                requirement=planned.requirement,
+                term=planned.term,
+                needed_s=needed_s[index] * repeats if index in needed_s else None,
+                outcome=planned.verdict,
+                reason="" if longest.is_decided else longest.reason,
             )
+            for index, (planned, longest) in enumerate(zip(at_planned, at_longest, strict=True))
+        ]
         return LevelForecast(
             name=self.level.name,
             length_s=self.planned_s * repeats,
@@ -360,32 +394,35 @@ class LevelForecaster:
     def _find_needed_lengths(
         self,
         lengths_s: Sequence[float],
-        known: dict[float, tuple[TermVerdict, ...]],
+        judged: Mapping[float, tuple[TermVerdict, ...]],
     ) -> dict[int, float]:
         """Return the shortest length of a run from which on each term stays decided.
 
-        The lengths are judged from the longest down. A term that is undecided at one length is not
-        judged at shorter ones.
+        The lengths are judged from the longest to the shortest. A term that is undecided at one
+        length is not judged at shorter ones, because it does not stay decided from them on.
 
         Args:
             lengths_s: The lengths, in ascending order.
-            known: Length -> the verdicts on all terms, for lengths that were already judged.
+            judged: Length -> the verdicts on all terms, for lengths that were already judged.
+
+        Returns:
+            Index of a term -> its length in seconds, without the terms that stay undecided.
         """
         needed_s: dict[int, float] = {}
-        decided = list(range(len(known[self.planned_s])))
+        decided_terms = list(range(len(judged[self.planned_s])))
         for length_s in reversed(lengths_s):
-            if length_s in known:
-                verdicts = [known[length_s][index] for index in decided]
+            if length_s in judged:
+                verdicts = [judged[length_s][index] for index in decided_terms]
             else:
-                verdicts = list(self.judge_after(length_s, decided))
-            decided = [
+                verdicts = list(self.judge_after(length_s, decided_terms))
+            decided_terms = [
                 index
-                for index, verdict in zip(decided, verdicts, strict=True)
+                for index, verdict in zip(decided_terms, verdicts, strict=True)
                 if verdict.is_decided
             ]
-            if not decided:
+            if not decided_terms:
                 break
-            needed_s.update(dict.fromkeys(decided, length_s))
+            needed_s.update(dict.fromkeys(decided_terms, length_s))
         return needed_s
 
     def judge_after(
@@ -393,7 +430,7 @@ class LevelForecaster:
     ) -> tuple[TermVerdict, ...]:
         """Return the verdicts on the terms, or on some of them, after this length of each run.
 
-        Levels that a term compares this one with are cut to the same share of their planned
+        Levels that a term compares this one with are cut to the same fraction of their planned
         length.
         """
         level = self.level
@@ -423,12 +460,12 @@ def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel
 def candidate_lengths(planned_s: float, simulated_s: float) -> list[float]:
     """Return the lengths of a run that are judged besides its planned length, in seconds.
 
-    They are the planned length times powers of `LENGTH_RATIO`, from a small share of it up to the
-    length that was simulated.
+    They are the planned length times integer powers of `LENGTH_RATIO`, from a small fraction of it
+    up to the length that was simulated.
     """
-    first_step = np.ceil(np.log(MIN_LENGTH_SHARE) / np.log(LENGTH_RATIO))
-    last_step = np.log(simulated_s / planned_s) / np.log(LENGTH_RATIO)
-    rounding = 1e-9
-    steps = np.arange(first_step, last_step + rounding)
-    # Step 0 is the planned length itself.
-    return [float(planned_s * LENGTH_RATIO**step) for step in steps if step != 0]
+    min_power = np.ceil(np.log(MIN_LENGTH_FRACTION) / np.log(LENGTH_RATIO))
+    max_power = np.log(simulated_s / planned_s) / np.log(LENGTH_RATIO)
+    rounding_tolerance = 1e-9  # `np.arange` excludes its end
+    powers = np.arange(min_power, max_power + rounding_tolerance)
+    # Power 0 is the planned length itself.
+    return [float(planned_s * LENGTH_RATIO**power) for power in powers if power != 0]

@@ -33,14 +33,18 @@ RATE_BATCHES = intervals.BATCHES
 """Batches of time of all runs together, for the interval of a rate."""
 
 MIN_RESIDENCES_FOR_RATE = 2
-"""Mean residence times that a load needs, so that not most of its requests end after it."""
+"""The length that a load needs for a rate, in mean residence times of a request.
+
+In a shorter load most requests end after it, so their rate is that of the start-up.
+"""
 
 RECOMMENDED_RESIDENCES = 10
-"""Mean residence times of the load that is recommended if a load is too short for a rate."""
+"""The length that is recommended if a load is too short for a rate, in mean residence times."""
 
 WINDOW_TOLERANCE = 0.99
-"""Share of two windows that counts as two windows: a load ends with its last request, not at its
-planned end.
+"""The fraction of two windows from which a load has two windows.
+
+A load is measured up to its last scheduled request, which comes before its planned end.
 """
 
 CountInSpan = Callable[[RecordedRun, Columns, Span], float]
@@ -84,16 +88,16 @@ def count_good_requests(run: RecordedRun, columns: Columns, span: Span) -> float
 def count_output_tokens(_run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the output tokens in a span.
 
-    Those of a request are spread over the time of its answer.
+    Those of a request are spread evenly over the time of its response.
     """
-    _require_counted(columns, "output_tokens", "the output tokens of some answers were not counted")
+    _require_counted(columns, "output_tokens", "some responses have no count of output tokens")
     return windows.spread_tokens(columns, span)
 
 
 def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the output tokens in a span plus the prompt tokens of requests that ended in it."""
     output_tokens = count_output_tokens(run, columns, span)
-    _require_counted(columns, "input_tokens", "the prompt tokens of some requests were not counted")
+    _require_counted(columns, "input_tokens", "some requests have no count of prompt tokens")
     return output_tokens + float(columns["input_tokens"][_ended_in_span(columns, span)].sum())
 
 
@@ -105,9 +109,9 @@ def _require_counted(columns: Columns, column: str, reason: str) -> None:
 
 def meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     """Return which requests meet the SLO of the run. Raise EstimateError if it has none."""
-    if run.manifest.slo is None or not run.manifest.slo.terms:
-        raise EstimateError("the run has no SLO: nothing says when a request is good")
-    return outcomes.meets(columns, run.manifest.slo)
+    if run.header.slo is None or not run.header.slo.terms:
+        raise EstimateError("the run has no SLO, so no request can be called good")
+    return outcomes.meets(columns, run.header.slo)
 
 
 # -- spans ----------------------------------------------------------------------------------------
@@ -126,10 +130,10 @@ def stop_ns(span: Span) -> float:
 
 
 def steady_span(loaded_run: LoadedRun) -> Span:
-    """Return the steady-state window of a run, in which the load is complete.
+    """Return the steady-state window of a run, in which the full load is offered.
 
     It excludes the times in which requests of the warm-up are still in flight, and in which the
-    virtual users of a closed loop begin or end.
+    virtual users of a closed loop start or end.
 
     Raises:
         EstimateError: The run has no such window.
@@ -139,10 +143,10 @@ def steady_span(loaded_run: LoadedRun) -> Span:
         return span
     due_ns = loaded_run.columns["due_ns"][loaded_run.columns.reached_due_time]
     if len(np.unique(due_ns)) < 2:
-        raise EstimateError("all requests were due at one instant, so there is no rate")
+        raise EstimateError("all requests were scheduled at the same time, so there is no rate")
     raise EstimateError(
-        f"no rate: as long as the {len(due_ns):,} measured requests were due, warm-up was in "
-        "flight, or lanes were beginning or ending; give the level a longer load"
+        f"the {len(due_ns):,} measured requests have no steady-state window: warm-up was in flight "
+        "or virtual users were starting or ending; a longer load is needed"
     )
 
 
@@ -175,7 +179,7 @@ def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> 
             window = format.duration(window_ns / 1e9)
             # An extension adds runs, so each added run has to have two windows.
             additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(loaded_runs)
-            raise EstimateError(f"a load of {length} has no two windows of {window}", additional_s)
+            raise EstimateError(f"{length} of load has no two windows of {window}", additional_s)
         windows_of_runs.first.append(windows.span(first_ns, first_ns + window_ns))
         windows_of_runs.last.append(windows.span(last_ns - window_ns, last_ns))
     return windows_of_runs
@@ -219,8 +223,8 @@ def _span_after_startup(
 ) -> Span | None:
     """Return the part of a span after the start-up, or None if the start-up did not end.
 
-    The start-up is the beginning of the span in which the rate is lower than in the rest. It is
-    looked for in short pieces of the span.
+    The start-up is the beginning of the span, in which the rate is lower than in the rest. Its end
+    is searched among short pieces of the span.
     """
     pieces = split_span(span, STARTUP_BATCHES)
     counts = [count_in_span(loaded_run.run, loaded_run.columns, piece) for piece in pieces]
@@ -251,7 +255,7 @@ def batch_rates(
 def _find_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) -> str:
     """Return why a load was too short for a rate, or "" if it was not.
 
-    A server that answers no request has a rate of 0, so a run without ok requests is never too
+    A server that completes no request has a rate of 0, so a run without ok requests is never too
     short.
     """
     for loaded_run, span in zip(loaded_runs, spans, strict=True):
@@ -262,9 +266,9 @@ def _find_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) ->
         residence_s = float(residence_ns.mean()) / 1e9
         load_s = span.duration_s or 0.0
         if load_s < MIN_RESIDENCES_FOR_RATE * residence_s:
+            recommended_s = RECOMMENDED_RESIDENCES * residence_s
             return (
-                f"a load of {format.duration(load_s)} is too short for a rate: an answer takes "
-                f"{format.duration(residence_s)} on average, so most ended after the load did; "
-                f"a load of {format.duration(RECOMMENDED_RESIDENCES * residence_s)} or more"
+                f"run too short: requests take {format.duration(residence_s)} on average and the "
+                f"load lasts {format.duration(load_s)} ({format.duration(recommended_s)} needed)"
             )
     return ""

@@ -48,8 +48,9 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         folder: The directory of the run, relative to that of the validation.
         manifest: The manifest of the run.
         summary: The summary of the run.
-        rows: The records of all stages (`record.ROW`), or an object with the same columns.
-        gaps: The gaps between events of the measured stages.
+        rows: The records of the requests of all stages (`record.ROW`), or an object with the same
+            columns.
+        gaps: The times between consecutive events of responses, in the measured stages.
     """
 
     folder: str
@@ -60,7 +61,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_residence_s(self) -> float:
-        """The mean time from the due time of a request to its end, or 0 without an ok request."""
+        """The mean time from the scheduled time of a request to its end, 0 without ok requests."""
         return (self.summary.e2e_ms.mean or 0.0) / 1e3
 
     @property
@@ -77,9 +78,10 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         return self._filtered(self.rows["status"] != DROPPED)
 
     def _filtered(self, mask: NDArray[np.bool_]) -> RecordedRun:
-        """Return the run with some of its records.
+        """Return the run with the records that a mask selects.
 
-        The records stay columns: those of a run of millions of requests are not loaded into memory.
+        The records stay in columns that are read when they are needed, because a run may have
+        millions of requests.
         """
         if mask.all():
             return self
@@ -93,12 +95,15 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     def only_class(self, class_name: str) -> RecordedRun:
         """Return the run with the requests of one class, and with the SLO of this class.
 
+        A workload may mix classes of requests, such as "chat" and "summarize". The manifest has the
+        plan of each class, and the summary its goodput and sessions.
+
         Raises:
             EstimateError: The run has no such class.
         """
         if not self.has_class(class_name):
-            raise EstimateError(f"the run has no class {class_name}")
-        class_plan = next(plan for plan in self.manifest.classes if plan.name == class_name)
+            raise EstimateError(f"the run has no request class {class_name}")
+        class_plan = next(plan for plan in self.header.classes if plan.name == class_name)
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
         )
@@ -113,17 +118,18 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     def as_tasks(self) -> RecordedRun:
         """Return the run with a record per conversation or task, as if each were one request.
 
-        Its SLO is the part of the SLO that is about tasks.
+        Terms about tasks are then computed like terms about requests. The SLO of the result is the
+        part of the SLO that is about tasks.
 
         Raises:
             EstimateError: There are no tasks, or the end of the load cut too many of them.
         """
         sessions = self.summary.sessions
         if sessions is None:
-            raise EstimateError("there were no tasks and no conversations")
-        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session))
-        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns_per_session=1)
-        run = replace(self, manifest=manifest, rows=rows)
+            raise EstimateError("the run has no tasks and no conversations")
+        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.header.turns))
+        header = replace(self.header, slo=_task_slo(self.header.slo), turns=1)
+        run = replace(self, header=header, rows=rows)
         columns = run.columns()
         _require_finished_tasks(columns)
         return replace(run, summary=_task_summary(self.summary, sessions, columns))
@@ -146,17 +152,16 @@ def _require_finished_tasks(columns: Columns) -> None:
     total = int((~columns.where(CANCELLED)).sum())
     if outcomes.is_undecided(cut, total):
         raise EstimateError(
-            f"{cut:,} of {total:,} tasks were cut by the end of the load or of the drain, "
-            "the longest ones most often: end the level by its number of tasks "
-            "(`requests: 200`), and give it no grace"
+            f"{cut:,} of {total:,} tasks were unfinished when the load or the drain ended; end the "
+            "level by a number of tasks (requests: 200) and without grace"
         )
 
 
 def _task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
     """Return a summary with the metrics of tasks in the place of those of requests.
 
-    E2E is the task time and TTFT the sum of its waits, so that terms about tasks are computed like
-    terms about requests. The steady state is the time in which tasks were due.
+    E2E becomes the task time, and TTFT the sum of a task's waits for first tokens. The steady state
+    is the time in which tasks were scheduled to start.
     """
     due_ns = columns["due_ns"]
     steady = windows.span(float(due_ns.min(initial=0)), float(due_ns.max(initial=0)))
@@ -174,7 +179,8 @@ def _task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Sum
 def task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
     """Return a record (`record.ROW`) per task, as if the task were one request.
 
-    Its `e2e` is the task time, its `ttft` the sum of all waits for first tokens, and its
+    The metrics `e2e`, `ttft` and `ttft_from_sent` are differences of times in a record. The times
+    are chosen such that `e2e` is the task time, `ttft` the sum of all waits for first tokens, and
     `ttft_from_sent` the longest of these waits. A task whose last request was never sent is
     unfinished.
     """
@@ -222,8 +228,8 @@ class MeasuredLevel(msgspec.Struct, frozen=True, kw_only=True):
 def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
     """Return the length of the load of all runs, in mean residence times and in seconds.
 
-    Return None for closed loops, in which the number of requests in the system does not vary, and
-    without a load.
+    Return None for closed loops, whose number of requests in the system is fixed, so that their
+    queue cannot grow. Return None also if no run has a steady state.
     """
     if not runs or any(stage.closed for stage in runs[0].manifest.stages if stage.measured):
         return None
@@ -240,12 +246,13 @@ def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
 def includes_queueing(runs: Sequence[RecordedRun], metric: str) -> bool:
     """Return whether time in a queue is a relevant part of a metric.
 
-    A metric of another package may include it.
+    A metric of another package is assumed to include it. E2E latency includes it only if requests
+    did wait in a queue.
     """
-    is_own_metric = METRICS.find(metric, foreign=False) is not None
-    if metric not in QUEUEING_METRICS and is_own_metric:
-        return False
-    return metric != "e2e" or not never_queued(runs)
+    is_foreign_metric = METRICS.find(metric, foreign=False) is None
+    if metric == "e2e":
+        return not never_queued(runs)
+    return metric in QUEUEING_METRICS or is_foreign_metric
 
 
 def never_queued(runs: Sequence[RecordedRun]) -> bool:

@@ -1,11 +1,17 @@
-"""Run a contract: checks before the first request, load runs, verdict.
+"""Run a contract: preflight checks, the load of each level, and the verdict.
 
-Everything goes into one directory, with the checksum of every file: `contract.yaml` (and
-`contract.resolved.yaml`), `prices.yaml` if the contract names one, `doctor.json`, `target.json`, a
-directory per level with its runs, `repeats.json` if a level has several runs, `verdict.json`,
-`verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`. `outputs.py` writes
-the files about the verdict; `stored_validation.py` reads the directory,
-and `extension.py` adds runs to it.
+All results are in one directory:
+
+- `contract.yaml`, and `contract.resolved.yaml` if it names environment variables
+- `prices.yaml` if the contract names a price file
+- `doctor.json`: the findings of the preflight checks
+- `target.json`: facts about the validation that the runs do not record
+- a directory per level with its runs, and `repeats.json` if a level has several runs
+- `verdict.json`, `verdict.html` and `junit.xml`
+- `SHA256SUMS`: the checksums of all files, in the format of `sha256sum -c`
+
+`outputs.py` writes the files about the verdict, `stored_validation.py` reads the directory, and
+`extension.py` adds runs to it.
 """
 
 from __future__ import annotations
@@ -56,8 +62,8 @@ class ValidationOptions:
         say: Shows a line of progress.
         seed: The seed of all runs, instead of those in the workload files.
         salt: The salt of all prompts, instead of those in the workload files.
-        repetition: How often each level is run and with what pause, instead of what the contract
-            says. The `apart` of a level remains the least pause.
+        repetition: How often each level is run and with what pause, instead of the values in the
+            contract. The `apart` of a level remains the shortest pause.
         wait: Waits for a number of seconds.
     """
 
@@ -75,34 +81,44 @@ class ValidationOptions:
 
 
 class Failure(NamedTuple):
-    """Why a level could not be run: a sentence, and the codes of the errors behind it."""
+    """Why a level could not be run.
+
+    Attributes:
+        reason: The reason for people.
+        codes: The codes of the errors behind it.
+    """
 
     reason: str
     codes: tuple[str, ...] = ()
 
     @classmethod
     def from_error(cls, context: str, error: LoadgenError | CombinedError) -> Failure:
-        """Return the failure for an error that was raised."""
+        """Return the failure for an error that was raised, with what failed as its context."""
         errors = error.faults if isinstance(error, CombinedError) else (error,)
-        return cls(
-            f"{context}: {'; '.join(single_error.what for single_error in errors)}", codes(error)
-        )
+        messages = "; ".join(single_error.what for single_error in errors)
+        return cls(f"{context}: {messages}", codes(error))
 
     @classmethod
     def from_findings(cls, findings: Sequence[Finding]) -> Failure:
-        """Return the failure for checks of the target that failed."""
-        reasons = "; ".join(f"{finding.check}: {finding.observed}" for finding in findings)
+        """Return the failure for preflight checks of the target that failed."""
+        reasons = "; ".join(f"{finding.check}: {finding.found}" for finding in findings)
         return cls(
-            f"the target cannot be used: {reasons}",
+            f"the target failed the preflight checks: {reasons}",
             tuple(finding.code or "failed_check" for finding in findings),
         )
 
 
-INTERRUPTED = Failure("the user broke it off")
+INTERRUPTED = Failure("interrupted by the user")
 
 
 class LevelRuns(NamedTuple):
-    """The result of running a level: summaries, interruption and failure."""
+    """The result of running a level.
+
+    Attributes:
+        summaries: The summary of each run, an interrupted one included.
+        is_interrupted: Whether the user interrupted the level.
+        failure: Why a run could not be made, or None.
+    """
 
     summaries: list[Summary]
     is_interrupted: bool = False
@@ -149,7 +165,7 @@ def run_validation(
 
 
 class NewValidation:
-    """The run of a contract, from the checks before the first request to the verdict."""
+    """The run of a contract, from the preflight checks to the verdict."""
 
     def __init__(
         self,
@@ -167,14 +183,14 @@ class NewValidation:
         self.is_interrupted = False
 
     def carry_out(self, other_endpoint: Settings | None) -> Validation:
-        """Run all levels, score the answers, write the results, and return the verdict.
+        """Run all levels, score the responses, write the results, and return the verdict.
 
-        If the checks find that the target cannot be used, no level is run. Results are written in
-        this case too, and after an interruption.
+        If the preflight checks find that the target cannot be used, no level is run. Results are
+        written in this case too, and after an interruption.
         """
         started = now_text()
         self._copy_inputs()
-        self.options.say(f"folder: {self.directory}")
+        self.options.say(f"Results go to {self.directory}")
         findings = check_target(self.settings, self.directory, self.options.say)
         failed_checks = [finding for finding in findings if finding.state == FAULT]
         unusable = Failure.from_findings(failed_checks) if failed_checks else None
@@ -182,12 +198,21 @@ class NewValidation:
             self._run_level(plan, unusable)
         if self.checked_contract.contract.answers is not None:
             self._score_answers(self.checked_contract.contract.answers, other_endpoint, unusable)
-        shortened = {
+        facts = self._facts(started, findings)
+        return write_outputs(self.directory, self.checked_contract.contract, facts)
+
+    def _facts(self, started: str, findings: Sequence[Finding]) -> ValidationFacts:
+        """Return the facts about the validation that its runs do not record.
+
+        Args:
+            started: When the validation began.
+            findings: The findings of the preflight checks.
+        """
+        shortenings = {
             plan.level.name: level_plan.shortening_text(plan)
             for plan in self.checked_contract.levels
-            if plan.is_shortened
         }
-        facts = ValidationFacts(
+        return ValidationFacts(
             target=self.settings.display_name,
             started=started,
             ended=now_text(),
@@ -199,9 +224,8 @@ class NewValidation:
             preflight=_describe_warnings(findings),
             metadata=dict(self.settings.metadata),
             findings=tuple(findings),
-            shortened={name: text for name, text in shortened.items() if text},
+            shortened={name: text for name, text in shortenings.items() if text},
         )
-        return write_outputs(self.directory, self.checked_contract.contract, facts)
 
     def _copy_inputs(self) -> None:
         """Copy the contract and its prices to the results."""
@@ -230,23 +254,20 @@ class NewValidation:
         if runs.failure is not None:
             self.failures[name] = runs.failure
         elif runs.is_interrupted and not repetition.is_complete(runs.summaries):
-            count = len(runs.summaries)
-            self.failures[name] = Failure(
-                f"the user broke it off after {count} of {repetition.description} runs"
-            )
+            progress = f"{len(runs.summaries)} of {repetition.description} runs"
+            self.failures[name] = Failure(f"interrupted by the user after {progress}")
 
     def _score_answers(
         self, check: AnswerCheck, other_endpoint: Settings | None, unusable: Failure | None
     ) -> None:
-        """Send the prompts of the contract and score the answers.
+        """Send the prompts of the contract and score the responses.
 
-        An error becomes a failure of the verdict on answers, so that the verdicts on the levels
-        are kept.
+        An error only fails the terms about responses, so that the verdicts on the levels are kept.
         """
         if unusable is not None or self.is_interrupted:
             self.failures[ANSWERS_LEVEL] = unusable or INTERRUPTED
             return
-        self.options.say(f"answers: the prompts of {check.dataset}")
+        self.options.say(f"Scoring responses to {check.dataset}")
         try:
             answer_scoring.score_answers(
                 check,
@@ -259,7 +280,7 @@ class NewValidation:
             self.is_interrupted = True
             self.failures[ANSWERS_LEVEL] = INTERRUPTED
         except (LoadgenError, CombinedError) as error:
-            context = "the prompts could not be asked"
+            context = "the prompts could not be sent"
             self.failures[ANSWERS_LEVEL] = Failure.from_error(context, error)
 
 
@@ -295,13 +316,13 @@ def run_level(
             )
             if not is_paused:
                 return LevelRuns(summaries, is_interrupted=True)
-        options.say(f"level {name}, run {number} of {total}")
+        options.say(f"Level {name}: run {number} of {total}")
         workload = workload_of_run(plan.workload, name, number, options.seed, options.salt)
         run_settings = replace(settings, out=directory / name / f"r{number}")
         try:
             summary, _ = options.perform(workload, run_settings)
         except (TargetError, CombinedError) as error:
-            failure = Failure.from_error(f"run {number} could not be done", error)
+            failure = Failure.from_error(f"run {number} failed", error)
             return LevelRuns(summaries, failure=failure)
         summaries.append(summary)
         if summary.run.state == "interrupted":
@@ -314,7 +335,8 @@ def workload_of_run(
 ) -> Workload:
     """Return the workload of one run of a level.
 
-    With a seed, each repeat gets its own seed. No run sends the prompts of another run.
+    If a seed is set, each run gets a seed of its own that is derived from it. The prompts of a run
+    are unique, so that no run finds them in the server's prefix cache.
     """
     overrides = {"seed": seed, "salt": salt}
     changes = {name: value for name, value in overrides.items() if value is not None}
@@ -326,7 +348,7 @@ def workload_of_run(
 
 
 def with_contract_gpus(settings: Settings, gpus: int | None) -> Settings:
-    """Return the settings with the contract's GPUs for each endpoint that has no number of its own.
+    """Return the settings with the contract's number of GPUs where the user gave none.
 
     A simulated target keeps the number of its preset.
     """
@@ -337,9 +359,9 @@ def with_contract_gpus(settings: Settings, gpus: int | None) -> Settings:
 
 
 def check_target(settings: Settings, directory: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Check every endpoint before the first request, write `doctor.json`, and return the findings.
+    """Make the preflight checks of every endpoint, write `doctor.json`, and return the findings.
 
-    A simulation in virtual time has nothing to check.
+    Warnings and failed checks are shown with `say`. A simulation in virtual time is not checked.
     """
     if settings.virtual:
         return []
@@ -363,10 +385,10 @@ def check_target(settings: Settings, directory: Path, say: Callable[[str], None]
 
 
 def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: bool) -> list[Finding]:
-    """Return the findings about one of several endpoints with its name.
+    """Return the findings about one of several endpoints, with the name of the endpoint.
 
-    The findings about this host are the same for all endpoints. They come last, and only if they
-    are to be kept.
+    The findings about the client's host are the same for all endpoints. They come last, and only if
+    `keep_host` is True.
     """
     from loadgen.doctor import host_checks
 
@@ -407,9 +429,6 @@ def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
         output_dir = Path("results") / run_id(f"validate-{contract_name}", now)
     is_in_use = output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir()))
     if is_in_use:
-        hint = (
-            "a verdict has one folder: give a new one; "
-            "or --force, which keeps this one under a dated name"
-        )
-        raise UserError("folder_in_use", "this folder is in use", f"--out {output_dir}", hint)
+        hint = "give a new folder, or --force to rename the existing one"
+        raise UserError("folder_in_use", "the folder is not empty", f"--out {output_dir}", hint)
     return output_dir

@@ -1,6 +1,6 @@
-"""Find the reasons why runs do not show what a contract is about.
+"""Find the reasons why the runs of a level cannot be used to judge its terms.
 
-All functions return the reason as text, or "" if there is none. This module is pure.
+All `find_` functions return the reason as text, or "" if there is none. This module is pure.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from itertools import pairwise
 
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import ContractLevel
-from loadgen.contracts.terms import ContractTerm
+from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
 
-MIN_WARM_SHARE = 0.2
-"""Least cached share of the prompt tokens with a warm cache.
+MIN_WARM_HIT_RATE = 0.2
+"""The least prefix cache hit rate of a warm cache, as a fraction of the prompt tokens.
 
-For a cold cache see `limits.CACHED_SHARE`.
+`limits.CACHED_SHARE` is the largest hit rate of a cold cache.
 """
 
 PAUSE_TOLERANCE_S = 1.0
-"""How much shorter than required a pause between runs may be."""
+"""How much shorter than required a pause between runs may be: times are stored in seconds."""
 
 
 def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> str:
@@ -35,14 +35,14 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
     if measured_level.failure_reason:
         return measured_level.failure_reason
     if not measured_level.runs:
-        return "there is no run"
+        return "it has no run"
     for run in measured_level.runs:
         summary = run.summary
         if summary.run.state != "finished":
-            return f"{run.folder} has no clean end ({summary.run.state})"
+            return f"{run.folder} did not finish ({summary.run.state})"
         if not summary.verdict.valid:
             run_reasons = "; ".join(summary.verdict.reasons)
-            return f"the measurement in {run.folder} is not valid: {run_reasons}"
+            return f"{run.folder} is INVALID: {run_reasons}"
         cache_reason = find_wrong_cache_state(level, run)
         if cache_reason:
             return cache_reason
@@ -52,91 +52,86 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
 def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
     """Return why the prefix cache was not cold or warm as the level requires.
 
-    The server reports how many prompt tokens came from its cache. With a cold cache these are
-    almost none, and with a warm one at least a fifth.
+    The hit rate is the fraction of prompt tokens that the server took from its cache. It is almost
+    0 with a cold cache, and at least `MIN_WARM_HIT_RATE` with a warm one.
     """
     if level.cache is None:
         return ""
-    cached_share = run.summary.tokens.cached_share
-    if cached_share is None:
-        has_unique_prompts = run.manifest.new_prompts and not run.manifest.shares_prompts
+    hit_rate = run.summary.tokens.cached_share
+    if hit_rate is None:
+        has_unique_prompts = run.header.new_prompts and not run.header.shares_prompts
         if level.cache == "cold" and has_unique_prompts:
             return ""  # unique prompts are in no cache, whether the server reports it or not
         return (
-            "the server does not say what came from its cache: "
-            f"whether it was {level.cache} cannot be seen"
+            f"the level requires a {level.cache} prefix cache, and the server does not report "
+            "cached tokens"
         )
-    share = format.percent(cached_share)
-    if level.cache == "cold" and cached_share > CACHED_SHARE:
-        return f"{share} of the prompt tokens came from cache: it was not cold"
-    if level.cache == "warm" and cached_share < MIN_WARM_SHARE:
-        return f"only {share} of the prompt tokens came from cache: it was not warm"
+    if level.cache == "cold" and hit_rate > CACHED_SHARE:
+        return f"the prefix cache was not cold: hit rate {format.percent(hit_rate)}"
+    if level.cache == "warm" and hit_rate < MIN_WARM_HIT_RATE:
+        return f"the prefix cache was not warm: hit rate {format.percent(hit_rate)}"
     return ""
 
 
 def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
-    """Return why runs are not as far apart in time as the level requires.
+    """Return why the pauses between the runs are shorter than the level requires.
 
-    A simulation has no time of day.
+    A simulation has no time of day, so its runs are never too close.
     """
     if level.apart_ns is None or runs[0].summary.target.simulated:
         return ""
-    required_s = level.apart_ns / 1e9
-    required = format.duration(required_s)
+    required_s = level.apart_ns / NS_PER_S
+    requirement = f"the contract requires pauses of {format.duration(required_s)} between runs"
     if len(runs) < 2:
-        return f"there is one run; the contract asks for runs {required} apart"
-    for before, after in pairwise(runs):
-        if not before.manifest.ended or not after.manifest.started:
-            return (
-                f"when {before.folder} ended or {after.folder} began is not known; "
-                f"the contract asks for {required} apart"
-            )
-        ended = datetime.fromisoformat(before.manifest.ended)
-        started = datetime.fromisoformat(after.manifest.started)
+        return f"{requirement}, and there is only one run"
+    for earlier, later in pairwise(runs):
+        if not earlier.header.ended or not later.header.started:
+            return f"{requirement}, and the times of {earlier.folder} or {later.folder} are unknown"
+        ended = datetime.fromisoformat(earlier.header.ended)
+        started = datetime.fromisoformat(later.header.started)
         pause_s = (started - ended).total_seconds()
         if pause_s < required_s - PAUSE_TOLERANCE_S:
             pause = format.duration(max(pause_s, 0.0))
-            return (
-                f"{after.folder} began {pause} after {before.folder} ended; "
-                f"the contract asks for {required}"
-            )
+            return f"{requirement}, and {later.folder} started {pause} after {earlier.folder}"
     return ""
 
 
 def find_dropped_load(runs: Sequence[RecordedRun]) -> str:
-    """Return that the client dropped requests, so that the load was not offered."""
-    dropped_share = max((run.summary.requests.dropped_share for run in runs), default=0.0)
-    if dropped_share <= NOT_OFFERED_SHARE:
+    """Return that the client dropped so many requests that the load was not offered."""
+    dropped_fraction = max((run.summary.requests.dropped_share for run in runs), default=0.0)
+    if dropped_fraction <= NOT_OFFERED_SHARE:
         return ""
     return (
-        f"{format.percent(dropped_share)} of the starts were dropped at a cap, and are in no "
-        "figure here: the load was not offered; raise max_in_flight (or max_in_prefill) in its "
-        "workload"
+        f"the client dropped {format.percent(dropped_fraction)} of the requests at its in-flight "
+        "limit; raise max_in_flight or max_in_prefill in the workload"
     )
 
 
 def find_unrepresentative_run(runs: Sequence[RecordedRun], term: ContractTerm) -> str:
-    """Return why a run shows a term for other work, or for a part of its answers only."""
+    """Return why the responses of a run do not represent the workload, as far as a term needs it.
+
+    Either they were shorter than requested, or many of them do not have the metric of the term.
+    """
     for run in runs:
-        reason = _find_shortened_answers(run) or _find_answers_without_tpot(run, term)
+        reason = _find_shortened_responses(run) or _find_responses_without_tpot(run, term)
         if reason:
             return reason
     return ""
 
 
-def _find_shortened_answers(run: RecordedRun) -> str:
-    """Return that the answers of a run were shorter than requested."""
+def _find_shortened_responses(run: RecordedRun) -> str:
+    """Return that the responses of a run were shorter than requested."""
     for caveat in run.summary.verdict.caveat_codes:
         if caveat.code == "shortened":
-            return f"{run.folder} is {reasons.format_reason(caveat)}"
+            return f"{run.folder}: {reasons.format_reason(caveat)}"
     return ""
 
 
-def _find_answers_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
-    """Return that many answers have no TPOT, if a term is computed from TPOT.
+def _find_responses_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
+    """Return that many responses have no TPOT, if a term is computed from TPOT.
 
-    The time per output token (TPOT) of an answer needs two events at different times. If many
-    answers came in one piece, the TPOT of the others does not represent them.
+    The time per output token (TPOT) of a response needs two events at different times. If many
+    responses came in one piece, the TPOT of the others does not represent them.
     """
     metrics = {term.of or term.kind}
     if term.requires("slo") and run.manifest.slo is not None:
@@ -145,8 +140,8 @@ def _find_answers_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
     without_tpot = summary.tpot_no_span + summary.tpot_no_output
     if "tpot" not in metrics or without_tpot <= NO_SPAN_SHARE * summary.requests.ok:
         return ""
-    answers = format.counted(summary.requests.ok, "answer")
+    responses = format.counted(summary.requests.ok, "response")
     return (
-        f"{without_tpot:,} of {answers} in {run.folder} came at one instant, or "
-        "without text, and have no TPOT"
+        f"{without_tpot:,} of {responses} in {run.folder} have no TPOT, because they came in one "
+        "piece or without text"
     )

@@ -9,17 +9,17 @@ from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.quantiles import needed_samples
 
 MIN_REQUESTS_FOR_RATE = 30
-"""Requests from which a rate has a confidence interval."""
+"""The number of requests from which a rate has a usable confidence interval."""
 
 MIN_WINDOWS = 2
-"""Windows that a load needs for a comparison of its first window with its last."""
+"""The number of windows that a load needs to compare its first window with its last."""
 
 
 def required_requests(term: ContractTerm, confidence: float) -> int:
     """Return the least number of requests with which a term can pass.
 
-    For a percentile it is the minimum of MLPerf LoadGen's early stopping. For a share it is the
-    number that shows it when no request misses.
+    For a percentile it is the minimum of MLPerf LoadGen's early stopping rule. For a fraction it is
+    the number with which the term passes if every single request meets it.
     """
     if term.kind == "errors":
         return requests_without_miss(term.limit, confidence)
@@ -29,18 +29,20 @@ def required_requests(term: ContractTerm, confidence: float) -> int:
 
 
 def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
-    """Return how many requests without a miss show that the share of misses is at most `limit`.
+    """Return how many requests without a miss show that the fraction of misses is at most `limit`.
 
-    It is the number from which the upper end of Wilson's interval around 0 is below the limit.
+    It is the number n from which the upper end of Wilson's interval around 0 misses, z^2 / (n +
+    z^2), is at most the limit.
     """
     z = students_t.z_quantile(confidence)
     return math.ceil(z * z * (1 - limit) / limit)
 
 
-def requests_for_ratio(share: float, confidence: float) -> int:
-    """Return the requests needed in each of two windows to show that their ratio is above `share`.
+def requests_for_ratio(minimum: float, confidence: float) -> int:
+    """Return the requests needed in each of two windows to show that their ratio has a minimum.
 
-    The true ratio is taken to be 1. Poisson arrivals alone make the two counts differ:
-    z * sqrt(2 / n) must be below 1 - share.
+    The true ratio is assumed to be 1. Counts of Poisson arrivals vary by sqrt(n), so the ratio of
+    two counts varies by sqrt(2 / n), and z * sqrt(2 / n) must be below 1 - minimum.
     """
-    return math.ceil(2 * (students_t.z_quantile(confidence) / (1 - share)) ** 2)
+    z = students_t.z_quantile(confidence)
+    return math.ceil(2 * (z / (1 - minimum)) ** 2)

@@ -1,8 +1,8 @@
 """The contract file: its levels and settings, parsed from YAML. All errors are reported at once.
 
-A level of a contract is one load with the terms that must hold under it. `terms.py` defines the
-terms, `lint.py` finds contradictions and terms that no run could show. The keys of the file are
-documented in docs/reference/contract-file.md.
+A level of a contract is one load with the terms that must pass under it. `terms.py` defines the
+terms. `lint.py` finds contradictions, and terms that no run of the level could decide.
+docs/reference/contract-file.md documents the keys of the file.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.repeated.capacity import HORIZON_S
 
 EXAMPLE_HINT = (
-    "the smallest contract: name, and levels: "
+    "a contract needs name, and levels: "
     "[{name: load, workload: qa, rate: 10/s, requests: 700, must: [...]}]"
 )
 
 HORIZON_NS = round(HORIZON_S * 1e9)
-"""The default of a contract's `horizon`: a PASS of a latency holds for events that recur within
-this time.
+"""The default of a contract's `horizon`: the recurrence horizon.
 
-A server that is slow for minutes moves its median too, and a load that never met its slow state
-has no record of it. With loads long enough for 12 minutes, benchmarks/trust.py finds few enough
-wrong PASS verdicts for servers that change every 400 s.
+A PASS of a latency covers slowdowns of the server that recur at least once within this time. A load
+that never met a slowdown has no record of it, so rarer ones may be missed. With loads that are long
+enough for 12 minutes, at most 5 of 200 verdicts in benchmarks/trust.py are a wrong PASS, on servers
+that change every 400 s.
 """
 
 ANSWERS_LEVEL = "answers"
-"""The name under which results list the verdict on answers, next to the levels."""
+"""The name under which results list the verdict on responses, next to the levels."""
 
 Requirement = Literal["must", "should"]
 """The list of the contract that a term is in.
@@ -66,7 +66,7 @@ def _refuse_no_levels(value: object) -> object:
     if value == []:
         raise Wrong(
             "missing_value",
-            "is empty: nothing was promised",
+            "must have at least one level",
             "levels: [{name: load, workload: qa, must: [{ttft: 2s}]}]",
         )
     return value
@@ -83,9 +83,9 @@ It is None if it is `auto` or left out: then the terms decide how long the load 
 
 
 class ContractLevel(Part):
-    """One load, and the terms that must hold under it.
+    """One load, and the terms that must pass under it.
 
-    The workload file decides about what is None here, such as the rate.
+    What is None here, such as the rate, is taken from the workload file.
     """
 
     synonyms: ClassVar[dict[str, str]] = {
@@ -118,7 +118,7 @@ class ContractLevel(Part):
 
 
 class AnswerCheck(Part):
-    """The prompts whose answers are scored, and the terms about the scores.
+    """The prompts whose responses are scored, and the terms about the scores.
 
     The prompts are sent after the load of all levels.
     """
@@ -213,13 +213,13 @@ def read_contract_text(file: Path, name: str) -> str:
     Raises:
         UserError: The file is missing, unreadable, too large or not UTF-8, or is a workload.
     """
-    hint = f"the path of a YAML file, or one of {', '.join(packaged_files('contracts'))}"
+    hint = f"give a YAML file, or one of {', '.join(packaged_files('contracts'))}"
     if name in packaged_files("workloads"):
-        hint = f"{name} is a workload: loadgen run {name}; {hint}"
+        hint = f"{name} is a workload (loadgen run {name}); {hint}"
     text = read_yaml_text(file, name, "contract", lambda: hint, hint)
     if _is_workload(text):
-        hint = f"loadgen run {name}; a contract names it in one of its `levels`"
-        raise UserError("wrong_format", "a workload, not a contract", name, hint)
+        hint = f"loadgen run {name} runs it; a contract names it in its levels"
+        raise UserError("wrong_format", "this is a workload, not a contract", name, hint)
     return text
 
 

@@ -1,7 +1,8 @@
 """The report on a validation, the forecast of a dry run, and the JUnit results.
 
-`page_sections.py` has the parts that only the HTML page shows. The metrics were computed in
-`evaluate.py`, the verdicts in `judge.py`. This module is pure.
+A terminal prints `brief_sections` by default, and every section with `--full`. `page_sections.py`
+has the parts that only the HTML page shows. The metrics were computed in `evaluate.py` and the
+verdicts in `judge.py`. This module is pure.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from loadgen.contracts.verdict import (
 from loadgen.contracts.verdict_text import (
     analyses_text,
     confidence_text,
+    format_term_interval,
+    format_term_value,
     short_horizon_text,
     validity_text,
 )
@@ -52,14 +55,7 @@ from loadgen.render.section import (
 )
 from loadgen.runs.rates import headline
 
-MEANINGS = {
-    PASS: "every promise was kept, as surely as the contract asks",
-    FAIL: "at least one promise was broken, as surely as the contract asks",
-    INCONCLUSIVE: (
-        "at least one promise could be neither shown nor refuted: neither a pass nor a failure"
-    ),
-}
-FORECAST_OUTCOMES = {PASS: "kept", FAIL: "broken", INCONCLUSIVE: "undecided"}
+FORECAST_OUTCOMES = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}
 
 
 # -- the report -----------------------------------------------------------------------------------
@@ -70,8 +66,8 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
 
     Args:
         validation: The verdict with its terms.
-        inputs: What the page shows besides the verdict, for two parties to sign. None for the
-            verdict alone.
+        inputs: What the page shows besides the verdict, for two parties to sign. None for a report
+            on the verdict alone.
     """
     common_notes = _common_notes(validation.levels)
     title_parts = [validation.contract, validation.target, validation.model]
@@ -79,38 +75,124 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
     if inputs is not None:
         sections.append(usage_section(validation, inputs.contract))
     sections += [_level_section(level, common_notes, inputs) for level in validation.levels]
-    sections.append(section("Said of every level", Bullets(common_notes, "warn")))
-    conditions = _build_conditions(validation, inputs)
-    sections.append(section("What was measured, and from where", conditions))
+    sections.append(section("All levels", Bullets(common_notes, "warn")))
+    sections.append(section("Target and client", _build_conditions(validation, inputs)))
     if inputs is not None:
         sections += [signature_section(validation), *annex_sections(validation, inputs)]
-    sentence = f"{validation.verdict}: {validation.sentence}."
+    answer = Paragraph(
+        f"{validation.verdict}: {validation.sentence}.",
+        VERDICT_COLORS[validation.verdict],
+        large=True,
+    )
     return Report(
         title=" · ".join(part for part in title_parts if part),
-        page_title=f"{validation.verdict}: {validation.contract}",
-        generated_by=f"loadgen {validation.version} validation",
-        notices=list(_warnings(validation)),
-        headline=[Paragraph(sentence, VERDICT_COLORS[validation.verdict], large=True)],
-        headline_last=True,
+        tab=f"{validation.verdict}: {validation.contract}",
+        made_by=f"loadgen {validation.version} validation",
+        warned=list(_warnings(validation)),
+        answer=[answer],
         sections=sections,
+        brief=brief_sections(validation, answer),
     )
 
 
 def _warnings(validation: Validation) -> Iterator[Notice]:
     """Yield what a reader must know before the verdict."""
     if validation.simulated:
-        yield simulated_notice(
-            "a model of a server answered, no real one: this verdict is an exercise"
-        )
+        yield simulated("The verdict is about a performance model, not about real hardware.")
     if validation.interrupted:
-        yield Notice("INTERRUPTED", "the user broke it off: what was not run is not known")
+        yield Warned("INTERRUPTED", "The validation was interrupted. Some levels were not run.")
+
+
+# -- the short report on a terminal ---------------------------------------------------------------
+
+
+def brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
+    """Return what a terminal prints by default: the verdict, a row per term, and what to do next.
+
+    Args:
+        validation: The verdict with its terms.
+        answer: The verdict as a sentence.
+    """
+    has_levels = len(validation.levels) > 1
+    rows = [
+        _brief_row(term, level.name if has_levels else "")
+        for level in validation.levels
+        for term in level.terms
+    ]
+    level_column = ["level"] if has_levels else []
+    interval_column = f"{validation.confidence * 100:g} % CI"
+    head = ("verdict", *level_column, "term", "measured", interval_column)
+    failures = [
+        Paragraph(f"Level {level.name} was not judged: {level.failure_reason}.", "warn")
+        for level in validation.levels
+        if level.failure_reason
+    ]
+    return [
+        section("", answer),
+        section("", Table(head, rows, left=2 + len(level_column))),
+        section("", *failures, Paragraph(next_step(validation))),
+    ]
+
+
+def _brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
+    """Return the row of a term: verdict, level (if there are several), term, metric, interval.
+
+    A term of the list `should` is marked, because it does not count for the verdict.
+    """
+    mark = " (should)" if term.requirement == "should" else ""
+    level_cell = [level] if level else []
+    return (
+        f"{term.verdict}{mark}",
+        *level_cell,
+        term.term,
+        format_term_value(term),
+        format_term_interval(term),
+    )
+
+
+def next_step(validation: Validation) -> str:
+    """Return one sentence that says what the verdict covers, or what to do next."""
+    if validation.interrupted:
+        return "Run the validation again to judge all levels."
+    if validation.verdict == FAIL:
+        return "More load cannot change a FAIL. Change the server, then validate it again."
+    if validation.verdict == INCONCLUSIVE:
+        return _how_to_decide(validation)
+    horizons_s = [
+        term.horizon_s
+        for level in validation.levels
+        for term in level.terms
+        if term.verdict == PASS and term.horizon_s is not None
+    ]
+    if not horizons_s:
+        return "All required terms are met."
+    covered = format.duration(min(horizons_s))
+    return f"Covers slowdowns of the server that recur within {covered}."
+
+
+def _how_to_decide(validation: Validation) -> str:
+    """Return what decides an undecided validation: more load, or a new measurement."""
+    if all(level.failure_reason for level in validation.undecided_levels):
+        return "Remove the cause, then run the validation again."
+    missing_s = [
+        term.additional_load_s
+        for level in validation.undecided_levels
+        for term in level.terms
+        if term.additional_load_s is not None
+    ]
+    if not missing_s:
+        return "Not enough data to decide. Use --full for the reason of each term."
+    needed = format.duration(max(missing_s))
+    return f"Not enough data to decide: about {needed} more load is needed (--extend)."
+
+
+# -- the sections of the full report --------------------------------------------------------------
 
 
 def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
-    """Return the section that explains what the verdict means."""
+    """Return the section below the verdict: the contract, extensions and a short horizon."""
     return section(
         "",
-        f"{validation.verdict} means: {MEANINGS[validation.verdict]}.",
         "" if inputs is None else inputs.contract.description,
         analyses_text(validation),
         short_horizon_text(validation),
@@ -123,16 +205,16 @@ def _level_section(
     """Return the section of a level: its load, its throughput, its terms and its own notes.
 
     What is the same for most of its terms is not repeated in each row: why no term could be
-    judged, and what the PASS verdicts hold for. Notes that all levels share are in a section of
-    their own.
+    judged, and what the PASS verdicts cover. Notes that all levels share are in a section of their
+    own.
     """
     throughput = "" if inputs is None else throughput_text(level.runs, inputs.summaries)
-    failure = f"NOTHING SHOWN: {level.failure_reason}" if level.failure_reason else ""
+    failure = f"NOT JUDGED: {level.failure_reason}" if level.failure_reason else ""
     validity = _most_common_validity(level.terms)
     validity_sentence = ""
     if validity.text:
         exceptions = ", unless a row says otherwise" if validity.has_exceptions else ""
-        validity_sentence = f"Kept {validity.text}{exceptions}."
+        validity_sentence = f"PASS {validity.text}{exceptions}."
     rows = [_term_row(term, level.failure_reason, validity.text) for term in level.terms]
     level_notes = [note for note in level.notes if note not in common_notes]
     return section(
@@ -140,7 +222,7 @@ def _level_section(
         Paragraph(_load_text(level), "soft"),
         Paragraph(throughput),
         Paragraph(failure, "warn"),
-        Table(("verdict", "", "promise", "measured"), rows, "prose"),
+        Table(("verdict", "", "term", "measured"), rows, "words"),
         Paragraph(validity_sentence, "soft"),
         Bullets(level_notes, "warn"),
     )
@@ -154,16 +236,16 @@ def _load_text(level: LevelVerdict) -> str:
 
 
 class CommonValidity(NamedTuple):
-    """What most PASS verdicts of a level hold for, and whether there are exceptions."""
+    """What most PASS verdicts of a level cover, and whether there are exceptions."""
 
     text: str
     has_exceptions: bool
 
 
 def _most_common_validity(terms: Sequence[TermVerdict]) -> CommonValidity:
-    """Return what most PASS verdicts of a level hold for. It is printed once, below the terms.
+    """Return what most PASS verdicts of a level cover. It is printed once, below the terms.
 
-    A PASS holds for events that recur within a time, which depends on the length of the load.
+    A PASS covers slowdowns that recur within a time, which depends on the length of the load.
     """
     texts = [validity_text(term) for term in terms]
     counts = Counter(text for text in texts if text)
@@ -188,7 +270,7 @@ def _term_row(term: TermVerdict, level_failure: str, common_validity: str) -> tu
 
 
 def throughput_text(run_names: Sequence[str], summaries: Mapping[str, Summary]) -> str:
-    """Return the throughput of a level as a sentence, such as "Throughput: 12.5 requests/s, ...".
+    """Return the throughput of a level as text, such as "Throughput: 12.5 req/s, ...".
 
     Each rate is the mean over the valid runs, and is left out if one of them does not have it.
     Return "" if no run is valid.
@@ -208,14 +290,14 @@ def throughput_text(run_names: Sequence[str], summaries: Mapping[str, Summary]) 
     output = _mean([rate.output for rate in rates])
     output_per_gpu = _mean([rate.output_per_gpu for rate in rates])
     goodput = _mean([rate.goodput for rate in rates])
-    output_text = format.rate(output, " output tokens/s")
+    output_text = format.rate(output, " output tok/s")
     if output_per_gpu is not None:
-        output_text += f" ({format.rate(output_per_gpu)} per GPU)"
-    parts = [format.rate(requests, " requests/s"), output_text]
+        output_text += f" ({format.quantity(output_per_gpu)} per GPU)"
+    parts = [format.rate(requests, " req/s"), output_text]
     if total is not None:
-        parts.append(format.rate(total, " tokens/s with the prompts"))
+        parts.append(format.rate(total, " tok/s including prompts"))
     if goodput is not None:
-        parts.append(f"goodput {format.rate(goodput, ' requests/s')}")
+        parts.append(f"goodput {format.rate(goodput, ' req/s')}")
     window = rates[0].window
     if len(rates) > 1:
         window = f"{window}, mean of {len(rates)} runs"
@@ -254,7 +336,7 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
     if first_summary is not None:
         target = first_summary.target
         host = first_summary.run.host
-    horizon = f"asked for what comes back within {format.duration(validation.horizon_s)}"
+    horizon = f"recurrence horizon {format.duration(validation.horizon_s)}"
     cpus = f"{host.cpus} CPUs" if host.cpus else ""
     python = f"Python {host.python}" if host.python else ""
     values_by_label: dict[str, str | Sequence[str]] = {
@@ -269,7 +351,7 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         "Confidence": (confidence_text(validation), horizon),
         "Client": (host.name, host.cpu, cpus, host.kernel),
         "Clock": host.clock,
-        "Made by": (f"loadgen {validation.version}", python),
+        "Generated by": (f"loadgen {validation.version}", python),
         "Contract": f"SHA-256 {validation.contract_sha256}",
     }
     return named_facts(**values_by_label)
@@ -291,10 +373,9 @@ def _hardware_texts(summary: Summary | None, contract_gpus: int | None) -> list[
     else:
         texts = [target.shape]
     if contract_gpus is not None and target.gpus is not None and contract_gpus != target.gpus:
-        contract = format.counted(contract_gpus, "GPU")
         texts.append(
-            f"the contract is for {contract}, "
-            f"and figures per GPU are of the {target.gpus} that are here"
+            f"the contract names {format.counted(contract_gpus, 'GPU')}, "
+            f"rates per GPU are computed from the {target.gpus} in use"
         )
     return [text for text in texts if text]
 
@@ -313,14 +394,16 @@ def build_forecast_report(
         real_target: The target of the user if it is a real one, which was not simulated.
     """
     preset = simulated_target.removeprefix("simulated: ")
-    difference = "" if real_target is None else f"{real_target} is not {preset}. "
+    difference = ""
+    if real_target is not None:
+        difference = f"The forecast is for a simulated {preset}, not for {real_target}. "
     note = (
-        f"{difference}A real server varies more than its model, and may need longer. "
-        "Another model: --url sim:PRESET"
+        f"{difference}A real server varies more than the model and may need a longer load. "
+        "Use --url sim:PRESET for another model."
     )
     return Report(
-        title=f"What each term needs for a decision, on a simulated {preset}",
-        generated_by="loadgen validate --dry-run",
+        title=f"Load that each term needs, on a simulated {preset}",
+        made_by="loadgen validate --dry-run",
         sections=[*map(_forecast_section, forecasts), section("", note)],
     )
 
@@ -328,8 +411,8 @@ def build_forecast_report(
 def _forecast_section(forecast: LevelForecast) -> Section:
     """Return the section of a level: the load that each of its terms needs.
 
-    Each row has the needed load and the verdict that is expected after the load of the contract.
-    The reason of a term that stays undecided comes below the table.
+    Each row has the needed load and the verdict that is expected after the planned load. The reason
+    of a term that stays undecided comes below the table.
     """
     rows = [
         (
@@ -340,11 +423,11 @@ def _forecast_section(forecast: LevelForecast) -> Section:
         )
         for term in forecast.terms
     ]
-    load = f": {format.duration(forecast.length_s)} of load" if forecast.terms else ""
+    load = f": {format.duration(forecast.length_s)} of load planned" if forecast.terms else ""
     return section(
-        f"level {forecast.name}{load}",
+        f"Level {forecast.name}{load}",
         forecast.failure_reason,
-        Table(("", "term", "needs", "in this time"), rows, label_columns=2),
+        Table(("", "term", "needs", "expected"), rows, left=2),
         Bullets([f"{term.term}: {term.reason}" for term in forecast.terms if term.reason]),
     )
 

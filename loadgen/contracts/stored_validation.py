@@ -1,13 +1,12 @@
 """Read the results directory of a validation: its contract, its runs, and the verdict on them.
 
-Writes nothing.
-
-`run.py` makes the directory and lists the files in it.
+This module writes nothing. `run.py` makes the directory and documents its files.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
-from loadgen.core.errors import CombinedError, UserError, nothing_there
+from loadgen.core.errors import Code, CombinedError, UserError, nothing_there
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.results import checksums, store
@@ -35,17 +34,14 @@ from loadgen.figures import METRICS
 CONTRACT_FILE = "contract.yaml"
 PRICES_FILE = "prices.yaml"
 RESOLVED_FILE = "contract.resolved.yaml"
-"""The contract with the values of its environment variables, if it names any."""
+"""The contract with the values of its environment variables. Written if it names any."""
 
 FACTS_FILE = "target.json"
 RUN_MANIFESTS = "*/r*/run.json"
 """The manifests of all runs of all levels."""
 
-_WRONG_FOLDER_HINT = "give the folder that `loadgen validate` named"
-_CHANGED_FILE_HINT = (
-    "take the folder as it was handed over; "
-    "whoever holds SHA256SUMS can tell which file is the true one"
-)
+_WRONG_FOLDER_HINT = "give a folder written by loadgen validate"
+_CHANGED_FILE_HINT = "use the original files; SHA256SUMS has the checksum of each"
 
 
 class ValidationFacts(msgspec.Struct, frozen=True):
@@ -57,10 +53,10 @@ class ValidationFacts(msgspec.Struct, frozen=True):
         ended: When the validation ended (ISO 8601).
         interrupted: Whether the user interrupted it.
         failure_reasons: Level -> why it could not be run.
-        preflight: The warnings of the checks before the first request.
+        preflight: The warnings of the preflight checks, which run before the first request.
         fault_codes: Level -> the codes of the errors behind its failure.
         metadata: The metadata that the user gave.
-        findings: All findings of the checks before the first request.
+        findings: All findings of the preflight checks.
         shortened: Level -> by how much its load is shorter than in the contract, as text.
         run_counts: For each interim analysis of an extended validation: level -> number of its
             runs.
@@ -99,7 +95,7 @@ def read_original_command(directory: Path) -> list[str]:
         default=None,
     )
     if not (directory / FACTS_FILE).is_file() or first_run is None:
-        text = "no validation with a run in this folder"
+        text = "the folder has no validation with a run"
         raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
     manifest = decode_manifest(first_run.read_bytes(), str(first_run))
     return _without_option(manifest.command[1:], "--bundle")
@@ -126,23 +122,27 @@ def judge_again(directory: Path) -> Validation:
     """
     if not (directory / FACTS_FILE).is_file():
         if directory.is_dir():
-            text = "no validation in this folder"
+            text = "the folder has no validation"
             raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
         raise nothing_there(directory, _WRONG_FOLDER_HINT)
     refuse_links(directory)
     errors = [
-        UserError(
-            "missing_file" if problem == "gone" else "changed_file",
-            problem,
-            str(directory / name),
-            _CHANGED_FILE_HINT,
-        )
+        _changed_file_error(directory / name, problem)
         for name, problem in verify_checksums(directory).items()
     ]
     if errors:
         raise CombinedError(errors)
     contract, facts = read_validation(directory)
     return judge_runs(directory, contract, facts)
+
+
+def _changed_file_error(file: Path, problem: str) -> UserError:
+    """Return the error for a file that differs from its checksum.
+
+    `problem` is a value of `verify_checksums`, which is "gone" for a missing file.
+    """
+    code: Code = "missing_file" if problem == "gone" else "changed_file"
+    return UserError(code, problem, str(file), _CHANGED_FILE_HINT)
 
 
 def verify_checksums(directory: Path) -> dict[str, str]:
@@ -152,8 +152,8 @@ def verify_checksums(directory: Path) -> dict[str, str]:
         File -> what is wrong with it. Empty if nothing is wrong.
     """
     if checksums.read(directory) is None:
-        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
-    unlisted = dict.fromkeys(checksums.unlisted(directory), "not in the list of hashes")
+        return {checksums.FILE: "missing, so changes of the files cannot be detected"}
+    unlisted = dict.fromkeys(checksums.unlisted(directory), "not listed in SHA256SUMS")
     return checksums.changed(directory) | unlisted
 
 
@@ -195,33 +195,19 @@ def _plugin_metrics(directory: Path) -> tuple[str, ...]:
 def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
     """Return the verdict on the runs in a directory.
 
-    Nothing but the records and the facts is used, so anybody with the directory gets the same
-    verdict.
+    Only files in the directory are used, so that anyone who has it gets the same verdict.
 
     Args:
         directory: The directory of the validation.
         contract: The contract.
-        facts: What the records do not say, such as why a level could not be run.
+        facts: What the records do not contain, such as why a level could not be run.
     """
     measured_levels = {
         level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
         for level in contract.levels
     }
-    cost_function = _load_cost_function(directory) if contract.prices else None
-    levels = judge.judge_interim_analyses(
-        contract, measured_levels, facts.run_counts, cost_function
-    )
-    levels = tuple(_with_shortening(level, facts) for level in levels)
-    if contract.answers is not None:
-        scored_answers = answer_scoring.read_scored_answers(
-            directory / answer_scoring.DIRECTORY,
-            facts.failure_reasons.get(ANSWERS_LEVEL, ""),
-            contract.confidence,
-        )
-        levels = (*levels, judge.judge_answers(contract, contract.answers, scored_answers))
-    levels = tuple(_with_error_codes(level, facts) for level in levels)
-    targets = [level.runs[0].summary.target for level in measured_levels.values() if level.runs]
-    target = targets[0] if targets else TargetFacts()
+    levels = _judge_all_levels(directory, contract, facts, measured_levels)
+    target = _find_target(measured_levels)
     contract_bytes = (directory / CONTRACT_FILE).read_bytes()
     return Validation(
         contract=contract.name,
@@ -244,6 +230,39 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         interrupted=facts.interrupted,
         preflight=facts.preflight,
     )
+
+
+def _judge_all_levels(
+    directory: Path,
+    contract: Contract,
+    facts: ValidationFacts,
+    measured_levels: Mapping[str, MeasuredLevel],
+) -> tuple[LevelVerdict, ...]:
+    """Return the verdict on each level of a contract, and on its responses if they were scored."""
+    cost_function = _load_cost_function(directory) if contract.prices else None
+    load_levels = judge.judge_interim_analyses(
+        contract, measured_levels, facts.run_counts, cost_function
+    )
+    levels = [_with_shortening(level, facts) for level in load_levels]
+    if contract.answers is not None:
+        scored_answers = answer_scoring.read_scored_answers(
+            directory / answer_scoring.DIRECTORY,
+            facts.failure_reasons.get(ANSWERS_LEVEL, ""),
+            contract.confidence,
+        )
+        levels.append(judge.judge_answers(contract, contract.answers, scored_answers))
+    return tuple(_with_error_codes(level, facts) for level in levels)
+
+
+def _find_target(measured_levels: Mapping[str, MeasuredLevel]) -> TargetFacts:
+    """Return the facts about the target of a validation, which all its runs share.
+
+    The facts are empty if no level has a run.
+    """
+    for level in measured_levels.values():
+        if level.runs:
+            return level.runs[0].summary.target
+    return TargetFacts()
 
 
 def _load_cost_function(directory: Path) -> CostFunction:

@@ -12,68 +12,75 @@ from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.core.analysis import fairness
 from loadgen.core.stats.intervals import Interval
 
-COMMON_SHARES_TRIED = 200
-"""Steps in which the share is searched that all tenants come nearest to having in common."""
+COMMON_FRACTIONS_TRIED = 200
+"""The number of steps in which the most even fractions of the tenants are searched.
+
+The index is then exact to four digits, which is far less than the width of its interval.
+"""
 
 
-def combine_fractions(shares: Sequence[TermEstimate]) -> Interval:
-    """Return the share of several classes together, weighted by their requests.
+def combine_fractions(fractions: Sequence[TermEstimate]) -> Interval:
+    """Return the fraction of good requests of several classes together.
 
-    The value and both ends of the interval are each the weighted mean of those of the classes.
+    The value and both ends of the interval are each the mean of those of the classes, weighted by
+    their requests.
     """
-    request_count = sum(share.sample_count for share in shares)
-
-    def weighted_mean(ends: Sequence[float]) -> float:
-        weighted = [end * share.sample_count for end, share in zip(ends, shares, strict=True)]
-        return math.fsum(weighted) / request_count
-
+    request_counts = [fraction.sample_count for fraction in fractions]
     return Interval(
-        weighted_mean([share.interval.value for share in shares]),
-        weighted_mean([share.interval.low for share in shares]),
-        weighted_mean([share.interval.high for share in shares]),
+        _weighted_mean([fraction.interval.value for fraction in fractions], request_counts),
+        _weighted_mean([fraction.interval.low for fraction in fractions], request_counts),
+        _weighted_mean([fraction.interval.high for fraction in fractions], request_counts),
     )
 
 
-def estimate_jain_index(shares: Sequence[Interval]) -> Interval | None:
-    """Return Jain's index of shares that are known as intervals, or None if all are 0.
+def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Return the mean of values with weights."""
+    products = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return math.fsum(products) / sum(weights)
 
-    The index grows with a value below a certain centre and falls with a value above it. So the
-    most even values are those nearest to one centre, and the most uneven ones are the low ends of
-    the smaller shares with the high ends of the larger ones.
+
+def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
+    """Return Jain's index of fractions that are known as intervals, or None if all are 0.
+
+    The ends of its interval are the index of the most uneven and of the most even fractions that
+    the intervals allow. The index falls as fractions move away from a common center. So fractions
+    are most even near one center, and most uneven if the smaller ones are at their low ends and the
+    larger ones at their high ends.
     """
-    value = fairness.jain([share.value for share in shares])
+    value = fairness.jain([fraction.value for fraction in fractions])
     if value is None:
         return None
-    candidates = [*_uneven_shares(shares), *_even_shares(shares)]
+    candidates = [*_uneven_fractions(fractions), *_even_fractions(fractions)]
     indices = [fairness.jain(candidate) for candidate in candidates]
     known_indices = [value, *(index for index in indices if index is not None)]
     return Interval(value, min(known_indices), max(known_indices))
 
 
-def _uneven_shares(shares: Sequence[Interval]) -> list[list[float]]:
-    """Return possible shares of the tenants, of which one list is the most uneven.
+def _uneven_fractions(fractions: Sequence[Interval]) -> list[list[float]]:
+    """Return lists of possible fractions of the tenants, one of which is the most uneven.
 
-    The smaller shares are at their low ends and the larger ones at their high ends. Each number of
-    small shares is tried.
+    The smaller fractions are at their low ends and the larger ones at their high ends. It is not
+    known how many are the smaller ones, so each number is tried.
     """
-    ordered = sorted(shares, key=lambda share: share.low + share.high)
+    ordered = sorted(fractions, key=lambda fraction: fraction.low + fraction.high)
     candidates = []
-    for split in range(len(shares) + 1):
-        lows = [share.low for share in ordered[:split]]
-        highs = [share.high for share in ordered[split:]]
+    for small_count in range(len(fractions) + 1):
+        lows = [fraction.low for fraction in ordered[:small_count]]
+        highs = [fraction.high for fraction in ordered[small_count:]]
         candidates.append([*lows, *highs])
     return candidates
 
 
-def _even_shares(shares: Sequence[Interval]) -> list[list[float]]:
-    """Return possible shares of the tenants, of which one list is nearly the most even.
+def _even_fractions(fractions: Sequence[Interval]) -> list[list[float]]:
+    """Return lists of possible fractions of the tenants, one of which is nearly the most even.
 
-    Each tenant has the value of its interval that is nearest to a common share.
+    Each tenant has the value of its interval that is nearest to a common fraction. Which common
+    fraction gives the most even list is not known, so evenly spaced ones are tried.
     """
-    least = min(share.low for share in shares)
-    most = max(share.high for share in shares)
+    lowest = min(fraction.low for fraction in fractions)
+    highest = max(fraction.high for fraction in fractions)
     candidates = []
-    for step in range(COMMON_SHARES_TRIED + 1):
-        common_share = least + (most - least) * step / COMMON_SHARES_TRIED
-        candidates.append([min(max(common_share, share.low), share.high) for share in shares])
+    for step in range(COMMON_FRACTIONS_TRIED + 1):
+        common = lowest + (highest - lowest) * step / COMMON_FRACTIONS_TRIED
+        candidates.append([min(max(common, fraction.low), fraction.high) for fraction in fractions])
     return candidates

@@ -1,7 +1,7 @@
 """The metric of a term of a contract, estimated from a sample.
 
-Values of a load are correlated: requests close in time meet the same state of the server. The
-effective size of a sample is the number of independent values that would show as much.
+The values of a load are correlated, because requests close in time meet the same state of the
+server. The effective sample size is the number of independent values that would show as much.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class TermEstimate(NamedTuple):
             the term's limit.
         sample_count: The number of requests (or prompts, tasks, events) behind it.
         caveat: Why the interval is bounded on one side only, or "" if it is not.
-        sufficient_load_s: The load of all runs that leaves no caveat at the next interim analysis.
-            0 if not known.
+        sufficient_load_s: The load of all runs that leaves no caveat at the next interim analysis,
+            in seconds. 0 if it is not known.
         load_part: The part of the load that was used, as text. "" for all of it.
-        load_s: The length of the load of all runs.
-        effective_size: The independent samples of the server in that load, or None if they are not
-            known.
+        load_s: The length of the load of all runs in seconds. 0 without a load.
+        effective_size: The effective sample size of that load, counted in independent states of
+            the server. None if it is not known.
     """
 
     interval: Interval

@@ -53,7 +53,7 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) ->
             `drift: {of: ttft, ...}`: a literal of the metrics that it can name.
     """
     limit_kind = kind.limit
-    fields: dict[str, Any] = {
+    possible_fields: dict[str, Any] = {
         "of": (comparable_metrics, ...),
         "level": (str, ...),
         "window_ns": (PositiveTime, Field(validation_alias="window")),
@@ -65,9 +65,9 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) ->
         keyword,
         __base__=Tagged,
         __doc__=f"The term `{keyword}` of a contract.",
-        **{name: fields[name] for name in _field_names(keyword, kind)},
+        **{name: possible_fields[name] for name in _field_names(keyword, kind)},
     )
-    # A `Tagged` model reads `{tag: fields}` and `{tag: value}`, where the value is that of `short`.
+    # A `Tagged` model reads `{tag: {key: value, ...}}`, and `{tag: value}` for the key in `short`.
     model.tag = keyword
     model.short = kind.short_key
     return model
@@ -125,8 +125,8 @@ def _term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any
 def _load_term_type(metrics: tuple[str, ...]) -> Any:
     """Return the type of a term about a load that may limit these latency metrics.
 
-    A pooled metric, such as the gaps between tokens of all answers together, has no value per
-    request, so it cannot be compared between windows, nodes or levels.
+    A pooled metric, such as the times between tokens of all responses, has no value per request, so
+    it cannot be compared between windows, nodes or levels.
     """
     names_per_request = tuple(name for name in metrics if name not in pooled_metrics())
     comparable_metrics: Any = Literal[names_per_request]
@@ -136,14 +136,16 @@ def _load_term_type(metrics: tuple[str, ...]) -> Any:
 
 @cache
 def _load_term_adapter(metrics: tuple[str, ...]) -> TypeAdapter[ContractTerm]:
+    """Return the parser of terms about a load. It is built once, which takes milliseconds."""
     return TypeAdapter(_load_term_type(metrics))
 
 
-_ANSWER_TERM_TYPE = _term_type("term about answers", ANSWER_TERM_KINDS, AnswerScore)
+_ANSWER_TERM_TYPE = _term_type("term about responses", ANSWER_TERM_KINDS, AnswerScore)
 
 
 @cache
 def _answer_term_adapter() -> TypeAdapter[ContractTerm]:
+    """Return the parser of terms about responses, which is built once."""
     return TypeAdapter(_ANSWER_TERM_TYPE)
 
 
@@ -162,7 +164,7 @@ def validate_term(value: Any, info: ValidationInfo) -> ContractTerm:
 
 
 def validate_answer_term(value: Any, info: ValidationInfo) -> ContractTerm:
-    """Return the term about answers that a value of the file stands for."""
+    """Return the term about responses that a value of the file stands for."""
     return _answer_term_adapter().validate_python(value, context=info.context)
 
 
@@ -179,4 +181,4 @@ WrittenAnswerTerm = Annotated[
     ContractTerm,
     PlainValidator(validate_answer_term, json_schema_input_type=_ANSWER_TERM_TYPE),
 ]
-"""A term about answers, in the file."""
+"""A term about responses, in the file."""

@@ -55,7 +55,7 @@ class TermKind(NamedTuple):
         parameters: The fields of `ContractTerm` that a term of this kind must give besides its
             limit.
         requirements: What the contract, its workload or its prompts must have: `slo`, `task_slo`,
-            `gpus`, `prices`, `level`, `tenants`; for terms about answers `reference`, `choice`,
+            `gpus`, `prices`, `level`, `tenants`; for terms about responses `reference`, `choice`,
             `json`, `against`.
     """
 
@@ -75,7 +75,7 @@ class ContractTerm(NamedTuple):
     """One term of a contract: its keyword and the values of its parameters."""
 
     kind: str
-    limit: Any  # in ns, as a share, per second, or an amount of money: see LimitKind
+    limit: Any  # in ns, as a fraction, per second, or an amount of money: see LimitKind
     quantile: float = 0.0  # 0.99 is p99; 0 if the keyword has no quantile
     # The metric that is compared, such as "ttft" of `drift`. For `energy` it is the unit of work
     # that the limit is for: "token" or "request".
@@ -157,36 +157,36 @@ class ContractTerm(NamedTuple):
 
 
 def _check_above_zero(share: float) -> float:
-    """Return an upper bound of a share, or refuse 0 %, which no sample can show.
+    """Return an upper bound of a fraction, or refuse 0 %, which no sample can show.
 
     Raises:
-        Wrong: The share is 0.
+        Wrong: The fraction is 0.
     """
     if share == 0:
         raise Wrong(
             "out_of_range",
-            "can be shown by no sample, however large",
-            "allow a small share, like 0.1%",
+            "must be above 0%, because no sample can show that something never happens",
+            "allow a small percentage, like 0.1%",
         )
     return share
 
 
 def _check_between_zero_and_one(share: float) -> float:
-    """Return a lower bound of a share, or refuse it.
+    """Return a lower bound of a fraction, or refuse it.
 
-    A lower bound of 100 % can be shown by no sample, and one of 0 % is always met.
+    No sample can show a lower bound of 100 %, and one of 0 % is always met.
 
     Raises:
-        Wrong: The share is 0 or 1. The error becomes a diagnostic at this place of the file.
+        Wrong: The fraction is 0 or 1. The error becomes a diagnostic at this place of the file.
     """
     if share == 1:
         raise Wrong(
             "out_of_range",
-            "can be shown by no sample, however large",
-            "ask for a little less, like 99.9%",
+            "must be below 100%, because no sample can show that something always happens",
+            "require a little less, like 99.9%",
         )
     if share == 0:
-        raise Wrong("out_of_range", "promises nothing", "a share above zero, like 99%")
+        raise Wrong("out_of_range", "must be above 0%", "a percentage like 99%")
     return share
 
 
@@ -212,7 +212,7 @@ def _parse_money(value: object) -> tuple[Decimal, str]:
     if match is None or Decimal(match["amount"]) == 0:
         raise Wrong(
             "invalid_value",
-            "is not an amount of money",
+            "must be an amount of money",
             "a number above zero and a currency, like 0.45 USD",
         )
     return Decimal(match["amount"]), match["currency"]
@@ -228,7 +228,7 @@ def _parse_factor(value: object) -> float:
     if match is None or float(match["factor"]) < 1:
         raise Wrong(
             "invalid_value",
-            "is not how many times as long",
+            "must be a factor",
             "a number of at least 1 and x, like 1.5x",
         )
     return float(match["factor"])
@@ -237,7 +237,7 @@ def _parse_factor(value: object) -> float:
 def _parse_energy(value: object) -> tuple[float, str]:
     """Return the energy in J and the unit of work of a text such as `0.5 J/token`.
 
-    The unit of work, which may use so much energy, is an output token or an ok request.
+    The unit of work is an output token or an ok request.
 
     Raises:
         Wrong: The value is not such a text, or the energy is 0.
@@ -246,8 +246,8 @@ def _parse_energy(value: object) -> tuple[float, str]:
     if match is None or float(match["joules"]) == 0:
         raise Wrong(
             "invalid_value",
-            "is not an energy for a piece of work",
-            "J for each output token or ok request, like 0.5 J/token",
+            "must be an energy per token or request",
+            "joules per output token or ok request, like 0.5 J/token",
         )
     return float(match["joules"]), match["unit_of_work"]
 
@@ -260,11 +260,18 @@ def format_time(time_ns: float) -> str:
 
 
 def _to_ms(time_ns: float) -> float:
+    """Convert nanoseconds to milliseconds."""
     return time_ns / NS_PER_MS
 
 
 def _to_percent(share: float) -> float:
+    """Convert a fraction to a percentage."""
     return share * 100
+
+
+def _format_factor(factor: float) -> str:
+    """Return a factor as it is written in a contract, such as "1.5x"."""
+    return f"{factor:g}x"
 
 
 PositiveTime = Annotated[Duration, Field(gt=0)]
@@ -338,7 +345,7 @@ MAX_FACTOR = LimitKind(
     is_upper_bound=True,
     unit="x",
     to_unit=float,
-    to_text=lambda factor: f"{factor:g}x",
+    to_text=_format_factor,
 )
 MAX_ENERGY = LimitKind(
     key="limit",
@@ -356,9 +363,9 @@ LATENCY_TERM = TermKind(TIME_AT_QUANTILE, "{kind} at {at} within {limit}", defau
 """The meaning of the name of a latency metric. Failed and dropped requests exceed every limit."""
 
 TERM_KINDS = {
-    # Share of requests that are not ok: failed, dropped at a cap, or lost.
+    # Fraction of requests that are not ok: failed, dropped at a limit of the client, or lost.
     "errors": TermKind(MAX_SHARE, "{kind} at most {limit}"),
-    # Share of requests that meet every limit of the `slo`.
+    # Fraction of requests that meet every limit of the `slo`.
     "goodput": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("slo",)),
     # Rates in steady state: ok requests, good requests, and per GPU output tokens and all tokens.
     "requests": TermKind(MIN_RATE, "{kind} at least {limit}/s"),
@@ -371,20 +378,20 @@ TERM_KINDS = {
         "cost per thousand good requests at most {limit} {currency}",
         requirements=("slo", "prices"),
     ),
-    # Conversations and tasks as a whole: the time from the first due time to the last end, the sum
-    # of all waits for first tokens, the longest of these waits, the share within the `task` limits
-    # of the `slo`, and rates in steady state.
+    # Conversations and tasks as a whole: the time from the first scheduled start to the last end,
+    # the sum of all waits for first tokens, the longest of these waits, the fraction that meets the
+    # `task` limits of the `slo`, and rates in steady state.
     "task_time": TermKind(TIME_AT_QUANTILE, "task time at {at} within {limit}", 0.99),
     "task_wait": TermKind(TIME_AT_QUANTILE, "waits of a task at {at} within {limit}", 0.99),
     "task_longest_wait": TermKind(
         TIME_AT_QUANTILE, "longest wait of a task at {at} within {limit}", 0.99
     ),
     "task_goodput": TermKind(
-        MIN_SHARE, "tasks within the SLO at least {limit}", requirements=("task_slo",)
+        MIN_SHARE, "tasks that meet the SLO at least {limit}", requirements=("task_slo",)
     ),
     "tasks": TermKind(MIN_RATE, "tasks at least {limit}/s"),
     "good_tasks": TermKind(
-        MIN_RATE, "tasks within the SLO at least {limit}/s", requirements=("task_slo",)
+        MIN_RATE, "tasks that meet the SLO at least {limit}/s", requirements=("task_slo",)
     ),
     "task_cost": TermKind(
         MAX_COST,
@@ -398,16 +405,16 @@ TERM_KINDS = {
     # requests.
     "drift": TermKind(
         MAX_SHARE,
-        "{of} at {at} in the last {window} at most {limit} above the first",
+        "{of} at {at} in the last {window} at most {limit} above the first {window}",
         default_quantile=0.99,
         parameters=("window_ns", "of"),
     ),
     "sustained": TermKind(
         MIN_SHARE,
-        "throughput of the last {window} at least {limit} of the first",
+        "throughput of the last {window} at least {limit} of the first {window}",
         parameters=("window_ns",),
     ),
-    # The largest difference of a latency between two nodes, as a share of the smaller value.
+    # The largest difference of a latency between two nodes, as a fraction of the smaller value.
     "between_nodes": TermKind(
         MAX_SHARE,
         "{of} at {at} differs between nodes by at most {limit}",
@@ -417,10 +424,10 @@ TERM_KINDS = {
     # The longest time until the SLO is met again after a spike, loss or scale-up of the level.
     "recovery": TermKind(
         MAX_TIME,
-        "back within the SLO at most {limit} after a spike, loss or scale-up",
+        "recovery within {limit} after a spike, replica loss or scale-up",
         requirements=("slo",),
     ),
-    # Jain's index over tenants of the share of their requests within the SLO.
+    # Jain's index over tenants of the fraction of their requests that meet the SLO.
     "fairness": TermKind(
         MIN_SHARE, "Jain's index over tenants at least {limit}", requirements=("tenants",)
     ),
@@ -433,8 +440,8 @@ TERM_KINDS = {
         parameters=("level", "of"),
         requirements=("level",),
     ),
-    # A latency as a share of the one at another level, for example with a warm cache against a
-    # cold one.
+    # A latency as a fraction of the one at another level, for example with a warm cache compared
+    # with a cold one.
     "against": TermKind(
         MAX_SHARE,
         "{of} at {at} at most {limit} of that of {level}",
@@ -454,18 +461,18 @@ TASK_TERM_METRICS = {
     "good_tasks": "good_requests",
     "task_cost": "cost",
 }
-"""Keyword of a term about whole tasks -> the metric of requests that it is if each task is one
-request.
+"""Keyword of a term about whole tasks -> the metric of requests that it becomes if each task counts
+as one request.
 """
 
 
-# -- terms about answers --------------------------------------------------------------------------
+# -- terms about responses ------------------------------------------------------------------------
 
 _REFERENCE_SCORE = TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("reference",))
 _SIMILARITY = TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("against",))
 
 ANSWER_TERM_KINDS = {
-    # Mean scores against reference answers.
+    # Mean scores against reference responses.
     **dict.fromkeys(("rouge1", "rouge2", "rougeL", "exact"), _REFERENCE_SCORE),
     "choice": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("choice",)),
     "json": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("json",)),
@@ -476,14 +483,14 @@ ANSWER_TERM_KINDS = {
         parameters=("of",),
         requirements=("against",),
     ),
-    # The similarity of the answers of the two endpoints.
+    # The similarity of the responses of the two endpoints.
     **dict.fromkeys(("equal", "agreement_share", "similarity"), _SIMILARITY),
     "agreement": TermKind(MIN_TOKENS, "{kind} at least {limit} tokens", requirements=("against",)),
 }
-"""The keywords of terms about answers. All but `within` are names of scores (docs/reference/contract-file.md)."""
+"""The keywords of terms about responses. All but `within` are names of scores (docs/answers.md)."""
 
 ZERO_OR_ONE_SCORES = ("exact", "choice", "json", "equal")
-"""Scores that are 0 or 1 for each answer."""
+"""Scores that are 0 or 1 for each response."""
 
 
 # -- look-ups -------------------------------------------------------------------------------------
@@ -492,8 +499,10 @@ CLASS_TERM_KINDS = {*TASK_TERM_METRICS, "errors", "goodput", "slowdown"}
 """Keywords of `TERM_KINDS` that may be about one class of requests."""
 
 WHOLE_LOAD_TERM_KINDS = {*pooled_metrics(), "task_cost"}
-"""Keywords that are never about one class: which part of the machines a class pays for is not
-known.
+"""Keywords that are never about one class of requests.
+
+Times between tokens are pooled over all responses, and it is not known which part of the machines a
+class pays for.
 """
 
 

@@ -15,6 +15,7 @@ from msgspec import field
 
 from loadgen.contracts.schema import Requirement
 from loadgen.core import errors as exit_codes
+from loadgen.core import format
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
@@ -25,11 +26,12 @@ ReasonCode = Literal[
 ]
 """Why a term has its verdict.
 
-- `kept`, `broken`: the whole interval meets the limit, or exceeds it.
+- `kept`: the whole confidence interval of the metric meets the limit.
+- `broken`: the whole interval violates the limit.
 - `held_by_interval`: the limit is inside the interval.
-- `one_sided`: the sample bounds the metric on one side only.
+- `one_sided`: the load was too short, so the sample bounds the metric on one side only.
 - `no_figure`: the metric could not be computed.
-- `not_judged`: the runs do not show what the term is about.
+- `not_judged`: the runs cannot be used to judge the term.
 """
 
 
@@ -49,9 +51,10 @@ class TermVerdict(msgspec.Struct, frozen=True, kw_only=True):
         limit: The limit in `unit`.
         unit: The unit.
         sample: The number of requests, tasks or prompts behind the metric.
-        horizon_s: The verdict holds for events that recur within this time on average. Null if not
-            known.
-        effective_size: The independent samples of the server behind the metric. Null if not known.
+        horizon_s: The verdict covers slowdowns that recur at least once within this time on
+            average. Null if not known.
+        effective_size: The effective sample size: the number of independent states of the server
+            behind the metric. Null if not known.
         analysis: Of a validation that was extended, the number of the interim analysis that
             decided the term, or of the last one.
         additional_load_s: Of an undecided term, how much more load of all runs together will
@@ -118,7 +121,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         analyses: How often the records were judged: once, and once more after each extension.
-        horizon_s: The horizon of the contract.
+        horizon_s: The recurrence horizon of the contract.
         preflight: The warnings of the checks before the first request.
     """
 
@@ -213,26 +216,31 @@ def level_verdict(terms: Sequence[TermVerdict]) -> Verdict:
 def summarize_levels(levels: Sequence[LevelVerdict]) -> str:
     """Return the verdict on all levels in one sentence.
 
-    It counts the terms of the list `must` that passed, or did not. If a term of the list `should`
-    did not pass, a second part says how many of these there are.
+    It counts the required terms (those of the list `must`) that failed or were not decided. If a
+    term of the list `should` did not pass, a second part says how many of these there are.
     """
     terms = [term for level in levels for term in level.terms]
-    must_verdicts = [term.verdict for term in terms if term.requirement == "must"]
-    counts = Counter(must_verdicts)
-    total = len(must_verdicts)
-    if not must_verdicts:
-        sentence = "nothing must hold: the contract has should terms only"
-    elif counts["FAIL"]:
-        sentence = f"{counts['FAIL']} of {total} promises broken"
-    elif counts["INCONCLUSIVE"]:
-        undecided = counts["INCONCLUSIVE"]
-        sentence = f"{undecided} of {total} promises could be neither shown nor refuted"
-    else:
-        sentence = f"all {total} promises kept"
-    not_shown = [term for term in terms if term.requirement == "should" and term.verdict != PASS]
-    if not_shown:
-        sentence += f"; {len(not_shown)} of the should terms not shown to hold"
+    sentence = _summarize_required([term for term in terms if term.requirement == "must"])
+    not_passed = [term for term in terms if term.requirement == "should" and term.verdict != PASS]
+    if not_passed:
+        sentence += f"; {format.counted(len(not_passed), 'should term')} did not pass"
     return sentence
+
+
+def _summarize_required(terms: Sequence[TermVerdict]) -> str:
+    """Return how many required terms failed or were not decided, without a full stop."""
+    if not terms:
+        return "the contract has no required terms (must)"
+    counts = Counter(term.verdict for term in terms)
+    total = len(terms)
+    if counts["FAIL"] and counts["INCONCLUSIVE"]:
+        undecided = counts["INCONCLUSIVE"]
+        return f"{counts['FAIL']} of {total} required terms failed, {undecided} inconclusive"
+    if counts["FAIL"]:
+        return f"{counts['FAIL']} of {total} required terms failed"
+    if counts["INCONCLUSIVE"]:
+        return f"{counts['INCONCLUSIVE']} of {total} required terms inconclusive"
+    return f"{total} of {total} required terms passed"
 
 
 def exit_code(validation: Validation) -> int:
@@ -253,13 +261,13 @@ def exit_code(validation: Validation) -> int:
 
 
 def additional_load_per_run_s(validation: Validation, repeats: Mapping[str, int]) -> float:
-    """Return how long each added run has to be, so that no undecided term lacks load any more.
+    """Return how long each added run has to be to decide every term for which this is known.
 
-    Return 0 if this is not known for any term.
+    Return 0 if it is not known for any term.
 
     Args:
         validation: The validation.
-        repeats: How many runs an extension adds to each level.
+        repeats: How many runs an extension adds to each level, by the name of the level.
     """
     run_lengths_s = [
         term.additional_load_s / repeats[term.level]

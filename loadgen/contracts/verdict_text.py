@@ -1,4 +1,4 @@
-"""The sentences about a verdict: what it holds for, and how certain it is.
+"""The sentences about a verdict: what it covers, and how certain it is.
 
 This module is pure.
 """
@@ -10,7 +10,7 @@ import math
 from loadgen.contracts.verdict import TermVerdict, Validation
 from loadgen.core import format
 from loadgen.core.stats.intervals import Interval
-from loadgen.repeated.capacity import HORIZON_S, describe_horizon
+from loadgen.repeated.capacity import HORIZON_S
 
 MIN_SHOWN_PERCENT = 1e-4
 """Percentages below this, of either sign, are written as 0."""
@@ -18,29 +18,34 @@ MIN_SHOWN_PERCENT = 1e-4
 
 def analyses_text(validation: Validation) -> str:
     """Return how often an extended validation was judged, or "" if it was not extended."""
-    if validation.analyses == 1:
+    extensions = validation.analyses - 1
+    if extensions == 0:
         return ""
-    last = f"{_last_confidence(validation) * 100:g} %"
+    times = "once" if extensions == 1 else f"{extensions} times"
+    error_rate = f"{(1 - validation.confidence) * 100:g} %"
     return (
-        f"extended: judged {validation.analyses} times, and a term that was decided stays so. "
-        f"This time {last} of confidence were asked for, so that all looks together err in no "
-        f"more than {(1 - validation.confidence) * 100:g} %"
+        f"Extended {times}; confidence raised to {_last_confidence(validation) * 100:g} % to keep "
+        f"the overall error rate at {error_rate}. Terms that were decided before stay decided."
     )
 
 
 def short_horizon_text(validation: Validation) -> str:
-    """Return the horizon of a contract if it is shorter than the default, else ""."""
+    """Return a warning if the recurrence horizon of a contract is shorter than the default."""
     if validation.horizon_s >= HORIZON_S:
         return ""
-    return f"signed: {describe_horizon(validation.horizon_s)}"
+    return (
+        f"Horizon {format.duration(validation.horizon_s)} (default {format.duration(HORIZON_S)}): "
+        "slowdowns that recur less often may have been missed."
+    )
 
 
 def confidence_text(validation: Validation) -> str:
-    """Return the confidence of the intervals of a validation."""
+    """Return the confidence of the intervals of a validation, after the last extension if any."""
+    overall = f"{validation.confidence * 100:g} %"
     if validation.analyses == 1:
-        return f"{validation.confidence * 100:g} %, two-sided, of every interval"
-    last = f"{_last_confidence(validation) * 100:g} %, two-sided, of every interval of this look"
-    return f"{last}; {validation.confidence * 100:g} % of all {validation.analyses} looks together"
+        return f"{overall}, two-sided"
+    last = f"{_last_confidence(validation) * 100:g} %"
+    return f"{last}, two-sided ({overall} over all {validation.analyses} analyses)"
 
 
 def _last_confidence(validation: Validation) -> float:
@@ -49,13 +54,13 @@ def _last_confidence(validation: Validation) -> float:
 
 
 def validity_text(term: TermVerdict) -> str:
-    """Return what a PASS holds for: its horizon and its sample. "" for other verdicts."""
+    """Return which slowdowns of the server a PASS covers, and its sample. "" for other verdicts."""
     if term.code != "kept" or term.horizon_s is None:
         return ""
-    samples = ""
+    text = f"covers slowdowns that recur within {format.duration(term.horizon_s)}"
     if term.effective_size is not None:
-        samples = f"; the load is worth {term.effective_size:,} independent samples"
-    return f"for what comes back within {format.duration(term.horizon_s)}{samples}"
+        text += f"; effective sample size {term.effective_size:,}"
+    return text
 
 
 def format_metric(value: float, unit: str) -> str:
@@ -78,11 +83,31 @@ def format_metric(value: float, unit: str) -> str:
 def format_interval(interval: Interval, unit: str) -> str:
     """Return the ends of an interval with their unit, such as "180 ms to 210 ms".
 
-    An end without a bound is "any". An infinite lower end means that even the best case of the
-    metric is a failed request.
+    An interval with one end is written as "180 ms or more" or "210 ms or less". An infinite lower
+    end means that even in the best case the metric is that of a failed request.
     """
     if interval.low == math.inf:
-        return "failed requests throughout"
-    low = format_metric(interval.low, unit) if math.isfinite(interval.low) else "any"
-    high = format_metric(interval.high, unit) if math.isfinite(interval.high) else "any"
-    return f"{low} to {high}"
+        return "only failed requests"
+    has_low = math.isfinite(interval.low)
+    has_high = math.isfinite(interval.high)
+    if has_low and has_high:
+        return f"{format_metric(interval.low, unit)} to {format_metric(interval.high, unit)}"
+    if has_low:
+        return f"{format_metric(interval.low, unit)} or more"
+    if has_high:
+        return f"{format_metric(interval.high, unit)} or less"
+    return "unbounded"
+
+
+def format_term_interval(term: TermVerdict) -> str:
+    """Return the confidence interval of a judged term, or a dash without a metric."""
+    if term.low is None and term.high is None:
+        return format.NONE
+    low = -math.inf if term.low is None else term.low
+    high = math.inf if term.high is None else term.high
+    return format_interval(Interval(math.nan, low, high), term.unit)
+
+
+def format_term_value(term: TermVerdict) -> str:
+    """Return the metric of a judged term with its unit, or a dash if it is not known."""
+    return format.NONE if term.value is None else format_metric(term.value, term.unit)

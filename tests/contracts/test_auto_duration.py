@@ -146,7 +146,7 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
         " must: [{tpot: {limit: 60ms, at: p95}}]}\n"
     )
     out = tmp_path / "out"
-    assert exits("validate", file, *SIM, "-o", out) == 0
+    assert exits("validate", file, *SIM, "-o", out, "--full") == 0
     summary = json.loads(next(out.glob("load/r1/summary.json")).read_bytes())
     tokens = summary["tokens"]
     assert summary["target"]["gpus"] == 4
@@ -154,11 +154,11 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
     page = (out / "verdict.html").read_text("utf-8")
     for text in (page, capsys.readouterr().out):
         words = " ".join(text.split())
-        per_gpu = format.rate(tokens["steady_output_per_s_per_gpu"])
-        assert f"{format.rate(tokens['steady_output_per_s'], ' output tokens/s')}" in words
+        per_gpu = format.quantity(tokens["steady_output_per_s_per_gpu"])
+        assert f"{format.rate(tokens['steady_output_per_s'], ' output tok/s')}" in words
         assert f"({per_gpu} per GPU)" in words
         assert words.count("8 GPUs") == 1
-        assert "the contract is for 8 GPUs" in words
+        assert "the contract names 8 GPUs" in words
 
 
 @pytest.mark.commands

@@ -122,45 +122,29 @@ def halve_output_tokens(part: Records) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "term", "verdict", "reason"),
+    ("change", "term", "verdict", "code"),
     [
         # The requests that were sent exceed the limit without the dropped ones.
-        (drop_requests, "{ttft: {limit: 50ms, at: p50}}", FAIL, "breaks"),
-        (drop_requests, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "dropped at a cap"),
+        (drop_requests, "{ttft: {limit: 50ms, at: p50}}", FAIL, "broken"),
+        (drop_requests, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "not_judged"),
         # Only 6.4 requests per second were sent.
-        (drop_requests, "{requests: 7/s}", INCONCLUSIVE, "the load was not offered"),
-        (
-            end_at_first_token,
-            "{tpot: {limit: 30ms, at: p50}}",
-            INCONCLUSIVE,
-            "came at one instant",
-        ),
-        (end_at_first_token, "{tpot: {limit: 11.2ms, at: p50}}", FAIL, "breaks"),
-        (end_at_first_token, "{goodput: 60%}", INCONCLUSIVE, "came at one instant"),
-        (end_at_first_token, "{e2e: {limit: 2.8s, at: p50}}", PASS, "keeps"),
-        (
-            request_longer_answers,
-            "{e2e: {limit: 2.8s, at: p50}}",
-            INCONCLUSIVE,
-            "not the load that was asked for",
-        ),
-        (request_longer_answers, "{e2e: {limit: 2.2s, at: p50}}", FAIL, "breaks"),
-        (
-            halve_output_tokens,
-            "{tpot: {limit: 30ms, at: p50}}",
-            INCONCLUSIVE,
-            "contradict the stream",
-        ),
-        (halve_output_tokens, "{output_per_gpu: 300/s}", INCONCLUSIVE, "contradict the stream"),
-        (halve_output_tokens, "{e2e: {limit: 2.8s, at: p50}}", PASS, "keeps"),
+        (drop_requests, "{requests: 7/s}", INCONCLUSIVE, "not_judged"),
+        (end_at_first_token, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "not_judged"),
+        (end_at_first_token, "{tpot: {limit: 11.2ms, at: p50}}", FAIL, "broken"),
+        (end_at_first_token, "{goodput: 60%}", INCONCLUSIVE, "not_judged"),
+        (end_at_first_token, "{e2e: {limit: 2.8s, at: p50}}", PASS, "kept"),
+        (request_longer_answers, "{e2e: {limit: 2.8s, at: p50}}", INCONCLUSIVE, "not_judged"),
+        (request_longer_answers, "{e2e: {limit: 2.2s, at: p50}}", FAIL, "broken"),
+        (halve_output_tokens, "{tpot: {limit: 30ms, at: p50}}", INCONCLUSIVE, "no_figure"),
+        (halve_output_tokens, "{output_per_gpu: 300/s}", INCONCLUSIVE, "no_figure"),
+        (halve_output_tokens, "{e2e: {limit: 2.8s, at: p50}}", PASS, "kept"),
     ],
 )
 def test_term_does_not_pass_on_a_load_other_than_requested(
-    change: Callable[[Records], None], term: str, verdict: str, reason: str
+    change: Callable[[Records], None], term: str, verdict: str, code: str
 ) -> None:
     judged = judge_records(term, change_every_fifth_request(change))
-    assert judged.verdict == verdict
-    assert reason in judged.reason
+    assert (judged.verdict, judged.code) == (verdict, code), judged.reason
 
 
 @pytest.mark.parametrize(
@@ -171,7 +155,7 @@ def test_term_does_not_pass_on_a_load_other_than_requested(
 def test_level_has_a_note_if_requests_were_dropped(records: Records, note_count: int) -> None:
     level = MeasuredLevel(runs=(run(records, slo=SLO),))
     (verdict,) = judge_levels(contract_with("{errors: 1%}"), {"load": level})
-    assert sum("dropped at a cap" in note for note in verdict.notes) == note_count
+    assert sum("max_in_flight" in note for note in verdict.notes) == note_count
 
 
 @pytest.mark.parametrize(("second", "verdict"), [("12:40:00", PASS), ("12:11:00", INCONCLUSIVE)])
@@ -201,7 +185,8 @@ def with_times(recorded_run: RecordedRun, started: str, ended: str) -> RecordedR
 def test_one_run_is_not_apart_in_time() -> None:
     options = "repeats: 2, apart: 30m,"
     judged = judge_records("{errors: 5%}", rows(1, 1500), horizon="5s", options=options)
-    assert "there is one run" in judged.reason
+    assert judged.code == "not_judged"
+    assert "only one run" in judged.reason
 
 
 # -- valid runs --------------------------------------------------------------------------------
@@ -350,7 +335,7 @@ def test_missing_rate_is_explained() -> None:
     window = replace(recorded_run.summary.window, steady=windows.span(0, 0))
     without_window = replace(recorded_run, summary=replace(recorded_run.summary, window=window))
     reason = judge_runs("{requests: 7/s}", (without_window,)).reason
-    assert "no rate: as long as the 149 measured requests were due" in reason
+    assert "149 measured requests" in reason
 
 
 def test_cached_prompts_are_not_a_cold_cache() -> None:
@@ -394,7 +379,7 @@ def test_drift_to_failed_requests_is_infinite() -> None:
     fail(records[2000:], 0.3)
     judged = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
     assert (judged.verdict, judged.value) == (FAIL, None)
-    assert "a failed request (failed requests throughout" in judged.reason
+    assert "only failed requests" in judged.reason
 
 
 def test_drift_from_failed_requests_is_unknown() -> None:
@@ -425,7 +410,7 @@ def test_fast_start_up_is_excluded(limit_ms: float, verdict: str) -> None:
     records = records_with_start_up(0.5, share=0.25)
     judged = judge_records(f"{{tpot: {{limit: {limit_ms}ms, at: p50}}}}", records)
     assert judged.verdict == verdict, judged.reason
-    assert ", from " in judged.reason
+    assert "steady state from" in judged.reason
 
 
 def test_load_that_never_settles_does_not_pass() -> None:
@@ -471,7 +456,7 @@ def test_tail_from_a_few_slow_fluctuations_is_not_decided() -> None:
     assert counts["PASS"] <= 2
     assert counts["FAIL"] <= 2
     reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
-    assert "p99 needs 368" in reasons[0]
+    assert "368 needed" in reasons[0]
 
 
 def test_tail_well_below_the_limit_passes_in_spite_of_fluctuations() -> None:
@@ -482,7 +467,7 @@ def test_tail_well_below_the_limit_passes_in_spite_of_fluctuations() -> None:
     ]
     passed = [verdict.reason for verdict in judged if verdict.verdict == PASS]
     assert len(passed) >= 8
-    assert "from how much it varied over the load" in passed[0]
+    assert "variation over time" in passed[0]
 
 
 def test_few_failed_requests_leave_a_fluctuating_median_bounded() -> None:
@@ -587,7 +572,7 @@ def test_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
     assert PASS not in {verdict.verdict for verdict in judged}
     reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
     if metric == "tpot":
-        assert any("sees what comes back within 3" in reason for reason in reasons)
+        assert any("recur within 3" in reason for reason in reasons)
 
 
 def test_pass_reports_its_horizon_and_effective_sample_size() -> None:
@@ -598,7 +583,7 @@ def test_pass_reports_its_horizon_and_effective_sample_size() -> None:
     assert 10 < judged.effective_size < 400
     text = verdict_text.validity_text(judged)
     assert f" {format.duration(judged.horizon_s)};" in text
-    assert f" {judged.effective_size:,} " in text
+    assert text.endswith(f" {judged.effective_size:,}")
 
 
 @pytest.mark.parametrize("term", ["{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"])
@@ -611,7 +596,8 @@ def test_short_load_passes_only_with_a_short_horizon() -> None:
     term = "{tpot: {limit: 12.4ms, at: p50}}"
     judged = judge_records(term, VALID_RECORDS, horizon="12m")
     assert (judged.verdict, judged.code) == (INCONCLUSIVE, "one_sided")
-    assert "within 1 min 40 s; tpot p50 needs 12 min 00 s" in judged.reason
+    assert "1 min 40 s" in judged.reason
+    assert "12 min 00 s" in judged.reason
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
     needed_s = intervals.length_to_meet_s(720, intervals.next_interim_level(0.95))
     assert judged.additional_load_s == pytest.approx(needed_s - load_s, rel=0.2)
@@ -692,7 +678,7 @@ def test_each_interim_analysis_uses_a_higher_confidence(
     (term,) = judged.terms
     assert (term.verdict, term.analysis, len(judged.runs)) == (verdict, analysis, 3), term.reason
     confidence_percent = (95, 97.5, 98.75)[analysis - 1]
-    assert f"at {confidence_percent:g} %" in term.reason
+    assert f"{confidence_percent:g} % CI" in term.reason
 
 
 def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> None:
