@@ -28,9 +28,9 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
     if not result.is_dir() or result_kinds.kind_of(result, "compare_side") is None:
         raise UserError(
             "no_result",
-            "neither a run nor a folder of repeats",
+            "the folder has no run and no repeats",
             str(result),
-            "give what loadgen run -o wrote",
+            "give a folder written by loadgen run",
         )
     files.refuse_links(result)
     read_sides([result])  # A result that cannot be read now could not be compared with later.
@@ -38,9 +38,9 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
         if not force:
             raise UserError(
                 "file_exists",
-                "there is a baseline of this name",
+                "a baseline with this name exists",
                 str(folder),
-                "another name, or --force",
+                "choose another name, or replace it with --force",
             )
         shutil.rmtree(folder)
     shutil.copytree(result, folder, ignore=shutil.ignore_patterns("*.html", "spool"))
@@ -58,16 +58,16 @@ def find_baseline(name: str, baselines: Path) -> Path:
         known = ", ".join(sorted(path.name for path in baselines.glob("*/"))) or "none"
         raise UserError(
             "unknown_name",
-            f'no baseline is called "{name}"',
+            f'unknown baseline "{name}"',
             str(baselines),
-            f"known: {known}; loadgen compare --save NAME RESULT keeps one",
+            f"baselines: {known}; loadgen compare --save NAME RESULT saves one",
         )
     return folder
 
 
 def _baseline_folder(baselines: Path, name: str, flag: str) -> Path:
+    """Return the folder of a baseline. Raises UserError if the name could be another path."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(
-            "invalid_value", f'"{name}" is no name of a baseline', flag, "letters, digits, . _ -"
-        )
+        text = f'"{name}" is not a valid name'
+        raise UserError("invalid_value", text, flag, "use letters, digits, . _ and -")
     return baselines / name

@@ -36,16 +36,16 @@ from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, quantile_of
 from loadgen.repeated.comparable_metrics import Metric
 
 RESAMPLES = 300
-"""Resamples of a bootstrap, which give a standard error to 4 %."""
+"""The number of resamples of a bootstrap. The standard error is then known to 4 %."""
 
 MOST_RESAMPLED_SAMPLES = 20_000
-"""With more samples than this, the rank of a percentile is used instead of a bootstrap.
+"""The largest sample for which a bootstrap is computed.
 
-The result is the same, at less cost.
+For larger ones the error follows from the rank of the percentile, which is cheaper and agrees.
 """
 
 ONE_SIGMA_LEVEL = math.erf(1 / math.sqrt(2))
-"""Level of a normal interval whose half width is the standard error."""
+"""The confidence level at which the half width of a normal interval is the standard error: 68 %."""
 
 
 class EstimateOrReason(NamedTuple):
@@ -101,7 +101,7 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
     if reason:
         return EstimateOrReason(None, reason)
     if len(latencies) < LEAST_SAMPLES:
-        return EstimateOrReason(None, f"{len(latencies):,} samples are too few for blocks")
+        return EstimateOrReason(None, f"only {len(latencies):,} samples")
     if metric.p is None:
         mean = estimate_mean(latencies)
         if mean is None:
@@ -110,7 +110,7 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
     else:
         standard_error = percentile_error(latencies, metric.p)
         if not math.isfinite(standard_error.error):
-            return EstimateOrReason(None, "too few samples beyond it")
+            return EstimateOrReason(None, "too few samples above this percentile")
     return EstimateOrReason(ScaledEstimate(math.log(value), *standard_error))
 
 
@@ -131,11 +131,11 @@ def estimate_token_rate(
     for window, run in zip(windows, runs, strict=True):
         pieces = pieces_of(window)
         if not pieces:
-            return EstimateOrReason(None, "no time under load")
+            return EstimateOrReason(None, "no steady-state window")
         rates += [_token_rate(run, piece) for piece in pieces]
     estimate = estimate_rate(rates, value)
     if estimate is None:
-        return EstimateOrReason(None, "no tokens under load")
+        return EstimateOrReason(None, "no tokens in the steady-state window")
     return EstimateOrReason(estimate)
 
 

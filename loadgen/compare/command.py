@@ -10,6 +10,7 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.option_parsers import parse_share_option
+from loadgen.cli.options import FullOption
 from loadgen.cli.output import print_answer, say_changed, write_file
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import reporting_damage
@@ -24,8 +25,8 @@ def compare(
         list[Path],
         typer.Argument(
             help=(
-                "Folders of runs, repeats or searches, or result files of other tools; the first "
-                "is the base."
+                "Folders of runs, repeats or searches, or result files of other tools. All are "
+                "compared with the first."
             ),
             autocompletion=completion.complete_result,
         ),
@@ -36,21 +37,21 @@ def compare(
             "--fail-on",
             metavar="CONDITION",
             help=(
-                "Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both "
-                "sides), 'goodput.share < 99%' (a value). Repeatable."
+                "Exit 1 if the condition is true, like 'ttft_ms.p99 > +5%' (a change, needs "
+                "repeats) or 'goodput.share < 99%' (a value). Repeatable."
             ),
         ),
     ] = None,
     beyond_noise: Annotated[
         bool,
         typer.Option(
-            "--beyond-noise", help="--fail-on only where the whole interval is beyond the limit."
+            "--beyond-noise", help="Fail only if the whole confidence interval exceeds the limit."
         ),
     ] = False,
     save: Annotated[
         str | None,
         typer.Option(
-            "--save", metavar="NAME", help="Keep one result by this name; nothing is compared."
+            "--save", metavar="NAME", help="Save one result as a baseline and compare nothing."
         ),
     ] = None,
     against: Annotated[
@@ -58,22 +59,25 @@ def compare(
         typer.Option(
             "--against",
             metavar="NAME",
-            help="The base is the result that is kept by this name.",
+            help="Compare with the baseline that was saved with this name.",
             autocompletion=completion.complete_baseline,
         ),
     ] = None,
     kept: Annotated[
         Path,
-        typer.Option("--in", metavar="FOLDER", help="Where results are kept by name: commit it."),
+        typer.Option("--in", metavar="FOLDER", help="Folder of the baselines, to commit to git."),
     ] = Path("baselines"),
     force: Annotated[
-        bool, typer.Option("--force", help="With --save: in the place of one of this name.")
+        bool, typer.Option("--force", help="With --save: replace a baseline of the same name.")
     ] = False,
     confidence: Annotated[
-        str, typer.Option("--confidence", metavar="SHARE", help="Of all metrics together.")
+        str,
+        typer.Option(
+            "--confidence", metavar="SHARE", help="Confidence level of all metrics together."
+        ),
     ] = "95%",
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Judge although the work differs.")
+        bool, typer.Option("--anyway", help="Judge the metrics although the workloads differ.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
@@ -81,22 +85,22 @@ def compare(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", rich_help_panel="Output", help="Print Markdown.")
     ] = False,
+    full: FullOption = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the page to this file too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML report.")
     ] = None,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file too."),
+        typer.Option("--junit", metavar="FILE", help="Also write JUnit XML."),
     ] = None,
 ) -> int:
-    """Hold results against the first one: equal work first, then each metric's difference, its
-    interval and a word.
+    """Compare results with the first one, metric by metric, with confidence intervals.
 
-    Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can
-    differ, no more.
+    Only repeated runs on both sides (loadgen run --repeat 3) can be better or worse. Single runs
+    can only differ.
 
-    Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, 4 a condition
-    is undecided.
+    Exit: 0 done, 1 a condition of --fail-on is true, 2 wrong usage, 3 a result is INVALID, 4 a
+    condition is inconclusive.
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
@@ -107,23 +111,16 @@ def compare(
 
     if save is not None:
         if against is not None or len(results) != 1:
-            raise UserError(
-                "conflict",
-                "one result is kept, and none compared",
-                f"--save {save}",
-                "give one folder",
-            )
+            text = "--save takes one result and compares nothing"
+            raise UserError("conflict", text, f"--save {save}", "give one folder")
         print(baselines.save_baseline(save, results[0], kept, force=force))
         return OK
     if against is not None:
         results = [baselines.find_baseline(against, kept), *results]
     if len(results) < 2:
-        raise UserError(
-            "too_few",
-            "one result alone compares with nothing",
-            " ".join(map(str, results)),
-            "two or more, or --against NAME",
-        )
+        text = "a comparison needs at least two results"
+        where = " ".join(map(str, results))
+        raise UserError("too_few", text, where, "give two or more, or --against NAME")
     for folder in results:
         say_changed(folder)
     confidence_level = _parse_confidence(confidence)
@@ -139,7 +136,7 @@ def compare(
     outcomes = list(thresholds.check_thresholds(conditions, compared, beyond_noise=beyond_noise))
     report = compare_text.report(compared, outcomes)
     document = {"comparison": compared, "conditions": outcomes}
-    print_answer(document, report, as_json=as_json, as_markdown=as_markdown)
+    print_answer(document, report, as_json=as_json, as_markdown=as_markdown, full=full)
     if html is not None:
         write_file(html, html_renderer.render(report), "--html")
     if junit is not None:
@@ -149,6 +146,7 @@ def compare(
 
 
 def _exit_code(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> int:
+    """Return the exit code: INVALID runs come before conditions."""
     if not comparison.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):
@@ -159,9 +157,10 @@ def _exit_code(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> 
 
 
 def _parse_confidence(text: str) -> float:
+    """Return the value of `--confidence` as a fraction. Raises UserError if it is out of range."""
     confidence = parse_share_option("--confidence", text)
     if not 0.5 <= confidence < 1:
         raise UserError(
-            "invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%"
+            "invalid_value", "must be from 50% to 99.9%", f"--confidence {text}", "like 95%"
         )
     return confidence

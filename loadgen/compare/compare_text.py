@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
 from loadgen.compare.difference import DIFFER, Difference, describe_needed_load
@@ -30,12 +30,23 @@ from loadgen.render.section import (
 from loadgen.runs import recovery
 
 LARGEST_DRAWN_CHANGE = 9.0
-"""A bar of a change of more than 900 % would leave no room for the others."""
+"""The largest change that is drawn, 900 %. A longer bar would leave no room for the others."""
 
 LARGEST_DETECTABLE_CHANGE = 99
-SMALLEST_PRINTED_CHANGE = 0.0005
+"""The minimum detectable change from which it is not printed: more than 9,900 %."""
 
-_WORDS_IN_ORDER = ("worse", "better", "different", DIFFER)
+SMALLEST_PRINTED_CHANGE = 0.0005
+"""A change below this is printed as 0.0 %, without a sign."""
+
+VALUE_COLUMNS = ("metric", "first side", "other side", "change")
+"""The columns of a table of differences that are known without an interval."""
+
+_OUTCOMES_TO_NAME = ("worse", "better", "different", DIFFER)
+"""The outcomes whose metrics the answer names, in this order."""
+
+_OUTCOME_TEXTS: Mapping[str, str] = {DIFFER: "runs differ"}
+"""How an outcome is printed, if not by its own name."""
+
 _COLORS = {"better": "good", "worse": "bad", "different": "warn", DIFFER: "warn"}
 _FACTS = {
     "workload": "workload",
@@ -54,27 +65,74 @@ _FACTS = {
 def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> Report:
     """Return the report of a comparison and of the conditions that were checked."""
     first, *others = comparison.sides
-    conditions = [
+    answer = [Paragraph(_answer(comparison, side), large=True) for side in others]
+    conditions = _condition_section(outcomes)
+    return Report(
+        title=f"{', '.join(others)} vs. {first}",
+        made_by="loadgen compare",
+        warned=list(_warnings(comparison)),
+        answer=answer,
+        sections=[
+            section("What is compared", _fact_table(comparison)),
+            section("", facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)),
+            *(_side_section(comparison, side) for side in others),
+            section("", Paragraph(_legend(comparison), "soft")),
+            section("Recovery to the SLO", _recovery_table(comparison)),
+            section("Notes", Bullets(comparison.notes)),
+            conditions,
+        ],
+        brief=[
+            section("", *answer),
+            *(_brief_table(comparison, side) for side in others),
+            section("", *_brief_caveats(comparison)),
+            conditions,
+        ],
+    )
+
+
+def _condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
+    """Return the section with the outcome of each condition of `--fail-on`."""
+    rows = [
         (_describe_failed(outcome), outcome.condition, outcome.side, outcome.text)
         for outcome in outcomes
     ]
-    return Report(
-        title=f"{first} with {', '.join(others)}",
-        generated_by="loadgen compare",
-        notices=list(_warnings(comparison)),
-        headline=[Paragraph(_answer(comparison, side), large=True) for side in others],
-        sections=[
-            section("What is compared", _fact_table(comparison)),
-            section("", named_facts(Work=_describe_work(comparison), Judged=comparison.scope)),
-            *(_side_section(comparison, side) for side in others),
-            section("", Paragraph(_legend(comparison), "soft")),
-            section("Back within the SLO", _recovery_table(comparison)),
-            section("Notes", Bullets(comparison.notes)),
-            section(
-                "Conditions", Table(("", "condition", "side", "came out"), conditions, "prose")
-            ),
-        ],
-    )
+    return section("Conditions", Table(("", "condition", "side", "result"), rows, "words"))
+
+
+def _brief_table(comparison: Comparison, side: str) -> Section:
+    """Return a row per metric: both values, the change, its interval and the outcome.
+
+    Metrics of request classes and steps are left out unless they differ, because there may be
+    dozens of them.
+    """
+    first = comparison.sides[0]
+    differences = [difference for difference in comparison.differences if difference.side == side]
+    rows = [
+        _value_cells(difference)
+        for difference in differences
+        if not _is_of_part(difference) or difference.outcome == "different"
+    ]
+    head = ("metric", first, side, "change", f"{comparison.confidence:.0%} CI", "outcome")
+    if _common_reason(differences):
+        # No difference is judged, so there are no intervals and outcomes.
+        column_count = len(VALUE_COLUMNS)
+        return section("", Table(head[:column_count], [row[:column_count] for row in rows]))
+    return section("", Table(head, rows))
+
+
+def _is_of_part(difference: Difference) -> bool:
+    """Return True for a metric of one request class or of one step."""
+    return difference.metric.startswith(("classes.", "steps."))
+
+
+def _brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
+    """Yield what limits the comparison: different workloads, or too few runs."""
+    if comparison.same_work is False:
+        workloads = "; ".join(comparison.unlike)
+        yield Paragraph(f"The workloads differ ({workloads}). --anyway judges anyway.", "warn")
+    has_repeats = all(count > 1 for count in comparison.runs)
+    if not has_repeats:
+        yield Paragraph(comparison.scope)
 
 
 def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
@@ -91,7 +149,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
         )
     if not comparison.valid:
         reasons = [
-            f"{run} is not valid: {'; '.join(map(format_reason, codes))}"
+            f"{run} is INVALID: {'; '.join(map(format_reason, codes))}"
             for run, codes in comparison.codes.items()
         ]
         yield Case(
@@ -114,6 +172,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
 
 
 def _difference_case(difference: Difference) -> Case:
+    """Return the JUnit case of a difference. It cannot fail, because it has no limit."""
     _, *cells = _row(difference)
     return Case(
         name=difference.name,
@@ -123,7 +182,8 @@ def _difference_case(difference: Difference) -> Case:
     )
 
 
-def _warnings(comparison: Comparison) -> Iterator[Notice]:
+def _warnings(comparison: Comparison) -> Iterator[Warned]:
+    """Yield what a reader must know first: simulated sides and INVALID runs."""
     if comparison.simulated:
         yield simulated_notice(_describe_simulated(comparison))
     for run, codes in comparison.codes.items():
@@ -131,51 +191,65 @@ def _warnings(comparison: Comparison) -> Iterator[Notice]:
 
 
 def _describe_simulated(comparison: Comparison) -> str:
-    return f"a model of a server answered: {', '.join(comparison.simulated)}"
+    """Return which sides are results of a performance model."""
+    sides = ", ".join(comparison.simulated)
+    return f"Results come from a performance model, not from real hardware: {sides}."
 
 
 def _answer(comparison: Comparison, side: str) -> str:
     """Return what differs between a side and the first one, in one sentence.
 
-    What is worse is first.
+    Metrics that are worse come first. Of those without a significant difference only the number is
+    given.
     """
+    heading = f"{side} vs. {comparison.sides[0]}"
     differences = [difference for difference in comparison.differences if difference.side == side]
-    names_by_word: dict[str, list[str]] = {}
+    if not differences:
+        return f"{heading}: no metric in common."
+    reason = _common_reason(differences)
+    if reason:
+        return f"{heading}: not judged ({reason})."
+    names_by_outcome: dict[str, list[str]] = {}
     for difference in differences:
-        names_by_word.setdefault(difference.word, []).append(difference.name)
+        names_by_outcome.setdefault(difference.word, []).append(difference.name)
     clauses = [
-        f"{word} in {', '.join(names_by_word[word])}"
-        for word in _WORDS_IN_ORDER
-        if word in names_by_word
+        f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names_by_outcome[outcome])}"
+        for outcome in _OUTCOMES_TO_NAME
+        if outcome in names_by_outcome
     ]
-    largest_changes = [
-        difference.within for difference in differences if difference.within is not None
-    ]
-    if largest_changes:
-        margin = max(largest_changes)
-        clauses.append(f"equivalent within {margin * 100:.1f} % in {len(largest_changes)}")
-    if "inconclusive" in names_by_word:
-        clauses.append(f"inconclusive in {len(names_by_word['inconclusive'])}")
-    text = "; ".join(clauses) or "no figure on both sides"
-    return f"{side} against {comparison.sides[0]}: {text}."
+    similar = [difference for difference in differences if difference.outcome != "different"]
+    if similar:
+        metrics = format.counted(len(similar), "metric")
+        clauses.append(f"no significant difference in {metrics}")
+    return f"{heading}: {'; '.join(clauses)}."
 
 
 def _fact_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each fact and a column for each side."""
+    """Return a table with a row for each fact and a column for each side.
+
+    A value that is the same as that of the first side is not repeated.
+    """
     rows = []
     for name, field in _FACTS.items():
-        values = [getattr(side, field) for side in comparison.facts]
-        if any(values):
-            rows.append((name, *(str(value) if value else format.NONE for value in values)))
-    return Table(("", *(side.name for side in comparison.facts)), rows, "prose")
+        first, *others = (getattr(side, field) for side in comparison.facts)
+        if first or any(others):
+            cells = ["same" if value == first else _fact_text(value) for value in others]
+            rows.append((name, _fact_text(first), *cells))
+    return Table(("", *(side.name for side in comparison.facts)), rows, "words")
+
+
+def _fact_text(value: object) -> str:
+    """Return a fact of a side as text, or a dash if it is not known."""
+    return str(value) if value else format.NONE
 
 
 def _describe_work(comparison: Comparison) -> str:
+    """Return whether the workloads of all sides are the same, and how they differ if not."""
     if comparison.same_work is None:
-        return "whether the work was the same is not known: a side has no fingerprint"
+        return "may differ: a side has no fingerprint"
     if comparison.same_work:
-        return "the same: equal fingerprints"
-    return f"NOT the same: {'; '.join(comparison.unlike)}"
+        return "the same (equal fingerprints)"
+    return f"DIFFERENT: {'; '.join(comparison.unlike)}"
 
 
 def _side_section(comparison: Comparison, side: str) -> Section:
@@ -185,21 +259,21 @@ def _side_section(comparison: Comparison, side: str) -> Section:
     the reason is given once below it.
     """
     differences = [difference for difference in comparison.differences if difference.side == side]
-    heading = f"{side} against {comparison.sides[0]}"
+    heading = f"{side} vs. {comparison.sides[0]}"
     bars = _change_bars(differences)
     run_count = min(comparison.runs, default=0)
     rows = [_row(difference, run_count) for difference in differences]
     value_columns = ("metric", comparison.sides[0], side, "change")
-    outcome_columns = (f"interval, {comparison.confidence:.0%}", "outcome", "")
+    outcome_columns = (f"{comparison.confidence:.0%} CI", "outcome", "")
     reason = _common_reason(differences)
     if not reason:
         return section(heading, *bars, Table(value_columns + outcome_columns, rows, "remarks"))
-    hint = "; --anyway judges all the same" if reason == NOT_SAME_WORK else ""
+    hint = "; use --anyway to judge them anyway" if reason == NOT_SAME_WORK else ""
     return section(
         heading,
         *bars,
         Table(value_columns, [row[: len(value_columns)] for row in rows], ""),
-        Paragraph(f"None of them is judged: {reason}{hint}.", "warn"),
+        Paragraph(f"Not judged: {reason}{hint}.", "warn"),
     )
 
 
@@ -218,7 +292,7 @@ def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
     """
     for is_absolute, title, unit in (
         (False, "Latencies and rates", " %"),
-        (True, "Shares", " points"),
+        (True, "Percentages", " points"),
     ):
         bars = [
             _change_bar(difference, difference.change)
@@ -228,7 +302,8 @@ def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
             and abs(difference.change) <= LARGEST_DRAWN_CHANGE
         ]
         if bars:
-            yield Bars(rows=bars, title=f"{title}: change, with its interval", unit=unit, line=0.0)
+            heading = f"{title}: change with confidence interval"
+            yield Bars(rows=bars, title=heading, unit=unit, line=0.0)
 
 
 def _change_bar(difference: Difference, change: float) -> Bar:
@@ -250,10 +325,10 @@ def _change_bar(difference: Difference, change: float) -> Bar:
 
 
 def _recovery_table(comparison: Comparison) -> Table:
-    """Return a row for each event of the load or of the server, with a column for each side.
+    """Return a row for each event, such as a spike of the load, with a column for each side.
 
-    Sides are compared event by event: the second spike of one side shares a row with the second
-    spike of the other.
+    Sides are compared event by event: the second spike of one side is in the row of the second
+    spike of the other side.
     """
     recoveries_by_event: dict[tuple[str, int], list[SideRecovery]] = {}
     for side_recovery in comparison.recovery:
@@ -263,7 +338,7 @@ def _recovery_table(comparison: Comparison) -> Table:
         _recovery_row(event, recoveries, comparison.sides)
         for (event, _number), recoveries in recoveries_by_event.items()
     ]
-    return Table(("after", "before it", "then", *comparison.sides, "seen to within"), rows, "prose")
+    return Table(("after", "before", "then", *comparison.sides, "resolution"), rows, "words")
 
 
 def _recovery_row(
@@ -301,39 +376,47 @@ def _legend(comparison: Comparison) -> str:
     if all(difference.low is None for difference in comparison.differences):
         return ""
     return (
-        f"Intervals: {comparison.confidence:.0%} for all metrics together (Holm). Different: the "
-        "interval does not hold zero. Equivalent (X %): it holds no change beyond X %, at most "
-        f"{EQUIVALENT_CHANGE:.0%}, of a share {EQUIVALENT_POINTS * 100:g} point. "
-        "Inconclusive: neither; the smallest change that nine of ten such comparisons would see "
-        "stands below. Shares differ in points."
+        f"CI: confidence interval, {comparison.confidence:.0%} for all metrics together (Holm). "
+        "Different: the interval excludes 0. Equivalent (X %): the whole interval is within X %, "
+        f"which is at most {EQUIVALENT_CHANGE:.0%}, or {EQUIVALENT_POINTS * 100:g} point for "
+        "percentages. Inconclusive: neither. The minimum detectable change is found by 90 % of "
+        "such comparisons. Changes of percentages are in percentage points."
     )
 
 
 def _describe_failed(outcome: ThresholdOutcome) -> str:
+    """Return the outcome of a condition. A condition that holds fails the command."""
     if outcome.failed is None:
         return "inconclusive"
     return "FAILED" if outcome.failed else "passed"
 
 
 def _row(difference: Difference, run_count: int = 0) -> tuple[str, ...]:
-    """Return the row of a difference in the table of its side.
+    """Return the row of a difference in the table of its side, with why it is inconclusive.
 
-    `run_count` is the number of runs on a side, from which the runs that would decide are counted.
+    `run_count` is the number of runs per side, from which the number of runs that would decide is
+    computed.
     """
+    return (*_value_cells(difference), _describe_inconclusive(difference, run_count))
+
+
+def _value_cells(difference: Difference) -> tuple[str, ...]:
+    """Return the metric, both values, the change, its interval and the outcome."""
+    name = f"{difference.name}, {difference.unit}" if difference.unit else difference.name
     return (
-        ", ".join(filter(None, (difference.name, difference.unit))),
+        name,
         _format_value(difference, difference.before),
         _format_value(difference, difference.after),
         _format_change(difference),
         format_interval(difference),
         _format_outcome(difference),
-        _describe_inconclusive(difference, run_count),
     )
 
 
 def _format_outcome(difference: Difference) -> str:
+    """Return the outcome, with the margin within which two sides are equivalent."""
     if difference.within is None:
-        return difference.word
+        return _OUTCOME_TEXTS.get(difference.word, difference.word)
     unit = "points" if difference.absolute else "%"
     return f"equivalent ({difference.within * 100:.1f} {unit})"
 
@@ -345,12 +428,13 @@ def _describe_inconclusive(difference: Difference, run_count: int) -> str:
     texts = [difference.why]
     detectable = _format_detectable(difference)
     if detectable != format.NONE:
-        texts.append(f"a change of {detectable} would be seen")
+        texts.append(f"minimum detectable change {detectable}")
     texts.append(describe_needed_load(difference, difference.needed, run_count))
     return "; ".join(filter(None, texts))
 
 
 def _format_value(difference: Difference, value: float | None) -> str:
+    """Return a value of a metric, as a percentage if the metric is a fraction."""
     return format.percent(value) if difference.absolute else format.quantity(value)
 
 
@@ -371,6 +455,7 @@ def _format_change(difference: Difference) -> str:
 
 
 def _format_detectable(difference: Difference) -> str:
+    """Return the minimum detectable change, or a dash if it is unknown or too large to say."""
     detectable = difference.detectable
     if detectable is None or detectable >= LARGEST_DETECTABLE_CHANGE:
         return format.NONE

@@ -41,13 +41,13 @@ from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric
 from loadgen.runs.comparison_side import Side, SideFacts
 
-NOT_SAME_WORK = "not the same work"
-SAME_RUN = "one and the same run is on both sides"
+NOT_SAME_WORK = "different workloads"
+SAME_RUN = "both sides are the same run"
 """Reasons for which no difference of two sides is judged."""
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a run of a side took to return to its SLO after an event. It is shown, not judged.
+    """How long a run of a side took to meet its SLO again after an event. It is shown, not judged.
 
     Attributes:
         side: The name of the side.
@@ -70,14 +70,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         runs: The number of runs of each side.
         same_work: True if all sides did the same work. None if a side has no fingerprint.
         unlike: How the work of the sides differs.
-        scope: What the outcomes hold for.
+        scope: Which variation the outcomes take into account.
         confidence: The confidence of all metrics together.
-        notes: What a reader should know that does not forbid the comparison.
+        notes: Differences that a reader should know, but that do not prevent the comparison.
         valid: True if every run is VALID.
         simulated: The sides with a simulated server.
         differences: The difference of each metric of each side.
         codes: Why a run is not valid, by the label of the run.
-        recovery: How long runs took to return to their SLO.
+        recovery: How long runs took to meet their SLO again after an event.
         facts: What each side is.
     """
 
@@ -148,7 +148,7 @@ def compare(
 
 
 def _metrics_to_compare(sides: Sequence[Side], also: Sequence[str]) -> list[Metric]:
-    """Return the default metrics, those that other tools report, and those that were asked for."""
+    """Return the default metrics, those that other tools report, and the additional ones."""
     paths = list(comparable_metrics.default_metric_paths())
     if any(side.reported_metrics for side in sides):
         paths += OTHER_TOOL_METRICS
@@ -182,9 +182,9 @@ def _obstacle(first: Side, other: Side) -> str:
     ]
     if invalid_sides:
         verb = "is" if len(invalid_sides) == 1 else "are"
-        return f"{' and '.join(invalid_sides)} {verb} not valid"
-    if first.reported_metrics or other.reported_metrics:
-        return "figures only, defined otherwise"
+        return f"{' and '.join(invalid_sides)} {verb} INVALID"
+    if first.told or other.told:
+        return "other tools define these metrics differently"
     return ""
 
 
@@ -225,6 +225,7 @@ class _Comparer:
     """
 
     def __init__(self, metrics: Sequence[Metric], also: Sequence[str], confidence: float) -> None:
+        """Create a comparer of these metrics. The paths in `also` are kept without values, too."""
         self._metrics = metrics
         self._also = also
         self._risk = 1 - confidence
@@ -291,6 +292,7 @@ class _Comparer:
 
 
 def _has_both_values(difference: Difference) -> bool:
+    """Return True if both sides have the metric."""
     return difference.before is not None and difference.after is not None
 
 
@@ -370,8 +372,8 @@ def _check_stretches(
     if fisher_exact(*first_stretches, *other_stretches) <= level:
         return difference
     why = (
-        f"they differ in a few stretches of time only "
-        f"({first_stretches.above} of {first_stretches.total}, "
+        "the difference comes from a few periods of time only "
+        f"({first_stretches.above} of {first_stretches.total} periods are slow vs. "
         f"{other_stretches.above} of {other_stretches.total})"
     )
     return msgspec.structs.replace(difference, word="inconclusive", why=why)

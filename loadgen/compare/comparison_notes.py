@@ -1,4 +1,4 @@
-"""The notes beside a comparison: what differs between the sides without forbidding it. Pure."""
+"""The notes of a comparison: differences between the sides that do not prevent it. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FACTS: dict[str, Callable[[ComparedRun], set[str]]] = {
 
 
 def comparison_notes(sides: Sequence[Side]) -> list[str]:
-    """Return what a reader should know that does not forbid the comparison."""
+    """Return the differences that a reader should know, and the warnings about the runs."""
     return [
         *(note for side in sides for note in _side_notes(side)),
         *_fact_notes(sides),
@@ -38,20 +38,20 @@ def comparison_notes(sides: Sequence[Side]) -> list[str]:
 
 
 def describe_scope(sides: Sequence[Side]) -> str:
-    """Return what the outcomes of the comparison hold for."""
-    if any(side.reported_metrics for side in sides):
-        return (
-            "another tool's figures stand without records: differences are shown, and cannot be "
-            "judged"
-        )
+    """Return which variation the outcomes of the comparison take into account.
+
+    A single run only shows how much the server varies over time. Another start of the same server
+    may differ by more, which only repeated runs show.
+    """
+    if any(side.told for side in sides):
+        return "Not judged: results of other tools have no records."
     if all(len(side.runs) > 1 for side in sides):
-        return "by repeated runs on every side"
+        return "Variation between repeated runs."
     single_runs = [side.name for side in sides if len(side.runs) < 2]
-    return (
-        f"by blocks of time within these runs: one run of {' and '.join(single_runs)}. What "
-        "another start of the server would show, they cannot tell: no word of better or worse. "
-        "Repeats can: loadgen run ... --repeat 3"
-    )
+    subject = "One run per side"
+    if len(single_runs) < len(sides):
+        subject = f"Only one run of {' and '.join(single_runs)}"
+    return f"{subject}: run-to-run variation unknown. Re-run with --repeat 3."
 
 
 def run_label(side: Side, run: ComparedRun) -> str:
@@ -60,11 +60,12 @@ def run_label(side: Side, run: ComparedRun) -> str:
 
 
 def _side_notes(side: Side) -> Iterator[str]:
+    """Yield the notes on a side: its own, metrics that it does not have, and those on its runs."""
     for note in side.notes:
         yield f"{side.name}: {note}"
     missing = _missing_metrics(side)
     if missing:
-        yield f"{side.name} does not say: {'; '.join(missing)}"
+        yield f"{side.name} does not report: {'; '.join(missing)}"
     for run in side.runs:
         yield from _run_notes(run_label(side, run), run)
 
@@ -89,23 +90,23 @@ def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     summary = run.summary
     verdict = summary.verdict
     if not verdict.valid:
-        yield f"{label} is not valid: {'; '.join(verdict.reasons)}"
+        yield f"{label} is INVALID: {'; '.join(verdict.reasons)}"
     for caveat in verdict.caveats:
         yield f"{label}: {caveat}"
     for node in summary.node_differences.outliers:
         yield (
-            f"{label}: {node.name} stands out, {node.metric.upper()} {node.change:+.1%} against "
-            f"the other {summary.node_differences.compared}s"
+            f"{label}: {node.name} is an outlier, {node.metric.upper()} {node.change:+.1%} vs. the "
+            f"other {summary.between.unit}s"
         )
     state = summary.run.state
     if state != "finished":
         yield f"{label}: {STATES.get(state, state)}"
     if run.rows is None:
-        yield f"{label} has no records, only a summary: nothing can be told from it alone"
+        yield f"{label} has no records, only a summary, so its metrics are not judged"
 
 
 def _fact_notes(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield each fact that differs, such as "different model: llama-8b against llama-70b".
+    """Yield each fact that differs, such as "different models: llama-8b vs. llama-70b".
 
     A side has several values of a fact if its runs differ in it. Sides without runs are left out,
     because the results of other tools do not state these facts.
@@ -116,13 +117,14 @@ def _fact_notes(sides: Sequence[Side]) -> Iterator[str]:
         ]
         if any(values != values_by_side[0] for values in values_by_side[1:]):
             texts = ["/".join(sorted(values)) or "none" for values in values_by_side]
-            yield f"different {subject}: {' against '.join(texts)}"
+            yield f"different {subject}: {' vs. '.join(texts)}"
 
 
 def _slo_notes(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield that the SLOs of the sides differ, if they do."""
     slos = [describe_slo(side) or "none" for side in sides if side.runs]
     if len(set(slos)) > 1:
-        yield f"different SLOs: {' against '.join(slos)}; what meets them is not compared"
+        yield f"different SLOs: {' vs. '.join(slos)}; SLO attainment is not compared"
 
 
 def _seed_notes(sides: Sequence[Side]) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _seed_notes(sides: Sequence[Side]) -> Iterator[str]:
     if len(seeds) < 2:
         return
     if len(set(seeds)) > 1:
-        yield "seeds differ, as they should: the chance of the draw is inside the intervals"
+        yield "Seeds differ (intended); the intervals include it."
     else:
         yield _describe_same_seed(summaries)
 
@@ -145,22 +147,21 @@ def _describe_same_seed(summaries: Sequence[Summary]) -> str:
     """
     prompts = {summary.fingerprints.prompts for summary in summaries}
     if len(prompts) == 1 and "" not in prompts:
-        return "the seed is the same: equal prompts, a prefix cache may remember them"
+        return "Same seed and salt: the prompts are equal and may be in the prefix cache."
     if len({summary.run.salt for summary in summaries}) > 1:
-        return "the seed is the same, the salt is not: equal lengths and arrivals, other texts"
-    return "the seed is the same: equal lengths and arrivals"
+        return "Same seed, different salts: equal lengths and arrivals, different texts."
+    return "Same seed: equal lengths and arrivals."
 
 
 def _cache_notes(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield that the runs found different shares of their prompts in prefix caches, if they did."""
-    shares = [
+    """Yield that the prefix cache hit rates of the runs differ, if they do."""
+    hit_rates = [
         run.summary.tokens.cached_share
         for side in sides
         for run in side.runs
         if run.summary.tokens.cached_share is not None
     ]
-    if shares and max(shares) - min(shares) > CACHED_SHARE:
-        yield (
-            f"shares of cached prompt tokens differ: {min(shares) * 100:.1f} % to "
-            f"{max(shares) * 100:.1f} %"
-        )
+    if hit_rates and max(hit_rates) - min(hit_rates) > CACHED_SHARE:
+        lowest = f"{min(hit_rates) * 100:.1f} %"
+        highest = f"{max(hit_rates) * 100:.1f} %"
+        yield f"Prefix cache hit rates differ: {lowest} to {highest}."

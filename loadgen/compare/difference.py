@@ -82,5 +82,5 @@ def describe_needed_load(difference: Difference, needed: float | None, run_count
         return ""
     if difference.repeated:
         needed_runs = max(math.ceil(run_count * needed), run_count + 1)
-        return f"about {needed_runs:,} runs a side would decide"
-    return f"about {format.quantity(max(needed, 1.1), 2)} times as long a run would decide"
+        return f"about {needed_runs:,} runs per side needed"
+    return f"runs {format.quantity(max(needed, 1.1), 2)} times as long needed"

@@ -24,7 +24,9 @@ from loadgen.core.metrics.columns import OK, Columns
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
 from loadgen.runs.comparison_side import Side
 
-NO_KNOWN_INTERVAL = "no interval is known for it"
+NO_KNOWN_INTERVAL = "no confidence interval for this metric"
+ZERO_VALUE = "the value is 0"
+"""Reasons why a metric has no estimate. Estimates are logarithms, and 0 has none."""
 
 
 def side_value(side: Side, metric: Metric) -> float | None:
@@ -47,16 +49,16 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
         is_repeated: True to estimate the error between repeats, False to estimate it within one
             run.
     """
-    if side.reported_metrics or not side.runs:
-        return EstimateOrReason(None, f"{side.name} has figures only")
-    withheld = _withheld_reasons(side, metric)
-    if withheld:
-        return EstimateOrReason(None, f"withheld in {side.name}: {withheld}")
+    if side.told or not side.runs:
+        return EstimateOrReason(None, f"{side.name} has no records")
+    omission_reasons = _omission_reasons(side, metric)
+    if omission_reasons:
+        return EstimateOrReason(None, f"not reported by {side.name}: {omission_reasons}")
     value = side_value(side, metric)
     if value is None:
-        return EstimateOrReason(None, f"{side.name} has none")
+        return EstimateOrReason(None, f"{side.name} has no value")
     if metric.path not in SHARE_PATHS and value <= 0:
-        return EstimateOrReason(None, "zero")
+        return EstimateOrReason(None, ZERO_VALUE)
     if is_repeated:
         return _estimate_between_repeats(side, metric, value)
     return _estimate_within_run(side, metric, value)
@@ -68,10 +70,10 @@ def measured_runs(side: Side) -> list[Columns]:
     return [columns for columns in records if columns is not None]
 
 
-def _withheld_reasons(side: Side, metric: Metric) -> str:
-    """Return why a metric is missing in runs of a side because it is unreliable, or "".
+def _omission_reasons(side: Side, metric: Metric) -> str:
+    """Return why runs of a side do not report a metric because it is unreliable, or "".
 
-    A summary names a withheld metric without the blocks above it and without its unit: for the
+    A summary names a metric that it omits without the blocks above it and without its unit: for the
     path "classes.chat.ttft_ms.p99" it is the statistic "p99" of "ttft".
     """
     distribution_path, _, statistic = metric.path.rpartition(".")
@@ -94,7 +96,7 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
     values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
     is_share = metric.path in SHARE_PATHS
     if not is_share and min(values) <= 0:
-        return EstimateOrReason(None, "zero")
+        return EstimateOrReason(None, ZERO_VALUE)
     scaled = np.array(values) if is_share else np.log(values)
     error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
     if is_share:
@@ -140,6 +142,6 @@ def _estimate_goodput(side: Side, records: list[Columns], value: float) -> Estim
     """Return the share of requests that met the SLO, with its error by blocks of time."""
     slo = next((run.manifest.slo for run in side.runs if run.manifest is not None), None)
     if slo is None:
-        return EstimateOrReason(None, "each class has an SLO of its own")
+        return EstimateOrReason(None, "the request classes have different SLOs")
     good_marks = [marks(columns, outcomes.meets(columns, slo), slo) for columns in records]
     return EstimateOrReason(estimate_share(good_marks, value))

@@ -54,7 +54,7 @@ def judge(
     half_width = students_t.t_quantile(1 - level / 2, estimate.freedom) * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
-    excludes_zero = low > 0 or high < 0
+    excludes_zero = low > 0 or high < 0  # decided before the ends are limited
     if difference.absolute and difference.before is not None:
         # A fraction cannot fall below 0 or rise above 1.
         low = max(low, -difference.before)
@@ -140,6 +140,6 @@ def _equivalent_or_inconclusive(
     return msgspec.structs.replace(
         difference,
         word="inconclusive",
-        why="its interval is too wide to decide",
+        why="the interval is too wide",
         needed=load_needed(max(half_width_to_differ, half_width_to_be_equivalent), half_width),
     )

@@ -30,20 +30,18 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
 
 
 def _read_side(path: Path) -> Side:
+    """Return the result at a path as a side. Raises UserError if it cannot be compared."""
     comparable_kind = result_kinds.kind_of(path, "compare_side")
     if comparable_kind is not None:
         return result_kinds.compare_side(comparable_kind, path)
-    hint = "give the folder that `loadgen run` named, or the result file of another tool"
+    hint = "give a folder written by loadgen run, or a result file of another tool"
     kind = result_kinds.kind_of(path)
     if kind is not None:
         runs = result_kinds.runs_of(kind, path)
         if runs:
-            hint = f"name its runs, like {runs[-1]}"
-        raise UserError(
-            "unsupported", f"no figures of a load to compare: {kind.name}", str(path), hint
-        )
+            hint = f"give one of its runs, like {runs[-1]}"
+        text = f"a result of the kind {kind.name} cannot be compared"
+        raise UserError("unsupported", text, str(path), hint)
     if path.is_dir():
-        raise UserError(
-            "no_result", "no run, and no folder of runs: no run.json here", str(path), hint
-        )
+        raise UserError("no_result", "the folder has no run (run.json)", str(path), hint)
     raise nothing_there(path, hint, "no such file or folder")

@@ -25,7 +25,10 @@ _CONDITION = re.compile(
     r"\s*(?P<metric>[A-Za-z0-9_.]+)\s*(?P<test>>=|<=|>|<)\s*"
     r"(?P<sign>[+-]?)\s*(?P<digits>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>%|us|ms|s|)\s*"
 )
-_MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_TIME_UNITS = ("us", "ms", "s")
+_UNIT_FACTORS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "%": 1e-2, "": 1.0}
+"""Factors that convert a limit to milliseconds, or from percent to a fraction."""
+
 _TESTS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -33,8 +36,8 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 _NOT_JUDGED = {
-    NOT_SAME_WORK: f"{NOT_SAME_WORK}, so a change says nothing; --anyway takes it all the same",
-    SAME_RUN: f"{SAME_RUN}, so no change could be seen",
+    NOT_SAME_WORK: f"{NOT_SAME_WORK}; use --anyway to judge the change anyway",
+    SAME_RUN: SAME_RUN,
 }
 
 CHANGE_DIGITS = 9
@@ -44,12 +47,9 @@ SMALLEST_SCALED_CHANGE = -0.999
 """A limit below this is taken as this, because a ratio of zero has no logarithm."""
 
 LARGEST_PRINTED_CHANGE = 99
-"""A change above this is printed as "any"."""
+"""The largest upper end of an interval that is printed. A larger one counts as unbounded."""
 
-SINGLE_RUN = (
-    "undecided: one run on a side does not say what another start of the server would show; give "
-    "folders of repeats (loadgen run ... --repeat 3)"
-)
+SINGLE_RUN = "not decided: one run per side, run-to-run variation unknown. Re-run with --repeat 3"
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,41 +136,62 @@ def check_threshold(
 
 
 def _parse(text: str) -> Condition:
+    """Return the condition in a text such as "ttft_ms.p99 > +5%".
+
+    Raises UserError for a text of another form, an unknown metric, or a unit that does not fit the
+    metric.
+    """
     match = _CONDITION.fullmatch(text)
     location = f"--fail-on '{text}'"
     if match is None:
         raise UserError(
             "invalid_value",
-            "not a condition",
+            "must be a condition",
             location,
-            "write METRIC > +5% (a change) or METRIC > 500ms (a value)",
+            "METRIC > +5% for a change, or METRIC > 500ms for a value",
         )
     metric = _find_metric(match["metric"], location)
-    is_share = metric.path in SHARE_PATHS
-    limit = float(match["digits"])
+    _check_unit(match, metric, location)
+    limit = float(match["digits"]) * _UNIT_FACTORS[match["unit"]]
     if match["sign"] == "-":
         limit = -limit
+    return Condition(
+        text=text,
+        metric=metric.path,
+        test=match["test"],
+        limit=limit,
+        kind=_kind_of_limit(match, metric),
+    )
+
+
+def _check_unit(match: re.Match[str], metric: Metric, location: str) -> None:
+    """Raise UserError if the unit of a limit does not fit the metric.
+
+    A limit in percent is a change, or a value of a metric that is itself a fraction.
+    """
     unit = match["unit"]
-    if unit in _MILLISECONDS:
-        if metric.unit != "ms":
-            hint = f"write the limit in {metric.unit or 'its own unit'}"
-            raise UserError("invalid_value", f"{metric.path} is no time", location, hint)
-        limit *= _MILLISECONDS[unit]
-    if unit == "%":
-        if not match["sign"] and not is_share:
-            raise UserError(
-                "invalid_value",
-                f"{metric.path} is no share",
-                location,
-                f"for a change write {match['metric']} {match['test']} +{match['digits']}%",
-            )
-        limit /= 100
-    kind: Literal["change", "difference", "value"] = "difference"
+    if unit in _TIME_UNITS and metric.unit != "ms":
+        hint = f"give the limit in {metric.unit or 'the unit of the metric'}"
+        raise UserError("invalid_value", f"{metric.path} is not a time", location, hint)
+    is_value = not match["sign"]
+    if unit == "%" and is_value and metric.path not in SHARE_PATHS:
+        hint = f"for a change, use {match['metric']} {match['test']} +{match['digits']}%"
+        raise UserError("invalid_value", f"{metric.path} is not a percentage", location, hint)
+
+
+def _kind_of_limit(
+    match: re.Match[str], metric: Metric
+) -> Literal["change", "difference", "value"]:
+    """Return what the limit of a condition is compared with.
+
+    A limit without a sign is compared with the value of a side. A limit in percent is a relative
+    change, except for a metric that is a fraction, whose changes are in percentage points.
+    """
     if not match["sign"]:
-        kind = "value"
-    elif unit == "%" and not is_share:
-        kind = "change"
-    return Condition(text=text, metric=metric.path, test=match["test"], limit=limit, kind=kind)
+        return "value"
+    if match["unit"] == "%" and metric.path not in SHARE_PATHS:
+        return "change"
+    return "difference"
 
 
 def _find_metric(name: str, location: str) -> Metric:
@@ -185,10 +206,10 @@ def _find_metric(name: str, location: str) -> Metric:
         if metric is not None:
             return metric
     similar = closest(name, metric_paths(), cutoff=0.5)
-    hint = "as in summary.json: ttft_ms.p99, goodput.share"
+    hint = "use a name of summary.json, like ttft_ms.p99 or goodput.share"
     if similar:
         hint = f"did you mean {similar}?"
-    raise UserError("unknown_name", f'no metric is called "{name}"', location, hint)
+    raise UserError("unknown_name", f'unknown metric "{name}"', location, hint)
 
 
 class _Change(NamedTuple):
@@ -213,14 +234,14 @@ class _ThresholdCheck:
         difference = self._difference
         is_value = self._condition.kind == "value"
         if difference.after is None or (difference.before is None and not is_value):
-            return self._result(None, f"{difference.name} has no figure on both sides")
+            return self._result(None, f"{difference.name} is not known for both sides")
         if is_value:
             return self._check_value(difference.after)
         if difference.why in _NOT_JUDGED:
             return self._result(None, f"{difference.name}: {_NOT_JUDGED[difference.why]}")
         change = self._change()
         if change is None:
-            return self._result(None, f"{self._values()}: no relative change from zero")
+            return self._result(None, f"{self._values()}: no relative change from 0")
         if not difference.repeated:
             return self._result(None, f"{change.text}; {SINGLE_RUN}")
         return self._check_interval(change) if beyond_noise else self._check_change(change)
@@ -235,7 +256,7 @@ class _ThresholdCheck:
         is_met = self._condition.is_met_by(change.change)
         text = change.text
         if is_met and difference.outcome != "different" and difference.low is not None:
-            text += f", which may be noise: interval {format_interval(difference, percent=True)}"
+            text += f", may be noise: interval {format_interval(difference, percent=True)}"
         return self._result(is_met, text)
 
     def _result(self, failed: bool | None, text: str) -> ThresholdOutcome:
@@ -273,7 +294,7 @@ class _ThresholdCheck:
         many runs would decide it.
         """
         if change.low is None or change.high is None:
-            text = f"{change.text}; without an interval: {self._difference.why}"
+            text = f"{change.text}; no interval: {self._difference.why}"
             return self._result(None, text)
         interval = format_interval(self._difference, percent=True)
         text = f"{change.text}, interval {interval}"
@@ -283,7 +304,7 @@ class _ThresholdCheck:
             return self._result(is_low_end_beyond, text)
         needed_load = self._load_to_decide(change.low, change.high)
         suffix = f"; {needed_load}" if needed_load else ""
-        return self._result(None, f"{text}, which holds the limit{suffix}")
+        return self._result(None, f"{text} contains the limit{suffix}")
 
     def _load_to_decide(self, low: float, high: float) -> str:
         """Return how many runs would move an interval off the limit, or "" if it is not known.
@@ -323,8 +344,13 @@ def format_interval(difference: Difference, *, percent: bool = False) -> str:
     is_bounded = high < LARGEST_PRINTED_CHANGE
     is_factor = difference.change is not None and difference.change >= 1
     if is_factor and not percent and not difference.absolute:
-        highest = f"{format.quantity(1 + high)}x" if is_bounded else "any"
-        return f"{format.quantity(1 + low)}x to {highest}"
+        lowest_factor = f"{format.quantity(1 + low)}x"
+        return (
+            f"{lowest_factor} to {format.quantity(1 + high)}x"
+            if is_bounded
+            else f">= {lowest_factor}"
+        )
     unit = "points" if difference.absolute else "%"
-    highest = f"{high * 100:+.1f}" if is_bounded else "any"
-    return f"{low * 100:+.1f} to {highest} {unit}"
+    if not is_bounded:
+        return f">= {low * 100:+.1f} {unit}"
+    return f"{low * 100:+.1f} to {high * 100:+.1f} {unit}"
