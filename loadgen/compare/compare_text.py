@@ -69,12 +69,14 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
     conditions = _condition_section(outcomes)
     return Report(
         title=f"{', '.join(others)} vs. {first}",
-        made_by="loadgen compare",
-        warned=list(_warnings(comparison)),
-        answer=answer,
+        generated_by="loadgen compare",
+        notices=list(_warnings(comparison)),
+        headline=answer,
         sections=[
             section("What is compared", _fact_table(comparison)),
-            section("", facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)),
+            section(
+                "", named_facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)
+            ),
             *(_side_section(comparison, side) for side in others),
             section("", Paragraph(_legend(comparison), "soft")),
             section("Recovery to the SLO", _recovery_table(comparison)),
@@ -96,7 +98,7 @@ def _condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
         (_describe_failed(outcome), outcome.condition, outcome.side, outcome.text)
         for outcome in outcomes
     ]
-    return section("Conditions", Table(("", "condition", "side", "result"), rows, "words"))
+    return section("Conditions", Table(("", "condition", "side", "result"), rows, "prose"))
 
 
 def _brief_table(comparison: Comparison, side: str) -> Section:
@@ -182,7 +184,7 @@ def _difference_case(difference: Difference) -> Case:
     )
 
 
-def _warnings(comparison: Comparison) -> Iterator[Warned]:
+def _warnings(comparison: Comparison) -> Iterator[Notice]:
     """Yield what a reader must know first: simulated sides and INVALID runs."""
     if comparison.simulated:
         yield simulated_notice(_describe_simulated(comparison))
@@ -235,7 +237,7 @@ def _fact_table(comparison: Comparison) -> Table:
         if first or any(others):
             cells = ["same" if value == first else _fact_text(value) for value in others]
             rows.append((name, _fact_text(first), *cells))
-    return Table(("", *(side.name for side in comparison.facts)), rows, "words")
+    return Table(("", *(side.name for side in comparison.facts)), rows, "prose")
 
 
 def _fact_text(value: object) -> str:
@@ -338,7 +340,7 @@ def _recovery_table(comparison: Comparison) -> Table:
         _recovery_row(event, recoveries, comparison.sides)
         for (event, _number), recoveries in recoveries_by_event.items()
     ]
-    return Table(("after", "before", "then", *comparison.sides, "resolution"), rows, "words")
+    return Table(("after", "before", "then", *comparison.sides, "resolution"), rows, "prose")
 
 
 def _recovery_row(

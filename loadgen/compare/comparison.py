@@ -183,7 +183,7 @@ def _obstacle(first: Side, other: Side) -> str:
     if invalid_sides:
         verb = "is" if len(invalid_sides) == 1 else "are"
         return f"{' and '.join(invalid_sides)} {verb} INVALID"
-    if first.told or other.told:
+    if first.reported_metrics or other.reported_metrics:
         return "other tools define these metrics differently"
     return ""
 

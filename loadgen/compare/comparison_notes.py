@@ -43,7 +43,7 @@ def describe_scope(sides: Sequence[Side]) -> str:
     A single run only shows how much the server varies over time. Another start of the same server
     may differ by more, which only repeated runs show.
     """
-    if any(side.told for side in sides):
+    if any(side.reported_metrics for side in sides):
         return "Not judged: results of other tools have no records."
     if all(len(side.runs) > 1 for side in sides):
         return "Variation between repeated runs."
@@ -96,7 +96,7 @@ def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     for node in summary.node_differences.outliers:
         yield (
             f"{label}: {node.name} is an outlier, {node.metric.upper()} {node.change:+.1%} vs. the "
-            f"other {summary.between.unit}s"
+            f"other {summary.node_differences.compared}s"
         )
     state = summary.run.state
     if state != "finished":

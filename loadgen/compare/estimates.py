@@ -49,7 +49,7 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
         is_repeated: True to estimate the error between repeats, False to estimate it within one
             run.
     """
-    if side.told or not side.runs:
+    if side.reported_metrics or not side.runs:
         return EstimateOrReason(None, f"{side.name} has no records")
     omission_reasons = _omission_reasons(side, metric)
     if omission_reasons:

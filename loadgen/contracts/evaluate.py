@@ -63,7 +63,7 @@ from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics.energy import EnergyUse
-from loadgen.core.slo import not_here
+from loadgen.core.slo import missing_metrics
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
@@ -556,10 +556,10 @@ class TermEvaluator:
             )
         longest_s = _largest_of_each_end([_recovery_time_s(event) for event in events])
         longest_ns = longest_s.map(lambda seconds: seconds * NS_PER_S)
-        unrecovered = [event for event in events if event.back_s is None]
+        unrecovered = [event for event in events if event.recovered_after_s is None]
         caveat = ""
         if unrecovered:
-            observed = format.duration(unrecovered[0].seen_s)
+            observed = format.duration(unrecovered[0].observed_s)
             caveat = f"the load ended {observed} after the event; a longer load is needed"
         return TermEstimate(longest_ns, len(events), caveat)
 
@@ -742,7 +742,7 @@ def _estimate_with_check(
 def _slo_violations(loaded_run: LoadedRun) -> TimedValues:
     """Return 1.0 for each request that violates the SLO of its run, 0.0 for each that meets it."""
     run, columns = loaded_run
-    is_counted = counted_requests(columns, run.header.slo)
+    is_counted = counted_requests(columns, run.manifest.slo)
     violations = (~meets_slo(run, columns)).astype(np.float64)
     return steady_samples.order_by_due_time(columns, is_counted, violations)
 

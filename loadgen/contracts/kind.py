@@ -88,7 +88,7 @@ def compare_side(directory: Path) -> Side:
         text = f"only a validation with one level can be compared (levels: {names})"
         example = level_dirs[0] if level_dirs else directory
         raise UserError("mismatch", text, str(directory), f"give the folder of a level: {example}")
-    return of_repeats(directory, run_dirs)
+    return repeats_as_side(directory, run_dirs)
 
 
 def regenerate(directory: Path) -> Iterator[RegeneratedFile]:

@@ -207,17 +207,17 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     glossary = [f"{word}: {meaning}" for word, meaning in _glossary(validation)]
     yield section("Definitions", Bullets(glossary), page_only=True)
     yield _timeline_section(inputs.summaries)
-    repeats = levels_table(list(inputs.repeats.items()))
-    repeats_note = Paragraph(f"{OF_LEVELS}." if repeats.rows else "", "soft")
+    repeats = load_points_table(inputs.repeats)
+    repeats_note = Paragraph(LOAD_POINT_UNITS if repeats.rows else "", "soft")
     yield section("Variation between the runs of a level", repeats, repeats_note, page_only=True)
-    finding_table = Table(("", "check", "finding", "meaning"), inputs.findings, "words")
+    finding_table = Table(("", "check", "finding", "meaning"), inputs.findings, "prose")
     yield section("Preflight checks", finding_table, page_only=True)
     load_checks = [
         (run, *row)
         for run, summary in inputs.summaries.items()
         for row in load_fidelity.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *stimulus.HEAD), load_checks, "words")
+    load_table = Table(("run", *stimulus.HEAD), load_checks, "prose")
     yield section("Delivered load", load_table, folded=True, page_only=True)
     contract = Quoted(inputs.contract_text)
     yield section("Contract file", contract, folded=True, page_only=True)

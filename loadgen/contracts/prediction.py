@@ -181,18 +181,18 @@ class OrderedRun(NamedTuple):
 
         A session that started before the end is kept as a whole. The summary is computed anew.
         """
-        header = self.run.header
-        measured_starts_ns = [stage.start_ns for stage in header.stages if stage.measured]
+        manifest = self.run.manifest
+        measured_starts_ns = [stage.start_ns for stage in manifest.stages if stage.measured]
         end_ns = min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
         record_count = int(np.searchsorted(self.session_start_ns, end_ns))
         rows: Any = self.rows.part(slice(record_count))
         stages = tuple(
             _shorten_stage(stage, slots=int((rows["stage"] == number).sum()), end_ns=end_ns)
-            for number, stage in enumerate(header.stages)
+            for number, stage in enumerate(manifest.stages)
         )
-        header = replace(header, stages=stages)
-        summary = summarize(header, rows, self._gaps_by_stage(), explained=False)
-        return replace(self.run, header=header, rows=rows, summary=summary)
+        manifest = replace(manifest, stages=stages)
+        summary = summarize(manifest, rows, self._gaps_by_stage(), explained=False)
+        return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
     def _gaps_by_stage(self) -> list[Histogram]:
         """Return the times between events of responses, with all of them in one measured stage.
@@ -200,7 +200,7 @@ class OrderedRun(NamedTuple):
         They are not recorded per request, so those of the full run stand for a shorter run. A
         summary pools the measured stages, so it does not matter in which of them they are.
         """
-        stages = self.run.header.stages
+        stages = self.run.manifest.stages
         gaps = [Histogram() for _ in stages]
         for number, stage in enumerate(stages):
             if stage.measured:
@@ -212,13 +212,13 @@ class OrderedRun(NamedTuple):
 def _session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
     """Return the scheduled start of the session of each record of a run, in ns.
 
-    The requests of a session have neighbouring slots: those of session n are n * turns to
-    (n + 1) * turns - 1, where `turns` is the largest number of requests in a session.
+    The requests of a session have neighbouring slots: those of session n are n * turns_per_session to
+    (n + 1) * turns_per_session - 1, where `turns_per_session` is the largest number of requests in a session.
     """
     due_ns: NDArray[np.int64] = run.rows["due_ns"]
-    if run.header.turns == 1:
+    if run.manifest.turns_per_session == 1:
         return due_ns
-    session_numbers = run.rows["slot"] // run.header.turns
+    session_numbers = run.rows["slot"] // run.manifest.turns_per_session
     _, session_of_record = np.unique(session_numbers, return_inverse=True)
     session_count = session_of_record.max(initial=-1) + 1
     first_due_ns = np.full(session_count, np.iinfo(np.int64).max)

@@ -109,9 +109,9 @@ def _require_counted(columns: Columns, column: str, reason: str) -> None:
 
 def meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     """Return which requests meet the SLO of the run. Raise EstimateError if it has none."""
-    if run.header.slo is None or not run.header.slo.terms:
+    if run.manifest.slo is None or not run.manifest.slo.terms:
         raise EstimateError("the run has no SLO, so no request can be called good")
-    return outcomes.meets(columns, run.header.slo)
+    return outcomes.meets(columns, run.manifest.slo)
 
 
 # -- spans ----------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.has_class(class_name):
             raise EstimateError(f"the run has no request class {class_name}")
-        class_plan = next(plan for plan in self.header.classes if plan.name == class_name)
+        class_plan = next(plan for plan in self.manifest.classes if plan.name == class_name)
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
         )
@@ -127,9 +127,9 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         sessions = self.summary.sessions
         if sessions is None:
             raise EstimateError("the run has no tasks and no conversations")
-        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.header.turns))
-        header = replace(self.header, slo=_task_slo(self.header.slo), turns=1)
-        run = replace(self, header=header, rows=rows)
+        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session))
+        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns_per_session=1)
+        run = replace(self, manifest=manifest, rows=rows)
         columns = run.columns()
         _require_finished_tasks(columns)
         return replace(run, summary=_task_summary(self.summary, sessions, columns))

@@ -101,7 +101,7 @@ class Failure(NamedTuple):
     @classmethod
     def from_findings(cls, findings: Sequence[Finding]) -> Failure:
         """Return the failure for preflight checks of the target that failed."""
-        reasons = "; ".join(f"{finding.check}: {finding.found}" for finding in findings)
+        reasons = "; ".join(f"{finding.check}: {finding.observed}" for finding in findings)
         return cls(
             f"the target failed the preflight checks: {reasons}",
             tuple(finding.code or "failed_check" for finding in findings),

@@ -59,7 +59,7 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
         return ""
     hit_rate = run.summary.tokens.cached_share
     if hit_rate is None:
-        has_unique_prompts = run.header.new_prompts and not run.header.shares_prompts
+        has_unique_prompts = run.manifest.new_prompts and not run.manifest.shares_prompts
         if level.cache == "cold" and has_unique_prompts:
             return ""  # unique prompts are in no cache, whether the server reports it or not
         return (
@@ -85,10 +85,10 @@ def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
     if len(runs) < 2:
         return f"{requirement}, and there is only one run"
     for earlier, later in pairwise(runs):
-        if not earlier.header.ended or not later.header.started:
+        if not earlier.manifest.ended or not later.manifest.started:
             return f"{requirement}, and the times of {earlier.folder} or {later.folder} are unknown"
-        ended = datetime.fromisoformat(earlier.header.ended)
-        started = datetime.fromisoformat(later.header.started)
+        ended = datetime.fromisoformat(earlier.manifest.ended)
+        started = datetime.fromisoformat(later.manifest.started)
         pause_s = (started - ended).total_seconds()
         if pause_s < required_s - PAUSE_TOLERANCE_S:
             pause = format.duration(max(pause_s, 0.0))

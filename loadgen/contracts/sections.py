@@ -86,10 +86,10 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
     )
     return Report(
         title=" · ".join(part for part in title_parts if part),
-        tab=f"{validation.verdict}: {validation.contract}",
-        made_by=f"loadgen {validation.version} validation",
-        warned=list(_warnings(validation)),
-        answer=[answer],
+        page_title=f"{validation.verdict}: {validation.contract}",
+        generated_by=f"loadgen {validation.version} validation",
+        notices=list(_warnings(validation)),
+        headline=[answer],
         sections=sections,
         brief=brief_sections(validation, answer),
     )
@@ -98,9 +98,9 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
 def _warnings(validation: Validation) -> Iterator[Notice]:
     """Yield what a reader must know before the verdict."""
     if validation.simulated:
-        yield simulated("The verdict is about a performance model, not about real hardware.")
+        yield simulated_notice("The verdict is about a performance model, not about real hardware.")
     if validation.interrupted:
-        yield Warned("INTERRUPTED", "The validation was interrupted. Some levels were not run.")
+        yield Notice("INTERRUPTED", "The validation was interrupted. Some levels were not run.")
 
 
 # -- the short report on a terminal ---------------------------------------------------------------
@@ -129,7 +129,7 @@ def brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
     ]
     return [
         section("", answer),
-        section("", Table(head, rows, left=2 + len(level_column))),
+        section("", Table(head, rows, label_columns=2 + len(level_column))),
         section("", *failures, Paragraph(next_step(validation))),
     ]
 
@@ -222,7 +222,7 @@ def _level_section(
         Paragraph(_load_text(level), "soft"),
         Paragraph(throughput),
         Paragraph(failure, "warn"),
-        Table(("verdict", "", "term", "measured"), rows, "words"),
+        Table(("verdict", "", "term", "measured"), rows, "prose"),
         Paragraph(validity_sentence, "soft"),
         Bullets(level_notes, "warn"),
     )
@@ -403,7 +403,7 @@ def build_forecast_report(
     )
     return Report(
         title=f"Load that each term needs, on a simulated {preset}",
-        made_by="loadgen validate --dry-run",
+        generated_by="loadgen validate --dry-run",
         sections=[*map(_forecast_section, forecasts), section("", note)],
     )
 
@@ -427,7 +427,7 @@ def _forecast_section(forecast: LevelForecast) -> Section:
     return section(
         f"Level {forecast.name}{load}",
         forecast.failure_reason,
-        Table(("", "term", "needs", "expected"), rows, left=2),
+        Table(("", "term", "needs", "expected"), rows, label_columns=2),
         Bullets([f"{term.term}: {term.reason}" for term in forecast.terms if term.reason]),
     )
 

@@ -123,7 +123,7 @@ def timed_values(
         EstimateError: The package of the metric is not installed, or too many requests are
             unfinished.
     """
-    missing_package = absent(metric)
+    missing_package = why_missing(metric)
     if missing_package:
         raise EstimateError(missing_package)
     slo = None
