@@ -212,8 +212,8 @@ class OrderedRun(NamedTuple):
 def _session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
     """Return the scheduled start of the session of each record of a run, in ns.
 
-    The requests of a session have neighbouring slots: those of session n are n * turns_per_session to
-    (n + 1) * turns_per_session - 1, where `turns_per_session` is the largest number of requests in a session.
+    Each session has as many slots as the longest session has turns, and those of one session follow
+    each other. So the slot number divided by that number of turns is the number of the session.
     """
     due_ns: NDArray[np.int64] = run.rows["due_ns"]
     if run.manifest.turns_per_session == 1:

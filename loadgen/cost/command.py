@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.cli import completion
-from loadgen.cli.options import AcceptSamplePricesOption, AllowInvalidOption
+from loadgen.cli.options import AcceptSamplePricesOption, AllowInvalidOption, FullOption
 from loadgen.cli.output import print_report, say_changed, write_file
 from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.run_folder import refuse_shard
@@ -93,6 +93,7 @@ def cost(
     as_csv: Annotated[
         bool, typer.Option("--csv", rich_help_panel="Output", help="Print CSV.")
     ] = False,
+    full: FullOption = False,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page with plots to this file."),
@@ -155,7 +156,7 @@ def cost(
     elif as_csv:
         print(cost_data.render_csv(comparison), end="")
     else:
-        print_report(report(comparison), as_markdown=as_markdown)
+        print_report(report(comparison), as_markdown=as_markdown, full=full)
     return OK
 
 

@@ -23,6 +23,7 @@ from loadgen.cli.options import (
     PACKAGED_WORKLOADS,
     AcceptSamplePricesOption,
     AllowInvalidOption,
+    FullOption,
     add_options,
     default_output_folder,
 )
@@ -174,6 +175,7 @@ def size(
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
     ] = False,
+    full: FullOption = False,
 ) -> int:
     """How many machines for 5,000 users, one to spare, and what they cost a month.
 
@@ -216,7 +218,7 @@ def size(
         version=loadgen_version(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    print_answer(result, report(result), as_json=as_json)
+    print_answer(result, report(result), as_json=as_json, full=full)
     _store(result, out or default_output_folder(f"size-{workload}"))
     if contract is not None:
         _write_contract(contract, sized[0], profile)
