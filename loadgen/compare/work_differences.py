@@ -74,7 +74,7 @@ def _settings(summary: Summary) -> dict[str, str]:
     return {
         "workload": run.workload,
         "load": summary.load.arrival,
-        "SLO": ", ".join(promises(summary)),
+        "SLO": ", ".join(list_objectives(summary)),
         "output tokens counted by": ", ".join(summary.tokens.sources.output),
         "tokenizer file": tokenizer if run.tokenizer_sha256 else "",
     }

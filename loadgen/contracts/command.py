@@ -388,12 +388,12 @@ class Validator:
 
     def __init__(self, invocation: Invocation, request: ValidateRequest) -> None:
         """Prepare a validation."""
-        from loadgen.runs.show import shown
+        from loadgen.runs.run_display import create_display
 
         self.invocation = invocation
         self.request = request
-        self.show = shown(invocation)
-        self.execute = invocation.executor(self.show.hearers)
+        self.display = create_display(invocation)
+        self.execute = invocation.executor(self.display.event_handlers)
 
     def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
         """Run a new validation. Return the verdict and the directory of the results.
@@ -410,7 +410,7 @@ class Validator:
             if plan.is_auto:
                 say(plan_text(plan))
         has_auto_level = any(plan.is_auto for plan in plans)
-        self.show.announce_runs(self.request.planned_runs(), always=has_auto_level)
+        self.display.announce_runs(self.request.planned_runs(), always=has_auto_level)
         self.invocation.move_existing_results(settings.out)
         self._begin_progress(is_extension=False)
         validation, directory = run_validation(
@@ -439,7 +439,9 @@ class Validator:
             weights += [_run_weight(plan, is_virtual=is_virtual)] * level_repetition.max_runs
         # Without a count, runs are repeated until they agree, and there may be fewer than planned.
         is_open_ended = repetition is not None and not repetition.count
-        self.show.begin_steps(len(weights), at_most=is_extension or is_open_ended, weights=weights)
+        self.display.begin_steps(
+            len(weights), at_most=is_extension or is_open_ended, weights=weights
+        )
         for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
                 say(plan_text(plan))
@@ -458,9 +460,9 @@ class Validator:
 
     def _perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
         """Run a workload and show its progress."""
-        self.show.begin_step(str(settings.out))
+        self.display.begin_step(str(settings.out))
         summary, run_dir = self.execute(workload, settings)
-        self.show.add_finished(summary)
+        self.display.add_finished(summary)
         return summary, run_dir
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
@@ -504,7 +506,7 @@ class Validator:
                 f"Inconclusive: adding {format.counted(run_count, 'run')} of "
                 f"{format.duration(run_s)} (extension {number} of at most {MAX_EXTENSIONS})"
             )
-            self.show.begin_steps(run_count)
+            self.display.begin_steps(run_count)
             validation = self._add_runs(directory, math.ceil(run_s * 1e9))
         return validation
 
@@ -618,22 +620,22 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     from loadgen.contracts.prediction import ForecastOptions
     from loadgen.contracts.sections import build_forecast_report
     from loadgen.core.execution.run import execute
-    from loadgen.runs.show import shown
+    from loadgen.runs.run_display import create_display
 
-    show = shown(invocation, quiet=True)
-    show.expect(request.planned_runs(), always=True)
+    display = create_display(invocation, quiet=True)
+    display.announce_runs(request.planned_runs(), always=True)
     checked_contract = request.checked_contract
     if not output.as_json:
         _print_plan(checked_contract)
     simulated = prediction.simulated_settings(request.settings)
     say(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
     weights = prediction.step_weights(checked_contract)
-    show.begin_steps(len(weights), weights=weights)
+    display.begin_steps(len(weights), weights=weights)
     options = ForecastOptions(
         perform=execute,
         cost_function=_cost_function(checked_contract),
         seed=request.overrides.seed,
-        report_step=show.begin_step,
+        report_step=display.begin_step,
     )
     forecasts = prediction.forecast_levels(checked_contract, simulated, options)
     real_target = None if request.settings.virtual else request.settings.url

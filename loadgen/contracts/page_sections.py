@@ -217,7 +217,7 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
         for run, summary in inputs.summaries.items()
         for row in load_fidelity.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *stimulus.HEAD), load_checks, "prose")
+    load_table = Table(("run", *load_fidelity.HEAD), load_checks, "prose")
     yield section("Delivered load", load_table, folded=True, page_only=True)
     contract = Quoted(inputs.contract_text)
     yield section("Contract file", contract, folded=True, page_only=True)
