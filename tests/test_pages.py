@@ -470,11 +470,7 @@ def test_the_verdict_of_a_level_is_its_second_column(pages: dict[str, Path]) -> 
 def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> None:
     html = pages["compare"].read_text("utf-8")
     text = words(pages["compare"])
-    assert (
-        text.index("c4 vs. c1: ")
-        < text.index("Workload DIFFERENT")
-        < text.index("TTFT p50, ms")
-    )
+    assert text.index("c4 vs. c1: ") < text.index("Workload DIFFERENT") < text.index("TTFT p50, ms")
     assert "<b>passed</b>" in html and "ttft_ms.p50 > 1s" in text and "95%" in text
     assert html.count('<div class="bars">') >= 2
 
