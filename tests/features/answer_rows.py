@@ -231,20 +231,22 @@ def manifest(*kinds: str) -> bool:
 
 FIGURES = (
     Feature(
-        "TTFT from due, and from sent",
+        "TTFT from the scheduled time and from the time of sending",
         lambda b: has(b.run(), "ttft_ms.p50", "ttft_from_sent_ms.p50"),
     ),
     Feature(
-        "TPOT, ITL, E2E, largest gap",
+        "TPOT, ITL, E2E latency and max ITL",
         lambda b: has(b.run(), "tpot_ms.p50", "itl_ms.p50", "e2e_ms.p50", "max_gap_ms.p50"),
     ),
     Feature(
-        "Normalised TPOT: E2E over output tokens",
+        "Normalised TPOT: E2E latency divided by output tokens",
         lambda b: has(b.run(), "figures.e2e_per_token_ms.p50"),
     ),
-    Feature("First answer behind reasoning", lambda b: has(b.run(), "first_answer_ms.p50")),
     Feature(
-        "Throughput, steady and whole, per GPU",
+        "Time to the first output after reasoning", lambda b: has(b.run(), "first_answer_ms.p50")
+    ),
+    Feature(
+        "Throughput in steady state and overall, also per GPU",
         lambda b: has(
             b.run(),
             "tokens.steady_output_per_s",
@@ -253,21 +255,21 @@ FIGURES = (
         ),
     ),
     Feature(
-        "Goodput: requests within every limit",
+        "Goodput",
         lambda b: b.run("-c 4 -n 24 --slo ttft:1s:p50")["goodput.share"] == 1.0,
     ),
     Feature(
-        "Percentiles of one's choice",
+        "Additional percentiles",
         lambda b: "p99.5" in b.report(b.run("-c 4 -n 24 --set percentiles=25,99.5")),
     ),
-    Feature("Raw gaps of each request in an export", raw_gaps),
+    Feature("Inter-chunk latencies of each request in an export", raw_gaps),
     Feature(
         "A record of every request, also as CSV",
         lambda b: len(list(csv.reader(io.StringIO(exported(b, "csv"))))) == 25,
     ),
-    Feature("How answers ended", lambda b: "How answers ended" in b.report(b.run())),
-    Feature("Parts of TTFT and E2E", lambda b: has(b.run(), "splits.groups")),
-    Feature("DNS and TLS apart", steps_of_connecting),
+    Feature("Finish reasons", lambda b: has(b.run(), "requests.by_finish")),
+    Feature("Parts of TTFT and E2E latency", lambda b: has(b.run(), "splits.groups")),
+    Feature("DNS and TLS times", steps_of_connecting),
     Feature(
         "Whole conversations and tasks",
         lambda b: has(b.run("-c 2 -n 4", TALKS), "sessions.duration_ms.p50"),
@@ -277,7 +279,7 @@ FIGURES = (
     Feature("Cache writes of Anthropic messages", cache_writes),
     Feature("Acceptance of speculative decoding", lambda b: "acceptance" in b.run()["figures"]),
     Feature(
-        "Time back to the SLO after a spike",
+        "Recovery time after a load spike",
         lambda b: has(
             b.run(
                 "--slo ttft:1s:p50",
@@ -288,11 +290,9 @@ FIGURES = (
         ),
     ),
     Feature("Fairness between tenants", lambda b: has(b.run("-c 2 -n 8", TENANTS), "fairness")),
-    Feature("Drift", lambda b: has(b.run(STEADY), "drift.blocks")),
-    Feature("Intervals within one run (batch means)", within_a_run),
-    Feature(
-        "Nodes of a fleet against each other", lambda b: has(b.run(STEADY), "between.variances")
-    ),
+    Feature("Trends", lambda b: has(b.run(STEADY), "drift.blocks")),
+    Feature("Confidence intervals within one run (batch means)", within_a_run),
+    Feature("Differences between nodes", lambda b: has(b.run(STEADY), "between.variances")),
 )
 
 TRUTH = (
@@ -304,18 +304,23 @@ TRUTH = (
         ),
     ),
     Feature(
-        "Unsupported quantiles are marked", lambda b: "p99" not in b.run()["ttft_ms.supported"]
+        "Marks for percentiles with too few samples",
+        lambda b: "p99" not in b.run()["ttft_ms.supported"],
     ),
     Feature(
-        "The client's lag and stamp error",
+        "Send delay, receive delay and timestamp uncertainty",
         lambda b: has(b.http(), "send_lag_ms.p50", "stamp_error_ms.p50"),
     ),
-    Feature("Arrival instants by the kernel", lambda b: b.http()["client.kernel_stamp_share"] > 0),
-    Feature("Was the load the one asked for", lambda b: has(b.run(), "stimulus")),
-    Feature("Can the load be sustained", lambda b: has(b.run(STEADY), "sustainable.parts")),
-    Feature("Failures by kind, never among the latencies", failures),
+    Feature("Timestamps from the kernel", lambda b: b.http()["client.kernel_stamp_share"] > 0),
     Feature(
-        "A preflight of target and host",
+        "A check that the delivered load is the requested one", lambda b: has(b.run(), "stimulus")
+    ),
+    Feature(
+        "A test whether the load is sustained", lambda b: has(b.run(STEADY), "sustainable.parts")
+    ),
+    Feature("Failures by kind, not mixed with latencies", failures),
+    Feature(
+        "A preflight of the server and the host",
         lambda b: b.do("doctor --url sim:gb300-vm --json").code in (0, 3),
     ),
 )
@@ -332,7 +337,7 @@ JUDGEMENT = (
         ),
     ),
     Feature(
-        "Several loads: the curve",
+        "Sweeps over several loads",
         lambda b: (
             len(
                 b.do("sweep qa --url sim:gb300-vm -c 1,2 -n 4 --osl 5 --seed 1 --json -o sweep")[
@@ -343,7 +348,7 @@ JUDGEMENT = (
         ),
     ),
     Feature(
-        "Several lengths and loads",
+        "Sweeps over lengths and loads",
         lambda b: (
             b.do(
                 "sweep qa --url sim:gb300-vm -c 1 --isl 20,40 --osl 5 -n 2 --seed 1 --json -o isl"
@@ -351,24 +356,22 @@ JUDGEMENT = (
             != 2
         ),
     ),
-    Feature("The highest load that keeps an SLO", search),
+    Feature("The highest load that meets an SLO", search),
     Feature(
-        "Repeats and their intervals",
+        "Repetitions with confidence intervals",
         lambda b: (
             b.do("run qa --url sim:gb300-vm -c 1 -n 3 --osl 5 --repeat 2 --seed 1 -o twice").code
             != 2
         ),
     ),
     Feature(
-        "Comparisons with intervals",
+        "Comparisons with confidence intervals",
         lambda b: b.do(f"compare {b.run().folder} {b.run('-c 2 -n 24').folder} --json").code == 0,
     ),
-    Feature(
-        "A baseline kept by name", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0
-    ),
+    Feature("Named baselines", lambda b: b.do(f"compare {b.run().folder} --save base").code == 0),
     Feature("A contract: PASS, FAIL or INCONCLUSIVE", contract),
     Feature(
-        "JUnit for a build",
+        "JUnit reports for CI",
         lambda b: b.run("-c 2 -n 4 --junit run.xml").code != 2 and (b.folder / "run.xml").exists(),
     ),
     Feature(
@@ -382,13 +385,13 @@ JUDGEMENT = (
             for mode in ("server", "interactive", "offline", "accuracy")
         },
     ),
-    Feature("Answers scored", lambda b: "--against" in b.help("answers")),
+    Feature("Quality scores of responses", lambda b: "--against" in b.help("answers")),
 )
 
 EVIDENCE = (
-    Feature("Signed bundles that are made again to check", signed),
+    Feature("Signed bundles that can be verified from their records", signed),
     Feature(
-        "Pages that open without network",
+        "Reports that open without a network",
         lambda b: (
             b.do(f"report {b.run().folder} --html page.html").code != 2
             and "http://"
@@ -420,25 +423,25 @@ MONEY = (
         lambda b: prices(b, storage_per_month=100, support_per_month=50, egress_per_gb=0.1),
     ),
     Feature(
-        "Reserved against spot",
+        "Reserved and spot machines",
         lambda b: prices(b, commitment="spot", lost_share=0.1) and "commitments" in cost(b).out,
     ),
-    Feature("Idle hours of a day", lambda b: "14h@10%,10h@70%" in b.help("cost")),
+    Feature("Utilization over a day", lambda b: "14h@10%,10h@70%" in b.help("cost")),
     Feature("Prices of an earlier day", lambda b: "--as-of" in b.help("cost")),
     Feature(
         "By year, with a discount", lambda b: has(cost(b), "offers") and "by_year" in cost(b).out
     ),
-    Feature("Declared power held against measured", declared_power),
-    Feature("Sizing for users", size),
+    Feature("Declared and measured power", declared_power),
+    Feature("Number of machines for a number of users", size),
     Feature(
-        "A run's money before it starts, and a limit",
+        "The cost of a run before it starts, and a limit",
         lambda b: {flag: flag in b.help("run") for flag in ("--prices", "--max-cost")},
     ),
 )
 
 OTHERS = (
-    Feature("Results of other tools, under their definitions", read_back),
-    Feature("Runs in others' formats", written),
+    Feature("Results of other tools with their definitions", read_back),
+    Feature("Export in the formats of other tools", written),
     Feature(
         "MLPerf LoadGen's log files",
         lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own),
@@ -450,14 +453,15 @@ FLEETS = (
         "Prometheus and OpenTelemetry",
         lambda b: all(f in b.help("run") for f in ("--prometheus", "--otel")),
     ),
-    Feature("The servers' own metrics", lambda b: "--server-metrics" in b.help("run")),
-    Feature("Energy of the accelerators", lambda b: "--energy" in b.help("run")),
-    Feature("Workers on many machines: Ray", lambda b: "Ray cluster" in b.help("run")),
+    Feature("Metrics pages of servers", lambda b: "--server-metrics" in b.help("run")),
+    Feature("Energy of the GPUs", lambda b: "--energy" in b.help("run")),
+    Feature("Workers on several machines with Ray", lambda b: "Ray cluster" in b.help("run")),
     Feature(
-        "An image", lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0
+        "A container image",
+        lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0,
     ),
     Feature(
-        "Kubernetes: a Job, a Helm chart",
+        "Kubernetes Jobs and a Helm chart",
         lambda b: {
             "a Job": manifest("Job"),
             "a chart": any((ROOT / "deploy").rglob("Chart.yaml")),
@@ -469,12 +473,12 @@ FLEETS = (
 
 SDK = (
     Feature(
-        "A client that measures itself",
+        "A client of its own",
         lambda b: all(
             name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")
         ),
     ),
-    Feature("Other clients measured as they are", lambda b: "instrument" in loadgen_sdk.__all__),
+    Feature("Measurement of existing clients", lambda b: "instrument" in loadgen_sdk.__all__),
     Feature(
         "Retries, throttles, budgets, fallbacks",
         lambda b: {
@@ -482,6 +486,6 @@ SDK = (
             for name in ("Retry", "Throttle", "Budget", "Fallback")
         },
     ),
-    Feature("Traces without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
+    Feature("Recording of traffic without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
     Feature("Plug-ins", lambda b: COMMANDS.plugins is not None),
 )

@@ -13,22 +13,23 @@ PAGE = ROOT / "docs/evidence/features.md"
 BEGIN = "<!-- features: made by tests/make_features.py, which runs each check -->"
 END = "<!-- end of the features -->"
 OTHERS_HEAD = """
-## Seen in the files of others
+## Result files of other tools
 
-What result files of other tools show, on the day in the head ([rivals](rivals.md)).
+What the result files of other tools contained on the day in the heading
+([other load generators](rivals.md)).
 """
 GROUPS = {
-    "When requests come": LOAD,
-    "What they ask": CONTENT,
-    "Where they go": DOORS,
-    "Figures": FIGURES,
-    "Whether they are to be trusted": TRUTH,
-    "Judgement": JUDGEMENT,
+    "Arrival of requests": LOAD,
+    "Content of requests": CONTENT,
+    "APIs and servers": DOORS,
+    "Metrics": FIGURES,
+    "Validity": TRUTH,
+    "Verdicts": JUDGEMENT,
     "Evidence": EVIDENCE,
-    "Money": MONEY,
-    "Other tools' files": OTHERS,
-    "Fleets": FLEETS,
-    "In applications": SDK,
+    "Costs": MONEY,
+    "Formats of other tools": OTHERS,
+    "Operations": FLEETS,
+    "SDK": SDK,
 }
 
 
@@ -57,7 +58,7 @@ def tables(folder: Path) -> str:
         "|---|" + "---|" * len(heads),
     ]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
-    return "\n".join([said, "", "| not there | | why |", "|---|---|---|", *lacking, *lines])
+    return "\n".join([said, "", "| missing | | why |", "|---|---|---|", *lacking, *lines])
 
 
 def page(folder: Path) -> str:

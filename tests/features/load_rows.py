@@ -251,9 +251,11 @@ def server_kind(bench: Bench, *kinds: str) -> dict[str, bool]:
 
 
 LOAD = (
-    Feature("Closed loop: a fixed number of lanes", lambda b: b.run()["load.in_flight_max"] == 4),
     Feature(
-        "Lanes that begin spread",
+        "Closed loop: a fixed number of virtual users", lambda b: b.run()["load.in_flight_max"] == 4
+    ),
+    Feature(
+        "Virtual users that start staggered",
         lambda b: bool(np.unique(b.rows(b.run("-c 4 -n 24 --stagger 8s"), "due_ns")[:4]).size == 4),
     ),
     Feature("Open loop: Poisson arrivals", lambda b: 0.8 < gaps(b, "{poisson: 20/s}") < 1.2),
@@ -263,7 +265,7 @@ LOAD = (
         lambda b: gaps(b, "{gamma: {rate: 20/s, burstiness: 0.25}}") > 1.5,
     ),
     Feature(
-        "A rate that rises or falls evenly",
+        "A rate that changes linearly",
         lambda b: bool(
             np.median(
                 b.rows(
@@ -275,11 +277,11 @@ LOAD = (
         ),
     ),
     Feature(
-        "Everything at once",
+        "All requests at once",
         lambda b: not b.rows(b.run("--request-rate inf -n 20"), "due_ns").any(),
     ),
     Feature(
-        "Stages, with an unmeasured warm-up",
+        "Stages, with a warm-up that is not measured",
         lambda b: (
             b.run(
                 "",
@@ -294,7 +296,7 @@ LOAD = (
     ),
     Feature("A spike as a stage", spike),
     Feature(
-        "MLPerf LoadGen's Poisson draw",
+        "Poisson arrivals as MLPerf LoadGen draws them",
         lambda b: (
             len(
                 {
@@ -308,42 +310,42 @@ LOAD = (
         ),
     ),
     Feature(
-        "A cap on requests in flight",
+        "A limit on requests in flight",
         lambda b: b.run("--request-rate 50 -n 50 --max-in-flight 1")["requests.dropped"] > 0,
     ),
-    Feature("A cap on requests in prefill", in_prefill),
+    Feature("A limit on requests in prefill", in_prefill),
     Feature(
-        "A run that ends itself at errors or slowness",
+        "Runs that stop if there are too many errors or slow responses",
         lambda b: any(
             "stop" in code["code"]
             for code in b.run("--request-rate 20 -n 900 --stop-when ttft:p50:1ms")["verdict.codes"]
         ),
     ),
     Feature(
-        "Users who go away within an answer",
+        "Users who leave during a response",
         lambda b: b.run("-c 4 -n 40", TASKS + "  abandoned: 50%")["requests.cancelled"] > 0,
     ),
-    Feature("A trace replayed", instants_of_a_trace),
-    Feature("A trace replayed by sessions", sessions_of_a_trace),
-    Feature("The same seed sends the same", same_seed),
+    Feature("Replay of a trace", instants_of_a_trace),
+    Feature("Replay of a trace by sessions", sessions_of_a_trace),
+    Feature("The same seed sends the same requests", same_seed),
     Feature(
-        "The flag that repeats a run is printed",
+        "The option that reproduces a run is printed",
         lambda b: "--seed 1" in b.do("run qa --url sim:gb300-vm -c 2 -n 4 --seed 1").said,
     ),
     Feature("Several worker processes", lambda b: accepted(b, "--workers 2")),
 )
 
 CONTENT = (
-    Feature("Exact lengths, by laws", lengths),
+    Feature("Exact lengths from distributions", lengths),
     Feature(
-        "Beginnings that prompts share",
+        "Prefixes that prompts share",
         lambda b: (
             b.run("-c 2 -n 20", asks(400, 3, "shared_prefix_tokens: 320"))["tokens.cached_share"]
             > 0.5
         ),
     ),
     Feature(
-        "A prefix cache as warm as asked for",
+        "A requested prefix cache hit rate",
         lambda b: (
             abs(
                 b.run("-c 2 -n 60", asks(1000, 3, "cache: {hit_rate: 60%}"))["tokens.cached_share"]
@@ -353,7 +355,7 @@ CONTENT = (
         ),
     ),
     Feature(
-        "Retrieved chunks, some popular",
+        "Retrieved chunks with a Zipf distribution",
         lambda b: (
             b.run("-c 2 -n 20", asks(500, 3, "chunks: {count: 3, tokens: 100, corpus: 50}"))[
                 "chunks.reused_share"
@@ -371,18 +373,18 @@ CONTENT = (
         ),
     ),
     Feature(
-        "Tasks of agents: steps, tools, sub-agents",
+        "Agent tasks: steps, tools and sub-agents",
         lambda b: b.run("-c 2 -n 3", TASKS)["sessions.ok"] == 3,
     ),
     Feature(
-        "A pipeline over several endpoints",
+        "Pipelines over several endpoints",
         lambda b: (
             b.do("run rag-pipeline --url sim:gb300-vm -n 4 -c 2 --json --seed 1")["requests.ok"]
             == 16
         ),
     ),
     Feature(
-        "Classes of users with promises and priorities",
+        "Request classes with SLOs and priorities",
         lambda b: len(b.run("-c 4 -n 40", CLASSES)["classes"]) == 2,
     ),
     Feature(
@@ -395,14 +397,14 @@ CONTENT = (
     ),
     Feature("Audio and video in prompts, from a file", parts_of_messages),
     Feature(
-        "Made audio or video in prompts",
+        "Generated audio or video in prompts",
         lambda b: b.run("-c 1 -n 1", asks(50, 5, "audio: {seconds: 2}")).code != 2,
-        "tokens differ by model: send recordings, from a file",
+        "The number of tokens depends on the model. Send recordings from a file instead.",
     ),
     Feature("Prompts from a file", own_prompts),
-    Feature("Trace formats read", trace_formats),
-    Feature("Fields of a trace's rows are sent", row_fields),
-    Feature("A workload made of a trace", lambda b: "arrivals" in b.do(f"fit {trace(b)}").out),
+    Feature("Trace formats", trace_formats),
+    Feature("Request fields from the rows of a trace", row_fields),
+    Feature("A workload from a trace", lambda b: "arrivals" in b.do(f"fit {trace(b)}").out),
     Feature(
         "Packaged workloads",
         lambda b: {
@@ -423,18 +425,18 @@ DOORS = (
     ),
     Feature("Rerank", lambda b: api(b, "rerank", asks(350, 1, "chunks: {count: 3, tokens: 100}"))),
     Feature(
-        "Whole answers instead of streams",
+        "Responses that are not streamed",
         lambda b: b.http("-c 2 -n 6 --warmup 0 --no-stream")["requests.ok"] == 6,
     ),
     Feature(
-        "Images, audio, video or realtime as answers",
+        "Images, audio, video or realtime sessions as responses",
         lambda b: {kind: accepted(b, f"--api {kind}") for kind in ("images", "audio", "realtime")},
-        "no stream of tokens: TTFT and TPOT have no meaning",
+        "They are no stream of tokens, so TTFT and TPOT have no meaning.",
     ),
     Feature(
         "gRPC (KServe, Triton)",
         lambda b: accepted(b, "--api kserve"),
-        "each known server has an OpenAI door",
+        "Every server that loadgen knows has an OpenAI-compatible API.",
     ),
     Feature(
         "Servers known by name",
@@ -452,9 +454,9 @@ DOORS = (
         ),
     ),
     Feature(
-        "Bedrock, Vertex AI by their own protocols",
+        "The native protocols of Bedrock and Vertex AI",
         lambda b: server_kind(b, "bedrock", "vertex"),
-        "their OpenAI doors are measured: `/openai/v1`, `/endpoints/openapi`",
+        "Their OpenAI-compatible APIs can be measured: `/openai/v1` and `/endpoints/openapi`.",
     ),
     Feature(
         "Several endpoints, with routing",
@@ -463,7 +465,7 @@ DOORS = (
         },
     ),
     Feature(
-        "TLS with an own authority and client certificate",
+        "TLS with your own certificate authority and client certificates",
         lambda b: all(flag in b.help("run") for flag in ("--cacert", "--cert", "--insecure")),
     ),
     Feature(
@@ -475,7 +477,7 @@ DOORS = (
         },
     ),
     Feature(
-        "A simulated endpoint, virtual or over HTTP",
+        "A simulated server, in virtual time or over HTTP",
         lambda b: b.run()["target.simulated"] and api(b, "chat"),
     ),
 )

@@ -44,27 +44,32 @@ SEEN = (
         "Failed requests are counted",
         lambda of: any(name in of("refusals") for name in ("failed", "error_request_count")),
     ),
-    Seen("Failures are told by kind", lambda of: bool(of("refusals").get("error_summary"))),
+    Seen("Failures are reported by kind", lambda of: bool(of("refusals").get("error_summary"))),
     Seen(
-        "More quantiles of TTFT than p50 and p99 without being asked",
+        "More percentiles of TTFT than p50 and p99 by default",
         lambda of: (
             "p90_ttft_ms" in of("quiet") or "p90" in of("quiet").get("time_to_first_token", {})
         ),
     ),
-    Seen("DNS apart in the time to connect", lambda of: "http_req_dns_lookup" in of("quiet")),
     Seen(
-        "The wait inside the client",
+        "DNS time separate from the connect time", lambda of: "http_req_dns_lookup" in of("quiet")
+    ),
+    Seen(
+        "Waiting time in the client",
         lambda of: any(name in of("quiet") for name in ("queue_times", "credit_to_start_latency")),
     ),
-    Seen("The most requests in flight", lambda of: "max_concurrent_requests" in of("quiet")),
     Seen(
-        "The text of errors",
+        "The largest number of requests in flight",
+        lambda of: "max_concurrent_requests" in of("quiet"),
+    ),
+    Seen(
+        "Error messages",
         lambda of: any(
             one["error_details"].get("message") for one in of("refusals").get("error_summary", ())
         ),
     ),
     Seen(
-        "A client stopped a quarter of the time tells ITL within 2 % of the true 10.0 ms",
+        "ITL within 2 % of the true 10.0 ms although the client is stopped a quarter of the time",
         lambda of: abs(itl_ms(of("starved")) / 10.0 - 1) < 0.02,
     ),
 )
