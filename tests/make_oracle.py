@@ -431,7 +431,8 @@ def planned(where: Path) -> dict[str, Any]:
         ending, out = told(
             where, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"
         )
-        found[name] = ending | dict(re.findall(r"(recipe|timetable): (\w+)", out))
+        printed = dict(re.findall(r"(config|schedule) fingerprint: (\w+)", out))
+        found[name] = ending | {"recipe": printed["config"], "timetable": printed["schedule"]}
     return found
 
 

@@ -431,7 +431,7 @@ class TermEvaluator:
         ends than that one is, so the interval of the index has at least the confidence of theirs.
         """
         request_classes = self.runs[0].manifest.classes
-        class_names_by_tenant = fairness.tenants_of(
+        class_names_by_tenant = fairness.group_by_tenant(
             {request_class.name: request_class.tenant for request_class in request_classes}
         )
         if not class_names_by_tenant:

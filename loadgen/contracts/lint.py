@@ -22,7 +22,7 @@ from loadgen.contracts.lint_samples import check_samples
 from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel, Requirement
 from loadgen.contracts.terms import ContractTerm, format_time
 from loadgen.core import format
-from loadgen.core.analysis.fairness import tenants_of
+from loadgen.core.analysis.fairness import group_by_tenant
 from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
 from loadgen.core.workload import Mix, Workload
 from loadgen.core.workload import load as load_workload
@@ -451,7 +451,7 @@ def _find_tenant_problem(
     """
     if not term.requires("tenants"):
         return None
-    if not tenants_of({name: request_class.tenant for name, request_class in classes.items()}):
+    if not group_by_tenant({name: request_class.tenant for name, request_class in classes.items()}):
         return Problem(
             "mismatch",
             f"{plan.level.workload} has fewer than two tenants",

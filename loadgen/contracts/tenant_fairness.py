@@ -47,11 +47,11 @@ def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
     are most even near one center, and most uneven if the smaller ones are at their low ends and the
     larger ones at their high ends.
     """
-    value = fairness.jain([fraction.value for fraction in fractions])
+    value = fairness.jain_index([fraction.value for fraction in fractions])
     if value is None:
         return None
     candidates = [*_uneven_fractions(fractions), *_even_fractions(fractions)]
-    indices = [fairness.jain(candidate) for candidate in candidates]
+    indices = [fairness.jain_index(candidate) for candidate in candidates]
     known_indices = [value, *(index for index in indices if index is not None)]
     return Interval(value, min(known_indices), max(known_indices))
 

@@ -62,10 +62,10 @@ def summarize(
     summary = msgspec.structs.replace(
         summary,
         speculation=speculation.of_rows(run.measured.columns, server_samples),
-        fairness=fairness.of_classes(summary.classes),
+        fairness=fairness.measure_fairness(summary.classes),
     )
     if explained:
-        checks = load_fidelity.checks(manifest, summary, run.verdict_inputs, run.measured.columns)
+        checks = load_fidelity.check_load(manifest, summary, run.verdict_inputs, run.measured.columns)
         summary = msgspec.structs.replace(summary, stimulus=checks)
     return apply_verdict(manifest, run, summary, seconds)
 
@@ -84,12 +84,12 @@ def _with_sections_of_records(
     if not explained:
         return summary
     warmup = run.accumulated.warmup.columns
-    differences = replica_differences.of_rows(measured, summary.window.steady, manifest)
+    differences = replica_differences.compare_nodes(measured, summary.window.steady, manifest)
     return msgspec.structs.replace(
         summary,
         splits=latency_breakdown.of_rows(measured, manifest),
         slowest=latency_breakdown.slowest(measured, warmup, manifest),
-        node_differences=replica_differences.without(differences, summary.metrics_without("mean")),
+        node_differences=replica_differences.without_metrics(differences, summary.metrics_without("mean")),
         causes=causes.explain(measured, manifest, server_samples, summary.metrics_without("p50")),
         within=within_run_variance.metric_intervals(measured, summary, manifest.slo, run.tokens_in),
     )

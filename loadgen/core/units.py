@@ -60,7 +60,7 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 
 
 class Wrong(ValueError):
-    """A text is not valid. `str()` is a predicate ("is not a duration"); `hint` says what to write instead.
+    """A text is not valid. `str()` is a predicate ("must be a duration"); `hint` says what to write instead.
 
     `key`: the column or key that it stood under, of a row with several.
     """
@@ -93,14 +93,14 @@ def duration_ns(text: str, bare: str | None = None) -> int:
         return _within_a_year(ns)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise Wrong("invalid_value", "is not a duration", DURATION_HINT)
+        raise Wrong("invalid_value", "must be a duration", DURATION_HINT)
     number, unit = Decimal(match["number"]), match["unit"] or bare
     if unit is None:
         if number == 0:
             return 0
         raise Wrong(
             "invalid_value",
-            "is a duration without its unit",
+            "needs a unit",
             f"write {match['number']}s or {match['number']}ms",
         )
     if unit not in UNIT_NS:
@@ -110,17 +110,17 @@ def duration_ns(text: str, bare: str | None = None) -> int:
             if did_you_mean
             else DURATION_HINT
         )
-        raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', hint)
+        raise Wrong("invalid_value", f'has the unknown unit "{unit}"', hint)
     ns = _within_a_year(round(number * UNIT_NS[unit]))
     if ns == 0 and number > 0:
-        raise Wrong("out_of_range", "is shorter than a nanosecond", DURATION_HINT)
+        raise Wrong("out_of_range", "must be at least 1 ns", DURATION_HINT)
     return ns
 
 
 def _within_a_year(ns: int) -> int:
     """Return a duration in ns. Raises `Wrong` if it is longer than a year."""
     if ns > LONGEST_NS:
-        raise Wrong("out_of_range", "is longer than a year", DURATION_HINT)
+        raise Wrong("out_of_range", "must be at most a year", DURATION_HINT)
     return ns
 
 
@@ -137,10 +137,10 @@ def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")
     if not dots or not (begin or end):
-        raise Wrong("invalid_value", "is no part of a time", hint)
+        raise Wrong("invalid_value", "must be a time range", hint)
     found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
     if found[1] is not None and found[1] <= found[0]:
-        raise Wrong("out_of_range", "ends before it begins", hint)
+        raise Wrong("out_of_range", "must end after it starts", hint)
     return found
 
 
@@ -153,7 +153,7 @@ def count(text: str) -> int:
     match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
     number = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if not 1 <= number < 1e12 or number != int(number):
-        raise Wrong("invalid_value", "is no whole number", "like 5000 or 5k")
+        raise Wrong("invalid_value", "must be an integer", "for example 5000 or 5k")
     return int(number)
 
 
@@ -170,20 +170,16 @@ def rate_per_s(text: str, bare: bool = False) -> float:
     match = _RATE.fullmatch(text)
     if match is None:
         if re.fullmatch(NUMBER, text):
-            raise Wrong(
-                "invalid_value", "is a rate without its unit", f"write {text}/s or {text}/min"
-            )
-        raise Wrong("invalid_value", "is not a rate", RATE_HINT)
+            raise Wrong("invalid_value", "needs a unit", f"write {text}/s or {text}/min")
+        raise Wrong("invalid_value", "must be a rate", RATE_HINT)
     if match["unit"] not in PER_S:
-        raise Wrong(
-            "invalid_value", f'is not a rate: there is no unit "/{match["unit"]}"', RATE_HINT
-        )
+        raise Wrong("invalid_value", f'has the unknown unit "/{match["unit"]}"', RATE_HINT)
     rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
     if rate < 1e-6:
         raise Wrong(
             "out_of_range",
-            "is less than one in eleven days",
-            "a rate is above zero; leave the stage out for a pause",
+            "must be at least one in eleven days",
+            "remove the stage if it is a pause",
         )
     return rate
 
@@ -200,18 +196,18 @@ def share(text: str) -> float:
     """Return `99%` as 0.99; from 0 to 1. Raises `Wrong`."""
     match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
     if match is None:
-        raise Wrong("invalid_value", "is not a percentage", SHARE_HINT)
+        raise Wrong("invalid_value", "must be a percentage", SHARE_HINT)
     value = Decimal(match[1]) / 100
     if value > 1:
-        raise Wrong("out_of_range", "is more than 100%", SHARE_HINT)
+        raise Wrong("out_of_range", "must be at most 100%", SHARE_HINT)
     return float(value)
 
 
 def quantile(text: str) -> float:
     """Return `p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
     if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
-        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
+        raise Wrong("invalid_value", "must be a percentile", QUANTILE_HINT)
     value = Decimal(text.strip()[1:]) / 100
     if value == 0:
-        raise Wrong("invalid_value", "is not a percentile", QUANTILE_HINT)
+        raise Wrong("invalid_value", "must be a percentile", QUANTILE_HINT)
     return float(value)

@@ -97,7 +97,7 @@ class SearchRun:
             targets = format.counted(len(settings.endpoints), "target")
             say(f"load over {targets}: every rate is that of all of them together")
         say(f"search in {output_dir}: {', '.join(self.runner.goal.term_names)}")
-        say(f"repeat with --seed {self.runner.seed}")
+        say(f"reproduce with --seed {self.runner.seed}")
         forecast = forecast_search(
             self.search, self.trial_s, runs_to_end=bool(self.runner.goal.full_run_terms)
         )

@@ -50,7 +50,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     sweep, output_dir, show = sweep_run
     plan = stored_sweep.begin(output_dir, _experiment_plan(sweep, output_dir))
     earlier_results = experiment.read_results(output_dir)
-    say(f"repeat with --seed {plan.seed}")
+    say(f"reproduce with --seed {plan.seed}")
     points = points_to_run(sweep, output_dir)
     if earlier_results:
         done_count = len(sweep.points) - len(points)

@@ -1,8 +1,8 @@
-"""Do all tenants get alike what they ask for? Jain's index over them, and the worst of them. Pure, on classes.
+"""Compare what the tenants of a load received, by Jain's index of fairness.
 
-A tenant is the classes of one `tenant`; a class without one is a tenant of its own. R. Jain, D. Chiu, W. Hawe, "A
-Quantitative Measure of Fairness and Discrimination", DEC-TR-301 (1984): (sum x)^2 / (n * sum x^2), 1 where all are
-alike, 1/n where one has everything.
+Pure. The request classes with the same `tenant` belong to one tenant, and a class without one is a
+tenant of its own. See R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and
+Discrimination", DEC-TR-301 (1984).
 """
 
 from __future__ import annotations
@@ -16,65 +16,90 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import ClassSummary
 
 
-def jain(values: Sequence[float]) -> float | None:
-    """Jain's index of values of at least 0; None where all are 0, or there are none."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
+def jain_index(values: Sequence[float]) -> float | None:
+    """Return Jain's index of values that are not negative: (sum x)^2 / (n * sum x^2).
 
-
-def tenants_of(tenants: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """The tenants, each with the names of its classes; {} where there are no two. `tenants`: that of each class."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name, tenant in tenants.items():
-        found[tenant or name] = (*found.get(tenant or name, ()), name)
-    return found if len(found) > 1 else {}
-
-
-def of_classes(classes: Sequence[ClassSummary]) -> Fairness | None:
-    """The block `fairness`; None for a single tenant."""
-    by_name = {part.name: part for part in classes}
-    found = tenants_of({part.name: part.tenant for part in classes})
-    tenants = tuple(
-        _tenant(name, [by_name[each] for each in names]) for name, names in found.items()
-    )
-    if not tenants:
+    It is 1 if all values are equal and 1/n if all but one are 0. Returns None if all are 0, or
+    there are none.
+    """
+    sum_of_squares = sum(value * value for value in values)
+    if not sum_of_squares:
         return None
-    ok, good = (
-        [getattr(tenant, name) for tenant in tenants] for name in ("ok_share", "good_share")
+    return sum(values) ** 2 / (len(values) * sum_of_squares)
+
+
+def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes of each tenant, or an empty dictionary for a single tenant.
+
+    `tenant_of_class` has the tenant of each class, None for a class without one.
+    """
+    classes_by_tenant: dict[str, tuple[str, ...]] = {}
+    for class_name, tenant in tenant_of_class.items():
+        name = tenant or class_name
+        classes_by_tenant[name] = (*classes_by_tenant.get(name, ()), class_name)
+    return classes_by_tenant if len(classes_by_tenant) > 1 else {}
+
+
+def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
+    """Return the comparison of the tenants of a run, or None for a single tenant."""
+    class_by_name = {request_class.name: request_class for request_class in classes}
+    names_by_tenant = group_by_tenant({part.name: part.tenant for part in classes})
+    if not names_by_tenant:
+        return None
+    tenants = tuple(
+        _summarize_tenant(tenant, [class_by_name[name] for name in names])
+        for tenant, names in names_by_tenant.items()
     )
-    shares = ok if None in good else good
-    uneven = None not in shares and len(set(shares)) > 1
+    ok_shares = _known_values([tenant.ok_share for tenant in tenants])
+    good_shares = _known_values([tenant.good_share for tenant in tenants])
     return Fairness(
         tenants=tenants,
-        ok_index=None if None in ok else jain(ok),
-        good_index=None if None in good else jain(good),
-        worst=tenants[shares.index(min(shares))].name if uneven else "",
+        ok_index=None if ok_shares is None else jain_index(ok_shares),
+        good_index=None if good_shares is None else jain_index(good_shares),
+        worst=_worst_tenant(tenants, good_shares or ok_shares),
     )
 
 
-def _headline_output_per_s(part: ClassSummary) -> float | None:
-    """Return the output tokens per second in the steady-state window.
-
-    A part without such a window has the rate of its measurement window.
-    """
-    tokens = part.tokens
-    if part.load.steady_completed_rps is None:
-        return tokens.output_per_s
-    return tokens.steady_output_per_s
+def _known_values(values: Sequence[float | None]) -> list[float] | None:
+    """Return the values, or None if at least one is not known."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
 
 
-def _tenant(name: str, parts: Sequence[ClassSummary]) -> TenantShare:
-    decided = sum(part.requests.decided for part in parts)
-    good, counted = (
-        [getattr(part.goodput, field) for part in parts] for field in ("good", "counted")
-    )
-    rates = [_headline_output_per_s(part) for part in parts]
-    known = None not in good and any(counted)
+def _worst_tenant(tenants: Sequence[TenantShare], shares: Sequence[float] | None) -> str:
+    """Return the name of the tenant with the smallest share, or "" if all are equal or unknown."""
+    if shares is None or len(set(shares)) == 1:
+        return ""
+    return tenants[shares.index(min(shares))].name
+
+
+def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare:
+    """Return what a tenant received, over all of its classes."""
+    decided = sum(request_class.requests.decided for request_class in classes)
+    ok_count = sum(request_class.requests.ok for request_class in classes)
+    good_counts = [request_class.goodput.good for request_class in classes]
+    counted = sum(request_class.goodput.counted or 0 for request_class in classes)
+    good_share = None
+    if counted and None not in good_counts:
+        good_share = sum(count or 0 for count in good_counts) / counted
+    rates = [_output_per_s(request_class) for request_class in classes]
+    output_per_s = None if None in rates else sum(rate or 0.0 for rate in rates)
     return TenantShare(
         name=name,
-        classes=tuple(part.name for part in parts),
+        classes=tuple(request_class.name for request_class in classes),
         decided=decided,
-        ok_share=sum(part.requests.ok for part in parts) / decided if decided else None,
-        good_share=sum(filter(None, good)) / sum(filter(None, counted)) if known else None,
-        output_per_s=None if None in rates else sum(filter(None, rates)),
+        ok_share=ok_count / decided if decided else None,
+        good_share=good_share,
+        output_per_s=output_per_s,
     )
+
+
+def _output_per_s(request_class: ClassSummary) -> float | None:
+    """Return the output tokens per second in the steady-state window.
+
+    A class without such a window has the rate of its measurement window.
+    """
+    tokens = request_class.tokens
+    if request_class.load.steady_completed_rps is None:
+        return tokens.output_per_s
+    return tokens.steady_output_per_s

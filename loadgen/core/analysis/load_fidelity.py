@@ -1,14 +1,13 @@
-"""Whether the load that was delivered is the load that was asked for: one check for each property of it.
+"""Check whether the delivered load is the requested one, with one check for each of its properties.
 
-Pure. A run that does not deliver what was asked for is no measurement of it, however good its clocks are. Each check
-has the value asked for, the one seen, and whether they agree within what chance allows; `report/stimulus.py` has words.
+Pure. Each check has the requested value, the delivered value, and whether they agree within chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,124 +26,162 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.run_evidence import VerdictInputs
+    from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import RunManifest
 
-CHANCE = 0.001  # probability with which chance alone fails a check of a sound run
-_SIGMAS = 3.29  # the two-sided normal quantile of it
-LEAST = 30  # gaps, below which their law cannot be told
-CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whatever chance allows
+FALSE_ALARM_RATE = 0.001
+"""The probability that a check of a correct run fails by chance."""
+SIGMAS = 3.29
+"""The two-sided quantile of the normal distribution for FALSE_ALARM_RATE."""
+MIN_GAPS = 30
+"""Fewer gaps do not show their distribution."""
+RATE_TOLERANCE = 0.01
+"""A rate this close to the requested one is always accepted."""
 
 
-def checks(
-    manifest: RunManifest, summary: Any, signs: VerdictInputs, columns: Sequence[Columns]
+def check_load(
+    manifest: RunManifest,
+    summary: Summary,
+    inputs: VerdictInputs,
+    measured: Sequence[Columns],
 ) -> tuple[StimulusCheck, ...]:
-    """Return the checks that apply to this load. `columns`: the measured records of each stage."""
-    if not signs.sends:
+    """Return the checks that apply to a load. `measured` has the records of each stage."""
+    if not inputs.sends:
         return ()
     return (
-        *_arrivals(manifest, summary, columns),
-        *_mix(manifest, summary),
-        *_tokens(manifest, summary, signs),
+        *_check_arrival_process(manifest, measured),
+        *_check_rate(manifest, summary),
+        *_check_classes(summary),
+        *_check_lengths(summary, inputs),
+        *_check_cache(manifest, summary, inputs),
     )
 
 
-def _arrivals(
-    manifest: RunManifest, summary: Any, columns: Sequence[Columns]
+def _check_arrival_process(
+    manifest: RunManifest, measured: Sequence[Columns]
 ) -> Iterator[StimulusCheck]:
-    measured = [stage for stage in manifest.stages if stage.measured]
-    load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
-    gaps = join_arrays([_gaps(part, manifest) for part in columns])
-    if len(gaps) >= LEAST:
-        farthest, p = _from_exponential(gaps)
-        yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
-    variation, planned = load.gap_variation, load.gap_variation_planned
-    if variation is not None and planned is not None:
-        close = abs(variation - planned) <= GAP_VARIATION
-        yield StimulusCheck(code="spacing", asked=planned, seen=variation, ok=close, n=sent)
-    if len(measured) != 1 or summary.sessions is not None:
+    """Check that the gaps between Poisson arrivals are exponentially distributed."""
+    gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured])
+    if len(gaps) < MIN_GAPS:
         return
-    (stage,) = measured
-    lanes, most = stage.concurrency, load.in_flight_max
-    if stage.closed and lanes and most is not None:
+    distance, p_value = _compare_with_exponential(gaps)
+    is_ok = p_value >= FALSE_ALARM_RATE
+    yield StimulusCheck(code="arrivals", seen=distance, ok=is_ok, n=len(gaps), p=p_value)
+
+
+def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
+    """Return the gaps between sends in Poisson stages, divided by the mean gap of their rate.
+
+    Only first turns count, because later turns wait for a response.
+    """
+    gaps_of_stages = []
+    for index, stage in enumerate(manifest.stages):
+        if not stage.rate or not stage.arrival.startswith("poisson"):
+            continue
+        is_sent = columns["sent_ns"] >= 0
+        is_first_turn = (columns["stage"] == index) & (columns["turn"] == 0)
+        sent_ns = columns["sent_ns"][as_selection(is_first_turn & is_sent)]
+        gaps_of_stages.append(np.diff(np.sort(sent_ns)) * stage.rate / 1e9)
+    return join_arrays(gaps_of_stages)
+
+
+def _compare_with_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the Kolmogorov-Smirnov distance of gaps from the exponential distribution of mean 1.
+
+    The second value is the p-value by the asymptotic distribution of the distance, with Stephens's
+    correction for small samples. `gaps` is sorted in place.
+    """
+    count = len(gaps)
+    gaps.sort()
+    distance = ks_distance(gaps, _exponential_cdf, _exponential_cdf)
+    scaled = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
+    if scaled < 0.2:
+        return distance, 1.0  # The series below converges slowly there, and its sum is 1.
+    series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
+    return distance, min(max(series, 0.0), 1.0)
+
+
+def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    probabilities: NDArray[np.float64] = -np.expm1(-gaps)
+    return probabilities
+
+
+def _check_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusCheck]:
+    """Check the variation of gaps, and the concurrency or the rate of a load of one stage."""
+    load = summary.load
+    sent = summary.requests.scheduled - summary.requests.dropped
+    planned_cv = load.gap_variation_planned
+    if load.gap_variation is not None and planned_cv is not None:
+        is_ok = abs(load.gap_variation - planned_cv) <= GAP_VARIATION
         yield StimulusCheck(
-            code="lanes", asked=float(lanes), seen=float(most), ok=most >= lanes, n=sent
+            code="spacing", asked=planned_cv, seen=load.gap_variation, ok=is_ok, n=sent
+        )
+    measured_stages = [stage for stage in manifest.stages if stage.measured]
+    if len(measured_stages) != 1 or summary.sessions is not None:
+        return
+    stage = measured_stages[0]
+    if stage.closed and stage.concurrency and load.in_flight_max is not None:
+        yield StimulusCheck(
+            code="lanes",
+            asked=float(stage.concurrency),
+            seen=float(load.in_flight_max),
+            ok=load.in_flight_max >= stage.concurrency,
+            n=sent,
         )
     elif not stage.closed and stage.rate and load.achieved_rps is not None and sent > 0:
-        by_chance = _SIGMAS * (planned if planned is not None else 1.0) / math.sqrt(sent)
-        close = abs(load.achieved_rps / stage.rate - 1) <= max(CLOSE, by_chance)
-        yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=close, n=sent)
+        cv = 1.0 if planned_cv is None else planned_cv
+        tolerance = max(RATE_TOLERANCE, SIGMAS * cv / math.sqrt(sent))
+        is_ok = abs(load.achieved_rps / stage.rate - 1) <= tolerance
+        yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=is_ok, n=sent)
 
 
-def _gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
-    """The gaps between sends of Poisson stages, in mean gaps of their rate. Later turns wait, so they do not count."""
-    parts = []
-    for number, stage in enumerate(manifest.stages):
-        if stage.rate and stage.arrival.startswith("poisson"):
-            own = (columns["stage"] == number) & (columns["turn"] == 0) & (columns["sent_ns"] >= 0)
-            parts.append(np.diff(np.sort(columns["sent_ns"][as_selection(own)])) * stage.rate / 1e9)
-    return join_arrays(parts)
-
-
-def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
-    """The Kolmogorov-Smirnov distance of gaps from the exponential law of mean 1, and its probability (asymptotic)."""
-    n = len(gaps)
-    gaps.sort()
-    farthest = ks_distance(gaps, _exponential, _exponential)
-    scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * farthest
-    series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return farthest, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)
-
-
-def _exponential(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
-    law: NDArray[np.float64] = -np.expm1(-gaps)
-    return law
-
-
-def _mix(manifest: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
-    """The class whose share is farthest from the one asked for."""
-    everyone = sum(part.starts for part in summary.classes)
-    if not everyone:
+def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
+    """Check the request class whose fraction differs most from the requested one."""
+    starts = sum(request_class.starts for request_class in summary.classes)
+    if not starts:
         return
-    parts = [(part.share, part.starts / everyone) for part in summary.classes]
-    asked, seen = max(parts, key=lambda pair: abs(pair[1] - pair[0]))
-    by_chance = _SIGMAS * math.sqrt(asked * (1 - asked) / everyone) + 1 / everyone
-    yield StimulusCheck(
-        code="classes", asked=asked, seen=seen, ok=abs(seen - asked) <= by_chance, n=everyone
-    )
+    shares = [
+        (request_class.share, request_class.starts / starts) for request_class in summary.classes
+    ]
+    requested, delivered = max(shares, key=lambda pair: abs(pair[1] - pair[0]))
+    tolerance = SIGMAS * math.sqrt(requested * (1 - requested) / starts) + 1 / starts
+    is_ok = abs(delivered - requested) <= tolerance
+    yield StimulusCheck(code="classes", asked=requested, seen=delivered, ok=is_ok, n=starts)
 
 
-def _tokens(manifest: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[StimulusCheck]:
-    tokens, ok = summary.tokens, summary.requests.ok
-    asked, got = float(signs.requested_tokens), float(signs.received_tokens)
-    if asked:
-        as_long = got >= asked * (1 - SHORTENED)
-        same = (
-            tokens.length_mismatch_share is None or tokens.length_mismatch_share <= LENGTH_MISMATCH
-        )
-        yield StimulusCheck(code="outputs", asked=asked, seen=got, ok=as_long and same, n=ok)
-    if signs.prompt_count_difference is not None:
-        agree = abs(signs.prompt_count_difference) <= COUNT_DISAGREEMENT
-        yield StimulusCheck(
-            code="prompts", asked=0.0, seen=signs.prompt_count_difference, ok=agree, n=ok
-        )
-    if manifest.requested_cache_share is not None:
-        share = tokens.cached_share
-        close = (
-            None if share is None else abs(share - manifest.requested_cache_share) <= CACHED_SHARE
-        )
-        yield StimulusCheck(
-            code="cache", asked=manifest.requested_cache_share, seen=share, ok=close, n=ok
-        )
+def _check_lengths(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
+    """Check the output tokens and the prompt tokens."""
+    ok_count = summary.requests.ok
+    requested = float(inputs.requested_tokens)
+    received = float(inputs.received_tokens)
+    if requested:
+        mismatch = summary.tokens.length_mismatch_share
+        is_long_enough = received >= requested * (1 - SHORTENED)
+        is_ok = is_long_enough and (mismatch is None or mismatch <= LENGTH_MISMATCH)
+        yield StimulusCheck(code="outputs", asked=requested, seen=received, ok=is_ok, n=ok_count)
+    difference = inputs.prompt_count_difference
+    if difference is not None:
+        is_ok = abs(difference) <= COUNT_DISAGREEMENT
+        yield StimulusCheck(code="prompts", asked=0.0, seen=difference, ok=is_ok, n=ok_count)
+
+
+def _check_cache(
+    manifest: RunManifest, summary: Summary, inputs: VerdictInputs
+) -> Iterator[StimulusCheck]:
+    """Check the fraction of cached prompt tokens, and that prompts do not repeat."""
+    ok_count = summary.requests.ok
+    cached = summary.tokens.cached_share
+    requested = manifest.requested_cache_share
+    if requested is not None:
+        is_ok = None if cached is None else abs(cached - requested) <= CACHED_SHARE
+        yield StimulusCheck(code="cache", asked=requested, seen=cached, ok=is_ok, n=ok_count)
         return
     if manifest.shares_prompts:
-        yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
+        yield StimulusCheck(code="cache", seen=cached, ok=None, n=ok_count)
         return
+    repeated = inputs.repeated_prompts
     yield StimulusCheck(
-        code="repeats",
-        asked=0.0,
-        seen=float(signs.repeated_prompts),
-        ok=not signs.repeated_prompts,
-        n=signs.sends,
+        code="repeats", asked=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
     )
-    cold = None if tokens.cached_share is None else tokens.cached_share <= CACHED_SHARE
-    yield StimulusCheck(code="cache", asked=0.0, seen=tokens.cached_share, ok=cold, n=ok)
+    is_cold = None if cached is None else cached <= CACHED_SHARE
+    yield StimulusCheck(code="cache", asked=0.0, seen=cached, ok=is_cold, n=ok_count)

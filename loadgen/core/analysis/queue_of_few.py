@@ -25,60 +25,60 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.slo import Slo
 
-FEWEST = 20
-"""From so many requests on a queue is named."""
-MOST_OF_IT = 0.5
-"""Share of the TTFT that waiting has to make up."""
-GROWTH = 1.5
-"""Factor by which the median TTFT grows from the first third of the load to the last one."""
+MIN_REQUESTS = 20
+"""Fewer requests do not show a queue."""
+MOST_OF_TTFT = 0.5
+"""The share of the TTFT that waiting has to explain."""
+GROWTH_FACTOR = 1.5
+"""The factor by which the median TTFT grows from the first third of the load to the last one."""
 QUEUE_TIME = "queue_time_seconds"
-"""How the names of the histograms end in which vLLM and TensorRT-LLM count the time in the queue."""
+"""The end of the names of the histograms in which vLLM and TensorRT-LLM count queueing time."""
 
 
 class MissedTtft(NamedTuple):
-    """The requests of a run that missed a TTFT objective, in the order in which they were due."""
+    """The requests of a run that missed a TTFT objective, ordered by scheduled time."""
 
     requests: JoinedColumns
-    ttft: NDArray[np.int64]
-    late: NDArray[np.int64]
-    """How late the client sent each request, in ns."""
+    ttft_ns: NDArray[np.int64]
+    send_delay_ns: NDArray[np.int64]
+    """How late the client sent each request."""
     limit_ns: int
     samples: Sequence[MetricSample]
 
     @property
-    def is_over(self) -> NDArray[np.bool_]:
-        """Which requests exceed the limit."""
-        return self.ttft > self.limit_ns
+    def exceeds_limit(self) -> NDArray[np.bool_]:
+        """Return which requests exceed the limit."""
+        return self.ttft_ns > self.limit_ns
 
 
-def missed_ttft_limit(ttft: NDArray[np.int64], slo: Slo | None) -> int | None:
+def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None:
     """Return the tightest TTFT limit of the SLO that too many requests exceed, in ns, or None."""
     missed = [
         term.limit_ns
         for term in (slo.terms if slo is not None else ())
-        if term.metric == "ttft" and float((ttft > term.limit_ns).mean()) > 1 - term.quantile
+        if term.metric == "ttft" and float((ttft_ns > term.limit_ns).mean()) > 1 - term.quantile
     ]
     return min(missed, default=None)
 
 
 def find_queue(missed: MissedTtft) -> Cause | None:
     """Return the queue as the cause of a missed TTFT, with the evidence, or None."""
-    ttft_ns = float(missed.ttft[missed.is_over].mean())
-    if float(missed.late[missed.is_over].mean()) >= MOST_OF_IT * ttft_ns:
+    ttft_ns = float(missed.ttft_ns[missed.exceeds_limit].mean())
+    if float(missed.send_delay_ns[missed.exceeds_limit].mean()) >= MOST_OF_TTFT * ttft_ns:
         return None
     return _by_timing(missed, ttft_ns) or _by_page(missed) or _by_growth(missed)
 
 
 def _by_timing(missed: MissedTtft, ttft_ns: float) -> Cause | None:
     """Return the queue by the server's own timing of each request."""
-    queued = missed.requests["server_queue_ns"][missed.is_over]
+    queued = missed.requests["server_queue_ns"][missed.exceeds_limit]
     if int(queued.min()) < 0:
         return None
     queued_ns = float(queued.mean())
-    if queued_ns < MOST_OF_IT * ttft_ns:
+    if queued_ns < MOST_OF_TTFT * ttft_ns:
         return None
     text = (
-        f"{len(queued):,} requests exceeded the TTFT limit of {_ms(missed.limit_ns)}. They waited "
+        f"{len(queued):,} requests exceeded the TTFT limit of {_ms(missed.limit_ns)}: they waited "
         f"{_ms(queued_ns)} of {_ms(ttft_ns)} in the server's queue"
     )
     return _queue(queued_ns / ttft_ns, text)
@@ -86,44 +86,44 @@ def _by_timing(missed: MissedTtft, ttft_ns: float) -> Cause | None:
 
 def _by_page(missed: MissedTtft) -> Cause | None:
     """Return the queue by the metrics pages of the servers."""
-    ttft_ns = float(missed.ttft.mean())
+    ttft_ns = float(missed.ttft_ns.mean())
     waiting_ns = mean_queue_time_ns(missed.samples)
-    text = f"by its metrics page a request waited {_ms(waiting_ns or 0)} in the server's queue"
+    text = f"requests waited {_ms(waiting_ns or 0)} in the queue according to the metrics page"
     if waiting_ns is None:
         span_s = float(missed.requests["first_token_ns"].max() - missed.requests["due_ns"][0]) / 1e9
-        waiting_ns = _waiting_by_littles_law(missed.samples, len(missed.ttft), span_s)
+        waiting_ns = _waiting_by_littles_law(missed.samples, len(missed.ttft_ns), span_s)
         if waiting_ns is None:
             return None
         text = (
-            "by the number of waiting requests on its metrics page a request waited about "
-            f"{_ms(waiting_ns)} in the server's queue"
+            f"requests waited about {_ms(waiting_ns)} in the queue according to the number of "
+            "waiting requests on the metrics page"
         )
-    if waiting_ns < MOST_OF_IT * ttft_ns:
+    if waiting_ns < MOST_OF_TTFT * ttft_ns:
         return None
-    return _queue(waiting_ns / ttft_ns, f"{text}; the mean TTFT was {_ms(ttft_ns)}")
+    return _queue(waiting_ns / ttft_ns, f"{text}, of a mean TTFT of {_ms(ttft_ns)}")
 
 
 def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
     """Return the mean time in the queue that the servers counted during the run, or None."""
     first: dict[tuple[str, str, str], float] = {}
     last: dict[tuple[str, str, str], float] = {}
-    for sample in sorted(samples, key=lambda one: one.t_s):
+    for sample in sorted(samples, key=lambda sample: sample.t_s):
         if sample.name.endswith((f"{QUEUE_TIME}_sum", f"{QUEUE_TIME}_count")):
             key = (sample.name.rpartition("_")[2], sample.page, sample.labels)
             first.setdefault(key, sample.value)
             last[key] = sample.value
-    grown: dict[str, float] = defaultdict(float)
+    growth: dict[str, float] = defaultdict(float)
     for (kind, *_), value in last.items():
-        grown[kind] += value
+        growth[kind] += value
     for (kind, *_), value in first.items():
-        grown[kind] -= value
-    return grown["sum"] / grown["count"] * 1e9 if grown["count"] > 0 else None
+        growth[kind] -= value
+    return growth["sum"] / growth["count"] * 1e9 if growth["count"] > 0 else None
 
 
 def _waiting_by_littles_law(
     samples: Sequence[MetricSample], requests: int, span_s: float
 ) -> float | None:
-    """Return the mean wait, in ns: the mean number of waiting requests over the rate of requests."""
+    """Return the mean wait: the mean number of waiting requests divided by the request rate."""
     waiting = series.curves(samples).get(series.WAITING)
     if waiting is None or span_s <= 0:
         return None
@@ -138,22 +138,22 @@ def _waiting_by_littles_law(
 
 
 def _by_growth(missed: MissedTtft) -> Cause | None:
-    """Return a queue as possible where TTFT grew while the load went on."""
-    third = len(missed.ttft) // 3
-    first_ns = float(np.median(missed.ttft[:third]))
-    last_ns = float(np.median(missed.ttft[-third:]))
+    """Return a queue as a possible cause if TTFT grew during the load."""
+    third = len(missed.ttft_ns) // 3
+    first_ns = float(np.median(missed.ttft_ns[:third]))
+    last_ns = float(np.median(missed.ttft_ns[-third:]))
     due_ns = missed.requests["due_ns"]
-    if due_ns[0] == due_ns[-1] or last_ns < GROWTH * first_ns:
+    if due_ns[0] == due_ns[-1] or last_ns < GROWTH_FACTOR * first_ns:
         return None
     text = (
-        "the requests waited in the server, probably in its queue: the median TTFT grew from "
-        f"{_ms(first_ns)} in the first third of the load to {_ms(last_ns)} in the last"
+        "requests probably waited in the server's queue: the median TTFT grew from "
+        f"{_ms(first_ns)} (first third) to {_ms(last_ns)} (last third)"
     )
     return _queue(1.0, text, sure="possible")
 
 
 def _queue(share: float, text: str, sure: str = "likely") -> Cause:
-    advice = "the load is higher than the server can carry: lower it, or add replicas"
+    advice = "lower the load or add replicas"
     return Cause(code="queue", share=min(share, 1.0), sure=sure, evidence=f"{text}; {advice}")
 
 
@@ -161,8 +161,8 @@ def _ms(value_ns: float) -> str:
     return f"{value_ns / 1e6:,.0f} ms"
 
 
-def in_order_of_due(requests: JoinedColumns) -> NDArray[np.int64]:
-    """Return the places of the requests with a TTFT, in the order in which they were due."""
+def order_by_scheduled_time(requests: JoinedColumns) -> NDArray[np.int64]:
+    """Return the indexes of the requests with a TTFT, ordered by scheduled time."""
     due_ns = requests["due_ns"]
     has_ttft = np.flatnonzero(requests.measure("ttft") != UNDEFINED)
     ordered: NDArray[np.int64] = has_ttft[np.argsort(due_ns[has_ttft], kind="stable")]

@@ -1,12 +1,13 @@
-"""How much of the variance of a latency lies between the nodes of a rack, and which node stands out. Pure.
+"""Compare the nodes of a rack: variance of a latency between them, and nodes that stand out.
 
-The ok requests of the steady window are put into cells, one per node and block of time. A node is what the targets
-file calls one; else a target; of a simulated rack a replica.
+Pure. The ok requests of the steady-state window are divided into cells, one per node and block of
+time. A node is what the targets file calls one, else a target, or a replica of a simulated rack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,167 +21,269 @@ from loadgen.core.results.manifest import RunManifest, are_interchangeable
 from loadgen.core.stats import variance_components
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.core.stats.quantiles import block_slices
+from loadgen.core.stats.variance_components import VarianceComponents
 
 METRICS = ("ttft", "tpot", "e2e")
-BLOCKS = (20, 10, 5, 2)  # of time: as many as leave FEWEST requests in each cell
-FEWEST = 5
-ODD_SHARE = 0.1  # of the nodes that may stand out; of more, the others are no measure
-LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not worth a name
+BLOCK_COUNTS = (20, 10, 5, 2)
+"""Numbers of blocks of time. The largest that leaves MIN_PER_CELL requests in each cell is used."""
+MIN_PER_CELL = 5
+MIN_PER_NODE = MIN_PER_CELL * BLOCK_COUNTS[-1]
+MAX_OUTLIER_SHARE = 0.1
+"""The share of the nodes that may stand out. If more did, the others would be no reference."""
+MIN_CHANGE = 0.01
+"""Smaller relative differences from the other nodes are not reported."""
+CLIENT_ERRORS = {
+    "ttft": ("send_lag", "stamp_error"),
+    "tpot": ("tpot_error",),
+    "e2e": ("send_lag", "last_token_error_ns"),
+}
+"""What the client may have added to each metric, by sending or reading late."""
 
 
-def of_rows(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
-    """Compare the nodes of the measured rows of a run."""
+class _Nodes(NamedTuple):
+    """The nodes that are compared.
+
+    `kind` is node, target or replica, and `index_of_request` has the index of the node in `names`.
+    """
+
+    kind: str
+    names: list[str]
+    index_of_request: NDArray[np.int64]
+
+
+class _Selection(NamedTuple):
+    """The requests that are compared: their indexes, and the node and the block of time of each.
+
+    `block` counts the shortest blocks. `node` is an index in `names`, -1 for a node without enough
+    requests.
+    """
+
+    indexes: NDArray[np.int64] | slice
+    node: NDArray[np.int32]
+    block: NDArray[np.int8]
+    names: list[str]
+
+
+class _Cells(NamedTuple):
+    """The mean and the number of values of each cell (nodes x blocks), and their inner variance."""
+
+    means: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    variance_within: float
+
+
+def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
+    """Compare the nodes of a run by its measured records in the steady-state window."""
     if not are_interchangeable(manifest.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
     requests = JoinedColumns(measured, ok=True, keep=False)
-    unit, names, of_row = _units(requests, manifest)
-    if len(names) < 2:
+    nodes = _assign_nodes(requests, manifest)
+    node_count = len(nodes.names)
+    if node_count < 2:
         return BetweenNodes()
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
-        why = "there is no time at which the load was only that of measured requests"
-        return BetweenNodes(nodes=len(names), why=why)
-    due_ns = requests["due_ns"]
-    times = np.empty(
-        len(due_ns), np.int8
-    )  # which of the shortest blocks each is due in; -1: in none
-    for rows in block_slices(len(due_ns)):
-        due_s = due_ns[rows] / 1e9
-        share = (due_s - steady.start_s) / steady.duration_s
-        in_steady = (due_s >= steady.start_s) & (due_s < steady.end_s)
-        times[rows] = np.where(in_steady, np.minimum(share * BLOCKS[0], BLOCKS[0] - 1), -1)
-    inside = as_selection(times >= 0)
-    of_row, times = of_row[inside], times[inside]
-    counted = np.bincount(of_row, minlength=len(names))
-    spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
-    silent = tuple(names[i] for i in range(len(names)) if i not in spoken)
-    if len(spoken) < 2:
-        why = f"fewer than two {unit}s have {FEWEST * BLOCKS[-1]} ok requests in the steady window"
-        return BetweenNodes(nodes=len(names), why=why)
-    place = np.full(len(names), -1, np.int32)
-    place[spoken] = np.arange(len(spoken))
-    part = place[of_row]
-    del of_row
-    tables, odd, blocks_used = [], [], 0
-    for metric in METRICS:
-        values_ns = requests.measure(metric)[inside]
-        own = as_selection((values_ns != UNDEFINED) & (part >= 0))
-        values = values_ns[own] / 1e6
-        del values_ns
-        cells = _cells(part[own], times[own], values, len(spoken))
-        if cells is None:
-            continue
-        means, counts, within = cells
-        blocks_used = max(blocks_used, means.shape[1])
-        tables.append(
-            _table(metric, variance_components.estimate_components(means, counts, within))
+        why = "at no time was the load only that of measured requests"
+        return BetweenNodes(nodes=node_count, why=why)
+    block = _assign_blocks(requests["due_ns"], steady.start_s, steady.end_s)
+    selection, silent = _select_requests(nodes, block)
+    if len(selection.names) < 2:
+        why = (
+            f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
+            "window"
         )
-        found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
-        if found:  # by more than the load generator may have added to it, or to the others
-            added = _cells(
-                part[own], times[own], _added(requests, metric)[inside][own] / 1e6, len(spoken)
-            )
-            own_ms = (added or cells)[0].mean(axis=1)
-            least_ms = dict(
-                zip((names[i] for i in spoken), np.maximum(own_ms, own_ms.mean()), strict=True)
-            )
-            odd += [one for one in found if abs(one.mean_ms - one.others_ms) > least_ms[one.name]]
+        return BetweenNodes(nodes=node_count, why=why)
+    tables, outliers, block_count = _analyze_metrics(requests, selection)
     if not tables:
-        why = f"too few requests: {FEWEST} per {unit} in each of {BLOCKS[-1]} stretches of time are needed"
-        return BetweenNodes(nodes=len(names), silent=silent, why=why)
+        why = (
+            f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
+            f"{BLOCK_COUNTS[-1]} blocks of time"
+        )
+        return BetweenNodes(nodes=node_count, silent=silent, why=why)
     return BetweenNodes(
-        compared=unit,
-        nodes=len(spoken),
-        blocks=blocks_used,
+        compared=nodes.kind,
+        nodes=len(selection.names),
+        blocks=block_count,
         variances=tuple(tables),
-        outliers=tuple(odd),
+        outliers=tuple(outliers),
         silent=silent,
         why="",
     )
 
 
-def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
-    """Without the metrics that the run withholds."""
-    variances, odd = (
-        tuple(one for one in of if one.metric not in unsound)
-        for of in (found.variances, found.outliers)
+def without_metrics(differences: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
+    """Return the differences without those of metrics that the run does not report."""
+    return msgspec.structs.replace(
+        differences,
+        variances=tuple(row for row in differences.variances if row.metric not in unsound),
+        outliers=tuple(node for node in differences.outliers if node.metric not in unsound),
     )
-    return msgspec.structs.replace(found, variances=variances, outliers=odd)
 
 
-def _units(
-    requests: JoinedColumns, manifest: RunManifest
-) -> tuple[str, list[str], NDArray[np.int64]]:
-    """What is compared, the names of all of them, and the number of the one of each row."""
+def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
+    """Return the nodes of a run. If all targets are one node, its replicas are compared."""
     targets = manifest.targets
-    nodes = [target.node or target.name or target.url or str(i) for i, target in enumerate(targets)]
-    if len(set(nodes)) > 1:
-        names = list(dict.fromkeys(nodes))
-        number = np.array([names.index(node) for node in nodes])
-        unit = "node" if any(target.node for target in targets) else "target"
-        return unit, names, number[requests["target"]]
-    keys, of_row = number_keys(replica_keys(requests))
-    return "replica", [replica_name(key, manifest) for key in keys.tolist()], of_row
+    node_of_target = [
+        target.node or target.name or target.url or str(index)
+        for index, target in enumerate(targets)
+    ]
+    names = list(dict.fromkeys(node_of_target))
+    if len(names) > 1:
+        index_of_target = np.array([names.index(name) for name in node_of_target])
+        kind = "node" if any(target.node for target in targets) else "target"
+        return _Nodes(kind, names, index_of_target[requests["target"]])
+    keys, index_of_request = number_keys(replica_keys(requests))
+    names = [replica_name(key, manifest) for key in keys.tolist()]
+    return _Nodes("replica", names, index_of_request)
 
 
-def _cells(
-    part: NDArray[np.int32], times: NDArray[np.int8], values: NDArray[np.float64], parts: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64], float] | None:
-    """Means and counts of parts x blocks, and the variance inside of cells; None where even two blocks are too many.
+def _assign_blocks(due_ns: NDArray[np.int64], start_s: float, end_s: float) -> NDArray[np.int8]:
+    """Return in which of the shortest blocks each request is scheduled, -1 outside of the window.
 
-    `times`: of the shortest blocks, of which longer ones are made. The values are used up.
+    The requests are processed in blocks of rows, because a run may have millions.
     """
-    for blocks in BLOCKS:
-        cell = part * blocks + times // (BLOCKS[0] // blocks)
-        counts = np.bincount(cell, minlength=parts * blocks)
-        if counts.min() >= FEWEST:
-            means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
-            for rows in block_slices(
-                len(values)
-            ):  # in place: each copy is as long as the run has requests
-                values[rows] = (means[cell[rows]] - values[rows]) ** 2
-            within = float(values.sum()) / (len(values) - parts * blocks)
-            return means.reshape(parts, blocks), counts.reshape(parts, blocks), within
+    block = np.empty(len(due_ns), np.int8)
+    for rows in block_slices(len(due_ns)):
+        due_s = due_ns[rows] / 1e9
+        fraction = (due_s - start_s) / (end_s - start_s)
+        is_inside = (due_s >= start_s) & (due_s < end_s)
+        number = np.minimum(fraction * BLOCK_COUNTS[0], BLOCK_COUNTS[0] - 1)
+        block[rows] = np.where(is_inside, number, -1)
+    return block
+
+
+def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> tuple[_Selection, tuple[str, ...]]:
+    """Return the requests in the window, and the names of nodes with too few of them."""
+    indexes = as_selection(block >= 0)
+    node_of_request = nodes.index_of_request[indexes]
+    counts = np.bincount(node_of_request, minlength=len(nodes.names))
+    compared = np.flatnonzero(counts >= MIN_PER_NODE)
+    silent = tuple(name for name, count in zip(nodes.names, counts, strict=True) if count < MIN_PER_NODE)
+    new_index = np.full(len(nodes.names), -1, np.int32)
+    new_index[compared] = np.arange(len(compared))
+    names = [nodes.names[index] for index in compared]
+    return _Selection(indexes, new_index[node_of_request], block[indexes], names), silent
+
+
+def _analyze_metrics(
+    requests: JoinedColumns, selection: _Selection
+) -> tuple[list[VarianceTable], list[OutlierNode], int]:
+    """Return the variances and the outliers of all metrics, and the most blocks that were used."""
+    tables = []
+    outliers: list[OutlierNode] = []
+    block_count = 0
+    for metric in METRICS:
+        values_ns = requests.measure(metric)[selection.indexes]
+        chosen = as_selection((values_ns != UNDEFINED) & (selection.node >= 0))
+        values_ms = values_ns[chosen] / 1e6
+        del values_ns
+        cells = _make_cells(selection, chosen, values_ms)
+        if cells is None:
+            continue
+        block_count = max(block_count, cells.means.shape[1])
+        tables.append(_variance_table(metric, variance_components.estimate_components(*cells)))
+        candidates = _find_outliers(metric, cells.means.mean(axis=1), selection.names)
+        if candidates:
+            added_ms = _client_errors(requests, metric)[selection.indexes][chosen] / 1e6
+            error_cells = _make_cells(selection, chosen, added_ms) or cells
+            outliers += _beyond_client_errors(candidates, error_cells, selection.names)
+    return tables, outliers, block_count
+
+
+def _make_cells(
+    selection: _Selection,
+    chosen: NDArray[np.int64] | slice,
+    values: NDArray[np.float64],
+) -> _Cells | None:
+    """Return the cells of values, or None if even two blocks of time leave too few in a cell.
+
+    `values` is overwritten, because another copy would be as long as the run has requests.
+    """
+    node = selection.node[chosen]
+    shortest_block = selection.block[chosen]
+    node_count = len(selection.names)
+    for block_count in BLOCK_COUNTS:
+        cell_count = node_count * block_count
+        cell = node * block_count + shortest_block // (BLOCK_COUNTS[0] // block_count)
+        counts = np.bincount(cell, minlength=cell_count)
+        if counts.min() < MIN_PER_CELL:
+            continue
+        means = np.bincount(cell, weights=values, minlength=cell_count) / counts
+        for rows in block_slices(len(values)):
+            values[rows] = (means[cell[rows]] - values[rows]) ** 2
+        variance_within = float(values.sum()) / (len(values) - cell_count)
+        shape = (node_count, block_count)
+        return _Cells(means.reshape(shape), counts.reshape(shape), variance_within)
     return None
 
 
-def _table(metric: str, found: variance_components.VarianceComponents) -> VarianceTable:
-    variances = {name: getattr(found, name) for name in ("between", "time", "own_time", "within")}
+def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
+    """Return the components as standard deviations and as fractions of the variance."""
+
+    def share(variance: float) -> float:
+        return variance / components.total if components.total else 0.0
+
     return VarianceTable(
         metric=metric,
-        mean_ms=found.mean,
-        **{f"{name}_ms": value**0.5 for name, value in variances.items()},
-        **{
-            f"{name}_share": value / found.total if found.total else 0.0
-            for name, value in variances.items()
-        },
+        mean_ms=components.mean,
+        between_ms=components.between**0.5,
+        time_ms=components.time**0.5,
+        own_time_ms=components.own_time**0.5,
+        within_ms=components.within**0.5,
+        between_share=share(components.between),
+        time_share=share(components.time),
+        own_time_share=share(components.own_time),
+        within_share=share(components.within),
     )
 
 
-ERRORS = {
-    "ttft": ("send_lag", "stamp_error"),
-    "tpot": ("tpot_error",),
-    "e2e": ("send_lag", "last_token_error_ns"),
-}
-"""Metric -> what the load generator may have added to it: it sent late, or read late."""
+def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
+    """Return how much the client may have added to a metric of each request, in ns."""
+    total = np.zeros(1, np.int64)
+    for name in CLIENT_ERRORS[metric]:
+        errors_ns = requests[name] if name.endswith("_ns") else requests.measure(name)
+        total = total + np.maximum(errors_ns, 0)
+    return total
 
 
-def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
-    columns = (
-        requests[name] if name.endswith("_ns") else requests.measure(name)
-        for name in ERRORS[metric]
-    )
-    return sum((np.maximum(each, 0) for each in columns), np.zeros(1, np.int64))
+def _find_outliers(
+    metric: str, means_ms: NDArray[np.float64], names: Sequence[str]
+) -> list[OutlierNode]:
+    """Return the nodes whose mean differs from that of the others.
+
+    The level of each metric is corrected (Bonferroni), so that LEVEL holds for all metrics.
+    """
+    level = 1 - (1 - LEVEL) / len(METRICS)
+    max_outliers = max(1, int(len(names) * MAX_OUTLIER_SHARE))
+    indexes = variance_components.find_outliers(means_ms, max_outliers, level)
+    others_ms = float(np.delete(means_ms, indexes).mean())
+    if not others_ms:
+        return []
+    outliers = []
+    for index in indexes:
+        mean_ms = float(means_ms[index])
+        change = mean_ms / others_ms - 1
+        if abs(change) >= MIN_CHANGE:
+            outlier = OutlierNode(
+                name=names[index],
+                metric=metric,
+                mean_ms=mean_ms,
+                others_ms=others_ms,
+                change=change,
+            )
+            outliers.append(outlier)
+    return outliers
 
 
-def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OutlierNode]:
-    level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
-    places = variance_components.find_outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
-    others = float(np.delete(means, places).mean())
-    changes = {i: float(means[i]) / others - 1 for i in places if others}
+def _beyond_client_errors(
+    candidates: Sequence[OutlierNode], errors: _Cells, names: Sequence[str]
+) -> list[OutlierNode]:
+    """Return the outliers whose difference is larger than what the client may have added.
+
+    It may have added to the node itself, or on average to the others.
+    """
+    error_of_node_ms = errors.means.mean(axis=1)
+    mean_error_ms = error_of_node_ms.mean()
+    threshold_ms = dict(zip(names, np.maximum(error_of_node_ms, mean_error_ms), strict=True))
     return [
-        OutlierNode(
-            name=names[i], metric=metric, mean_ms=float(means[i]), others_ms=others, change=change
-        )
-        for i, change in changes.items()
-        if abs(change) >= LEAST_CHANGE
+        node for node in candidates if abs(node.mean_ms - node.others_ms) > threshold_ms[node.name]
     ]

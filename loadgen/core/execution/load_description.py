@@ -70,12 +70,12 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
-        f"repeat with {seeds.words(seed, salt)}",
+        f"reproduce with {seeds.words(seed, salt)}",
         *_stage_lines(workload, schedule),
         *slo_lines(workload.slo, slo_by_class(workload)),
         *_length_lines(workload, prompts, schedule.slot_count),
-        f"expected: about {forecast.text}",
-        f"recipe: {recipe}  timetable: {schedule_fingerprint(schedule)}",
+        f"estimated: about {forecast.text}",
+        f"config fingerprint: {recipe}  schedule fingerprint: {schedule_fingerprint(schedule)}",
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
     ]
     error = None
@@ -83,7 +83,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         error = oversized_requests.to_error(workload, settings.display_name)
         if error is None:
             # So few requests are too long that the run is still valid.
-            lines.append(f"note: {oversized_requests.text}; these will fail")
+            lines.append(f"note: {oversized_requests.text}; these requests will fail")
     return LoadDescription("\n".join(lines), forecast, error)
 
 
@@ -137,7 +137,7 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
         if isinstance(arrival, Closed) and arrival.ramp_ns is None and arrival.concurrency > 1:
             yield (
                 "      starts staggered over one response time, "
-                "which the probe of the target measures"
+                "which the preflight request measures"
             )
 
 
@@ -155,7 +155,7 @@ def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> It
     if isinstance(prompts, MixPrompts):
         for share in lengths.class_shares(prompts, first_requests):
             yield (
-                f"class {share.name}: {format.percent(share.starts)} of all starts, "
+                f"class {share.name}: {format.percent(share.starts)} of all sessions, "
                 f"{format.percent(share.requests)} of these requests, "
                 f"{format.percent(share.tokens)} of their tokens"
             )
@@ -168,9 +168,9 @@ def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -
     """
     prompt_range = _format_range(request.input_tokens for request in first_requests.values())
     output_tokens = [request.output_tokens for request in first_requests.values()]
-    outputs = "answers as long as the server makes them"
+    outputs = "output length chosen by the server"
     if any(output_tokens):
-        outputs = f"{_format_range(output_tokens)} asked for"
+        outputs = f"{_format_range(output_tokens)} output tokens"
     contexts = lengths.context_lengths(first_requests)
     largest = f", largest context {max(contexts):,}" if contexts else ""
     requests = format.counted(len(first_requests), "request")

@@ -60,7 +60,7 @@ def _worker_count_errors(workers: int) -> Iterator[UserError]:
             "resource_limit",
             what=f"{processes} on {format.counted(cpus, 'core')}",
             where=f"--workers {workers}",
-            hint="--workers auto: a core each, if there is work",
+            hint="use --workers auto, at most one per core",
         )
 
 
@@ -86,7 +86,7 @@ def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
                     f"{format.counted(workers, 'worker')}"
                 ),
                 where=limit.flag,
-                hint=f"{limit.requests} workers or fewer, over all shards: each has its part",
+                hint=f"use at most {limit.requests} workers over all shards",
             )
 
 
@@ -101,7 +101,7 @@ def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
             "out_of_range",
             what="this part of the run has nothing to send",
             where=f"--shard {shard.index}/{shard.count}",
-            hint="fewer shards than requests and virtual users",
+            hint="use fewer shards than requests and virtual users",
         )
 
 
@@ -149,32 +149,32 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
         yield UserError(
             "unsupported",
-            what="calls of tools are messages of a chat",
+            what="tool calls need the chat API",
             where=f"--api {settings.api}",
             hint="--api chat",
         )
     if any(task.abandoned for task in tasks) and not settings.stream:
         yield UserError(
             "unsupported",
-            what="nobody goes away in the middle of an answer that comes whole",
+            what="abandoned requests need a streamed response",
             where="--no-stream",
-            hint="leave it out, or abandoned: out of the workload",
+            hint="remove it, or remove `abandoned` from the workload",
         )
     # A request without output tokens consists of prefill, so its end is the end of its prefill.
     shows_end_of_prefill = settings.stream or settings.values
     if workload.max_in_prefill is not None and not shows_end_of_prefill:
         yield UserError(
             "unsupported",
-            what="an answer that comes whole does not tell when its prefill was over",
+            what="max_in_prefill needs streamed responses, which show the end of prefill",
             where="--no-stream",
-            hint="stream, or leave max_in_prefill out",
+            hint="stream responses, or remove max_in_prefill",
         )
     if settings.values:
         yield from _stop_rule_errors(workload, settings)
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
             "missing_key",
-            what="no SLO of TTFT or TPOT, so there is none to tell a gateway",
+            what="no SLO of TTFT or TPOT that could be sent to a gateway",
             where="--set slo_headers",
             hint="--slo ttft:500ms:p95 --slo tpot:50ms:p95",
         )
@@ -189,7 +189,7 @@ def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserEr
         if rule.metric != "errors" and response_parts_needed_for(rule.metric):
             yield UserError(
                 "unsupported",
-                what=f"answers of {settings.api} have no tokens, so this rule would never hold",
+                what=f"responses of {settings.api} have no tokens, so this rule never applies",
                 where=f"--stop-when {rule.metric}",
                 hint="errors:20%, or e2e:p50:5s",
             )

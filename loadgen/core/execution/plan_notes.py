@@ -40,8 +40,8 @@ def plan_notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
         yield from job.known.notes
     if not job.settings.tls.verify and any(result.target.tls for result in job.probe_results):
         yield (
-            "the server's certificate was not verified (--insecure): whoever is on the way can "
-            "read key and prompts"
+            "The server's certificate was not verified (--insecure), so the network can read the "
+            "API key and the prompts"
         )
     if plan.oversized_requests is not None:
         yield f"{plan.oversized_requests.text}; these will fail"
@@ -71,8 +71,8 @@ def trace_notes(workload: Workload) -> list[str]:
         if trace.time_unit:
             rate = format.quantity(trace.rate)
             notes.append(
-                f"{trace.path.name}: times read as {trace.time_unit}: {rate} requests/s "
-                "on average; --set trace_unit=s, ms, us or ns states the unit"
+                f"{trace.path.name}: times are read as {trace.time_unit} ({rate} req/s on average). "
+                "Set the unit with --set trace_unit=s, ms, us or ns"
             )
     # Requests and arrivals of one trace have the same note. A dictionary removes the second one and
     # keeps the order.
@@ -85,8 +85,7 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
     if not names:
         return []
     return [
-        f"one load of the command line in place of {len(names)} stages of the file: "
-        f"{', '.join(names)}"
+        f"the load of the command line replaces {len(names)} stages of the file: {', '.join(names)}"
     ]
 
 

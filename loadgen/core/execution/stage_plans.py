@@ -106,7 +106,7 @@ def _describe_ramp(arrival: Closed) -> str:
         return ""
     if arrival.ramp_ns == 0:
         return ", begun all at once"
-    return f", begun over {arrival.ramp_ns / _NS_PER_S:g} s"
+    return f", started over {arrival.ramp_ns / _NS_PER_S:g} s"
 
 
 def _requested_arrival(stage: Stage, start: UserStart | None) -> Arrival:

@@ -8,9 +8,9 @@ ROWS = (
         name="ttft",
         words="TTFT",
         meaning=(
-            "time to first token: first event with generated output - due. Role-only, empty and "
-            "comment events do not count, reasoning does; waiting for a connection and the "
-            "generator's lateness do"
+            "time to first token: first event with generated output - scheduled time. "
+            "Reasoning counts as output; role-only, empty and comment events do not. Waiting "
+            "for a connection and the client's send delay are included"
         ),
         values=request_metrics.ttft,
         bounds=bounds.bound_ttft,
@@ -24,7 +24,7 @@ ROWS = (
     MetricDefinition(
         name="ttft_from_sent",
         words="TTFT from sent",
-        meaning="first token - sent",
+        meaning="first token - first byte sent",
         values=request_metrics.ttft_from_sent,
         bounds=bounds.bound_ttft_from_sent,
         uncertainty_limit="stamp_error_share",
@@ -37,7 +37,7 @@ ROWS = (
     MetricDefinition(
         name="first_answer",
         words="First answer",
-        meaning="first output that is not reasoning - due",
+        meaning="first output that is not reasoning - scheduled time",
         values=request_metrics.first_answer,
         bounds=bounds.bound_first_answer,
         uncertainty_limit="stamp_error_share",
@@ -51,11 +51,10 @@ ROWS = (
         name="tpot",
         words="TPOT",
         meaning=(
-            "time per output token of one request: (last token - first token) / (n - n1); n "
-            "output tokens as the server counts them less reasoning that was never streamed, n1 "
-            "tokens of the first output event where the server says it, else 1. None where n <= "
-            "n1, and where all output came at one instant (one event, one write): there is no "
-            "span"
+            "time per output token of one request: (last token - first token) / (n - n1). n "
+            "is the server's count of output tokens without reasoning that was not streamed; "
+            "n1 is the number of tokens in the first output event if the server reports it, "
+            "else 1. Undefined if n <= n1, or if all output arrived at one time"
         ),
         values=request_metrics.tpot,
         bounds=bounds.bound_tpot,
@@ -70,7 +69,10 @@ ROWS = (
     MetricDefinition(
         name="tpot_mlperf",
         words="TPOT (MLPerf)",
-        meaning="LoadGen's: (e2e - ttft) // (n - 1), both from due",
+        meaning=(
+            "TPOT as MLPerf's LoadGen defines it: (E2E - TTFT) // (n - 1), both from the "
+            "scheduled time"
+        ),
         values=request_metrics.tpot_mlperf,
         bounds=bounds.bound_tpot_mlperf,
         uncertainty_limit="tpot_error_share",
@@ -83,8 +85,8 @@ ROWS = (
         name="e2e_per_token",
         words="E2E per token",
         meaning=(
-            "normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for "
-            "the first token is inside. None where n is 0 or not known"
+            "normalized latency: E2E / n with the server's count n of output tokens, which "
+            "includes the wait for the first token. Undefined if n is 0 or unknown"
         ),
         values=request_metrics.e2e_per_token,
         bounds=bounds.bound_e2e_per_token,
@@ -98,8 +100,8 @@ ROWS = (
         name="acceptance",
         words="Accepted drafts",
         meaning=(
-            "of speculative decoding: accepted / drafted tokens of a request, as the server "
-            "accounts for it"
+            "speculative decoding: accepted / drafted tokens of a request, as reported by the "
+            "server"
         ),
         values=request_metrics.acceptance,
         unit="%",
@@ -110,8 +112,8 @@ ROWS = (
         name="accepted_length",
         words="Accepted length",
         meaning=(
-            "of speculative decoding: output tokens / (output tokens - accepted ones) of a "
-            "request: tokens of a step, the model's own counted"
+            "speculative decoding: tokens per step of a request, output tokens / (output "
+            "tokens - accepted tokens)"
         ),
         values=request_metrics.accepted_length,
         unit="tokens",
@@ -124,8 +126,8 @@ ROWS = (
         name="itl",
         words="ITL",
         meaning=(
-            "inter-token latency: the gaps between events, when every event carries one token; "
-            "else it is not given, and `itl_absent` says why"
+            "inter-token latency: time between output events if each event carries one token. "
+            "Otherwise it is not reported, and `itl_absent` gives the reason"
         ),
         sample="gaps",
         uncertainty_limit="event_error_share",
@@ -136,10 +138,10 @@ ROWS = (
     ),
     MetricDefinition(
         name="inter_chunk",
-        words="Gap between events",
+        words="Inter-chunk latency",
         meaning=(
-            "every gap between successive output events, all requests pooled; quantiles from a "
-            "histogram, wrong by at most 0.1 %; count, mean, min and max exact"
+            "time between successive output events, pooled over all requests. Percentiles come "
+            "from a histogram with an error of at most 0.1 %; count, mean, min and max are exact"
         ),
         sample="gaps",
         uncertainty_limit="event_error_share",
@@ -149,8 +151,11 @@ ROWS = (
     ),
     MetricDefinition(
         name="e2e",
-        words="E2E",
-        meaning="last output or finish event - due; never the end of the body",
+        words="E2E latency",
+        meaning=(
+            "end-to-end latency: last output or finish event - scheduled time, without the "
+            "end of the body"
+        ),
         values=request_metrics.e2e,
         bounds=bounds.bound_e2e,
         uncertainty_limit="stamp_error_share",
@@ -162,8 +167,8 @@ ROWS = (
     ),
     MetricDefinition(
         name="max_gap",
-        words="Largest gap",
-        meaning="the largest gap between output events of one request",
+        words="Max ITL",
+        meaning="the longest time between two output events of a request",
         values=request_metrics.max_gap,
         bounds=bounds.bound_max_gap,
         uncertainty_limit="event_error_share",
@@ -176,8 +181,8 @@ ROWS = (
         name="connect",
         words="Connect",
         meaning=(
-            "from due until a new connection was ready, at least 0; 0 of requests whose "
-            "connection had served before"
+            "time from the scheduled time until a new connection was ready, at least 0. It is "
+            "0 for requests on a reused connection"
         ),
         values=request_metrics.connect,
         sample="sent",
@@ -189,9 +194,9 @@ ROWS = (
         name="tcp",
         words="TCP connect",
         meaning=(
-            "of the first request of each connection: how long TCP took, be it before the "
-            "request was due. Names are looked up before the load (`dns_ms`): no request waits "
-            "for that"
+            "time to establish the TCP connection, for the first request of each connection. "
+            "It may be before the scheduled time. Names are looked up before the load "
+            "(`dns_ms`)"
         ),
         values=request_metrics.tcp,
         sample="sent",
@@ -203,7 +208,10 @@ ROWS = (
     MetricDefinition(
         name="tls",
         words="TLS handshake",
-        meaning="the same of the TLS handshake of its connection; none without TLS",
+        meaning=(
+            "time of the TLS handshake, for the first request of each connection. There is "
+            "none without TLS"
+        ),
         values=request_metrics.tls,
         sample="sent",
         needs="",
@@ -213,11 +221,8 @@ ROWS = (
     ),
     MetricDefinition(
         name="send_lag",
-        words="Send lag",
-        meaning=(
-            "sent - due, the generator's own doing: all that passed before the first byte went "
-            "to the kernel"
-        ),
+        words="Send delay",
+        meaning="first byte sent - scheduled time, as far as the client caused it",
         values=request_metrics.send_lag,
         sample="sent",
         needs="",
@@ -226,8 +231,8 @@ ROWS = (
     ),
     MetricDefinition(
         name="client_lag",
-        words="Client lag",
-        meaning="first token: from the kernel's stamp to its reading",
+        words="Receive delay",
+        meaning=("time from the kernel's timestamp of the first token until the client read it"),
         values=request_metrics.client_lag,
         sample="sent",
         block="",
@@ -235,9 +240,10 @@ ROWS = (
     ),
     MetricDefinition(
         name="stamp_error",
-        words="Stamp error",
+        words="Timestamp uncertainty",
         meaning=(
-            "first token: how wrong its stamp can be; 0 when the read carried one packet's worth"
+            "largest error of the timestamp of the first token. It is 0 if the read contained "
+            "one packet"
         ),
         values=request_metrics.stamp_error,
         sample="sent",
@@ -246,33 +252,37 @@ ROWS = (
     ),
     MetricDefinition(
         name="event_error",
-        words="Stamp error of all events",
+        words="Timestamp uncertainty per event",
         meaning=(
-            "of every output event: how long before its stamp it may have come; 0 for the "
-            "newest of a read and for all of one chunk, which is one write of the server"
+            "how long before its timestamp each output event may have arrived. It is 0 for "
+            "the newest event of a read, and for all events of one chunk, which is one write "
+            "of the server"
         ),
         sample="events",
         needs="stream",
         block="",
         shown=("client",),
-        under="all events",
+        under="per event",
     ),
     MetricDefinition(
         name="tpot_error",
-        words="Error of TPOT",
-        meaning="of a request: (first + last stamp error) / (n - n1); no samples when not known",
+        words="TPOT uncertainty",
+        meaning=(
+            "largest error of the TPOT of a request: (first + last timestamp uncertainty) / "
+            "(n - n1)"
+        ),
         values=request_metrics.tpot_error,
         needs="tokens",
         block="",
         shown=("client",),
-        under="of TPOT",
+        under="TPOT",
     ),
     MetricDefinition(
         name="max_gap_error",
-        words="Error of the largest gap",
+        words="Max ITL uncertainty",
         meaning=(
-            "of a request: stamp error of the event at the end of its largest gap; no samples "
-            "when not known"
+            "largest error of the max ITL of a request: the timestamp uncertainty of the "
+            "event that ends it"
         ),
         values=request_metrics.max_gap_error,
         needs="tokens",

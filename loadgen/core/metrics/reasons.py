@@ -16,262 +16,276 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.figures import words
 
 _LATENESS = (
-    "{value_ms:.3g} ms {share:of} {basis} ({basis_ms:.3g} ms), limit {limit:share}: {remedy:part}"
+    "{value_ms:.3g} ms {share:of} the {basis} of {basis_ms:.3g} ms (limit {limit:share}). "
+    "{remedy:part}"
 )
 _UNFINISHED = (
     "{unfinished:,} of {requests:request|requests} ({share:share}) were unfinished when the drain "
-    "ended{drain_s:after}: they are neither ok nor failed, and no latency holds them"
+    "ended{drain_s:after}. They count as neither succeeded nor failed and have no latency"
 )
 SENTENCES = {
-    # why a run is not valid
+    # Reasons why a run is not valid.
     "all_unfinished": (
-        "all {unfinished:measured request was|measured requests were} unfinished when the drain "
-        "ended: give a longer --grace, or none"
+        "No request was completed: {unfinished:measured request was|measured requests were} still "
+        "in flight when the drain ended. Use a longer --grace, or none"
     ),
     "all_cancelled": (
-        "all {cancelled:measured request was|measured requests were} cancelled: nothing was "
-        "measured"
+        "No request was completed: {cancelled:measured request was|measured requests were} "
+        "cancelled"
     ),
-    "none_due": "no measured request was due: nothing was measured",
+    "none_due": "No measured request reached its scheduled time",
     "too_few": (
-        "too few: {requests:measured request supports|measured requests support} no quantile, "
-        "not even p50; {needed} are needed: give a longer load, or a higher one"
+        "Only {requests:request|requests} measured, {needed} needed for a median. Use a longer "
+        "--duration or a higher load"
     ),
-    "sent_late": f"requests were sent late: {{quantile}} send lag {_LATENESS}",
-    "arrivals_unsure": f"arrival times are unsure: {{quantile}} stamp error {_LATENESS}",
+    "sent_late": f"Requests were sent late: the {{quantile}} of the send delay is {_LATENESS}",
+    "arrivals_unsure": (
+        f"Timestamps are uncertain: the {{quantile}} of the timestamp uncertainty is {_LATENESS}"
+    ),
     "generator_busy": (
-        "the load generator was busy: worker {worker} used {cpu_share:share} of a core in the "
-        "second up to {at_s:.0f} s, limit {limit:share}: add workers"
+        "The load generator is a bottleneck: worker {worker} used {cpu_share:share} of a core at "
+        "t={at_s:.0f} s (limit {limit:share}). Use more --workers"
     ),
-    "client_failures": "{failed:,} of {requests:request|requests} ({share:share}) were lost with a "
-    "worker, or failed because this host ran out of file descriptors, ports or memory (limit "
-    "{limit:share}): raise the limits of this host, or use more machines",
+    "client_failures": (
+        "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) failed on "
+        "the client: a worker was lost, or this host ran out of file descriptors, ports or "
+        "memory. Raise the limits of this host or use more machines"
+    ),
     "dropped": (
-        "{dropped:,} of {requests:start|starts} ({share:share}) were dropped at a cap, limit "
-        "{limit:share}: the load was not offered, and nothing says that the server would have "
-        "missed it; give a higher --max-in-flight or max_in_prefill"
+        "{dropped:,} of {requests:request|requests} ({share:share}, limit {limit:share}) were not "
+        "sent because of the in-flight limit. Raise --max-in-flight or max_in_prefill"
     ),
-    "worker_died": "worker {worker} died{node:on}: the rest of its requests are lost",
-    "interrupted": "the run was interrupted: it shows a part of the load that was planned",
+    "worker_died": "Worker {worker} died{node:on}. Its remaining requests are lost",
+    "interrupted": "The run was interrupted before the planned load was complete",
     "stopped": (
-        "the run ended early, as asked for when a target stops answering (--set "
-        "on_target_failure=stop)"
+        "The run ended early because a target stopped responding (--set on_target_failure=stop)"
     ),
     "stopped_by_errors": (
-        "stopped {at_s:.0f} s after the start by the rule {rule}: {failed:,} of the "
-        "{requests:request|requests} that ended in {window_s:.0f} s failed. The run shows a "
-        "part of the load that was planned"
+        "The rule {rule} stopped the run at t={at_s:.0f} s: {failed:,} of the "
+        "{requests:request|requests} that ended within {window_s:.0f} s failed"
     ),
     "stopped_by_latency": (
-        "stopped {at_s:.0f} s after the start by the rule {rule}: {over:,} of the "
-        "{requests:request|requests} that ended in {window_s:.0f} s were over that. The run "
-        "shows a part of the load that was planned"
+        "The rule {rule} stopped the run at t={at_s:.0f} s: {over:,} of the "
+        "{requests:request|requests} that ended within {window_s:.0f} s exceeded the limit"
     ),
-    # caveats: what belongs beside VALID
-    "withheld": "not reported: {statistics:statistics}: {why}",
-    "failures": "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) "
-    "failed at the server or on the path to it: the table of errors says how. Latencies are those "
-    "of the requests that succeeded",
+    # Caveats, which are shown beside VALID.
+    "withheld": "{statistics:statistics} not reported: {why}",
+    "failures": (
+        "{failed:,} of {requests:request|requests} ({share:share}, limit {limit:share}) failed at "
+        "the server or on the network. Latencies are those of successful requests; the table of "
+        "errors lists the causes"
+    ),
     "not_offered": (
-        "not the load that was asked for: {dropped:,} of {requests:start|starts} "
-        "({share:share}) were dropped at a cap (--max-in-flight, max_in_prefill), and count as "
-        "missed"
+        "The load is lower than requested: {dropped:,} of {requests:request|requests} "
+        "({share:share}) were not sent because of --max-in-flight or max_in_prefill. They count as "
+        "SLO misses"
     ),
     "shortened": (
-        "not the load that was asked for: the answers have {got:,} of {asked:,} output tokens "
-        "asked ({share:share}): the server ends them early, so its figures are for shorter "
-        "answers"
+        "Responses are shorter than requested: {got:,} of {asked:,} output tokens ({share:share}). "
+        "The server ends them early, so the metrics describe shorter responses"
     ),
     "lanes_unfilled": (
-        "not the load that was requested: {requests:request|requests} cannot fill a concurrency "
-        "of {lanes:,}; send at least {needed:,} requests"
+        "The load is lower than requested: {requests:request|requests} cannot fill a concurrency "
+        "of {lanes:,}. Send at least {needed:,} requests"
     ),
-    "prompt_lengths": "not the load that was asked for: by the server's count the prompts have "
-    "{share:signed} tokens against those requested (limit {limit:share}): give the tokenizer of "
-    "the model (--tokenizer)",
-    # why the figures of a family are withheld: `unsound` of a summary
+    "prompt_lengths": (
+        "Prompts differ from the requested length by {share:signed} (limit {limit:share}), as "
+        "counted by the server. Use the tokenizer of the model (--tokenizer)"
+    ),
+    # Why a group of metrics is not reported: `unsound` of a summary.
     "counts_contradict": (
-        "the token counts of {contradicting:,} of {answers:answer|answers} ({share:share}, "
-        "limit {limit:share}) contradict the stream: {understated:,} say fewer tokens than "
-        "output events came, {overstated:,} more than were asked for: what rests on them is not "
-        "known"
+        "the token counts of {contradicting:,} of {answers:response|responses} ({share:share}, "
+        "limit {limit:share}) contradict the stream: {understated:,} state fewer tokens than "
+        "output events, {overstated:,} state more tokens than requested"
     ),
-    "output_unseen": "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit "
-    "{limit:share}) had tokens by the server's count, but no output event that could be timed: the "
-    "output is in fields that are not known here, or the response was not streamed",
-    "times_uncertain": "the client's timestamps are too uncertain for them{unsure_share:bundled}: "
+    "output_unseen": (
+        "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit {limit:share}) "
+        "had tokens by the server's count, but no output event that could be timed: the output is "
+        "in unknown fields, or the response was not streamed"
+    ),
+    "times_uncertain": "the client's timestamps are too uncertain{unsure_share:bundled}. "
     "{remedy:part}",
-    "first_event_uncertain": "events carry several tokens, and the server does not say how many "
-    "the first one has: TPOT is known as a range only",
-    # warnings
+    "first_event_uncertain": (
+        "events carry several tokens, and the server does not report how many the first one has, "
+        "so TPOT is only known as a range"
+    ),
+    # Warnings.
     "cut_off": (
-        "the run has no clean end (still running, or killed): this is as far as its records go"
+        "The run is still in progress or was killed. The metrics cover the records written so far"
     ),
     "unfinished": _UNFINISHED,
     "unfinished_undecided": (
-        f"{_UNFINISHED}; above {{limit:share}} no SLO term can be called met: give a longer "
-        "--grace (`grace:` in a file), or none: then the drain lasts as long as a request may "
+        f"{_UNFINISHED}. Above {{limit:share}} SLO objectives are undecided. Use a longer --grace "
+        "(`grace:` in a file), or none, so that the drain lasts as long as a request may "
         "(--timeout{timeout_s:as_long})"
     ),
     "limit_changed": (
-        "validity limit {limit} was changed to {value:share} (default {default:share})"
+        "The validity limit {limit} was changed to {value:share} (default {default:share})"
     ),
     "usage_missing": (
-        "usage is missing, or what no answer can have, in {missing:,} of {ok:ok answer|ok "
-        "answers}: their tokens are counted another way"
+        "{missing:,} of {ok:ok response|ok responses} have no plausible token usage. Their tokens "
+        "are counted in another way"
     ),
     "responses_remarked": "{responses:,} of {ok:ok response|ok responses} {remark}",
     "counts_estimated": (
-        "token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the "
+        "The token counts of {estimated:,} of {ok:ok request|ok requests} are estimates by the "
         "packaged vocabulary"
     ),
     "prompt_counts_differ": (
-        "prompt token counts disagree: the server's differ from ours by {share:signed}, limit "
-        "{limit:share}{template_known:template}"
+        "The server's prompt token counts differ from the client's by {share:signed} (limit "
+        "{limit:share}){template_known:template}"
     ),
     "cached": (
-        "{share:share} of the prompt tokens came from the server's cache though the workload "
-        "asks for no sharing: a repeated seed or salt makes TTFT look better than it is; give "
+        "{share:share} of the prompt tokens came from the server's cache, although the workload "
+        "does not share prompts. A repeated seed or salt makes TTFT look better than it is. Use "
         "another --seed, or --salt fresh"
     ),
     "cache_unsaid": (
-        "the server does not say how many prompt tokens its cache knew: the {asked:share} asked "
-        "for are not checked"
+        "The server does not report cached prompt tokens, so the requested {asked:share} cannot "
+        "be checked"
     ),
     "cache_differs": (
         "{share:share} of the prompt tokens came from the server's cache, {asked:share} were "
-        "asked for, limit {limit:share} apart: its cache is off or too small, its blocks are "
-        "long beside the prompts, or it knew the prompts before"
+        "requested (tolerance {limit:share}). The cache is off or too small, its blocks are long "
+        "compared with the prompts, or it contained the prompts before the run"
     ),
     "cache_disputed": (
-        "by the servers' own counters {share:share} of the prompt tokens came from their cache, "
-        "{of:part}: others use the servers, or the counters mean another cache"
+        "The servers' own counters report that {share:share} of the prompt tokens came from their "
+        "cache, {of:part}. Other clients use the servers, or the counters measure another cache"
     ),
-    "lengths_differ": "{share:share} of the responses are not as long as requested, limit "
-    "{limit:share}: they stopped earlier, or the server does not honour the forced length",
+    "lengths_differ": (
+        "{share:share} of the responses differ from the requested length (limit {limit:share}). "
+        "They ended earlier, or the server ignores the requested length"
+    ),
     "prompts_repeated": (
-        "{requests:request repeats|requests repeat} a prompt that was sent before: a prefix "
-        "cache may have served them"
+        "{requests:request repeats|requests repeat} an earlier prompt, which a prefix cache may "
+        "have served"
     ),
-    "rows_repeated": "{requests:request|requests} from {rows:row|rows}: prompts repeat, and a "
-    "server's prefix cache will notice",
+    "rows_repeated": (
+        "{requests:request|requests} use {rows:row|rows} of the data set, so prompts repeat and "
+        "the server's prefix cache may serve them"
+    ),
     "slo_samples": (
-        "SLO term {metric} at p{percentile:g} rests on {samples:sample|samples}; {needed} are "
-        "needed to support it"
+        "The SLO objective {metric} p{percentile:g} is based on {samples:sample|samples}, "
+        "{needed} are needed"
     ),
     "never_steady": (
-        "no steady figures: {because:part} as long as measured requests were due; give a longer "
-        "load"
+        "No steady-state metrics: {because:part} as long as measured requests were scheduled. Use "
+        "a longer --duration"
     ),
     "gaps_differ": (
-        "send gaps vary by {variation:.2f} where the timetable has {planned:.2f}: the arrivals "
-        "were not as planned"
+        "Arrivals deviate from the plan: inter-arrival CV {variation:.2f} (target {planned:.2f})"
     ),
     "server_timing_missing": (
-        "the server ({server}) was asked for its own account of each request (--server-timing), "
-        "and no answer had one: docs/reference/servers.md says what each kind of server needs for it"
+        "No response of the server ({server}) has the timing breakdown that --server-timing "
+        "requested. See docs/reference/servers.md for what each server needs"
     ),
     "profiled": (
-        "the server's profiler ran from {from_s:.1f} s to {to_s:.1f} s: figures of that time "
-        "hold its cost"
+        "The server's profiler ran from t={from_s:.1f} s to t={to_s:.1f} s, which slows the server "
+        "down"
     ),
-    "profile_failed": "the profiler did not start: {servers}",
-    "profile_left": "the profiler may still run: send POST /stop_profile to {servers}",
+    "profile_failed": "The profiler did not start: {servers}",
+    "profile_left": "The profiler may still run. Send POST /stop_profile to {servers}",
     "page_failed": (
-        "{failed:,} of {reads:read|reads} of {page} failed (slow, refused, damaged or gone): "
-        "what rests on it has holes"
+        "{failed:,} of {reads:read|reads} of {page} failed, so metrics that come from it have gaps"
     ),
     "accounts_unjoined": (
-        "{unjoined} of {accounts} accounts of requests that the server kept (/perf_metrics) are "
-        "of no request of this run that could be told: of others, or lost with a read that "
-        "failed; theirs stay without one"
+        "{unjoined} of {accounts} timing breakdowns from the server (/perf_metrics) match no "
+        "request of this run. They belong to other clients, or were lost with a failed read"
     ),
     "server_counts": (
-        "the server's metrics page counts {server_tokens:,} output tokens, the client "
+        "The server's metrics page reports {server_tokens:,} output tokens, the client counted "
         "{client_tokens:,} ({share:signed}): {cause:part}"
     ),
     "resonance": (
-        "round robin resonates with the data set: {samples:,} samples and {servers} {kind}s "
-        "have the common factor {factor}, so each {kind} is sent the same {each:,} samples in "
-        "every pass{heaviest:heaviest}. The {kind}s with the heaviest shares decide the highest "
-        "load; a data set whose size shares no factor with {servers} spreads them"
+        "Round robin always sends the same samples to the same {kind}: {samples:,} samples and "
+        "{servers} {kind}s have the common factor {factor}, so each {kind} gets the same {each:,} "
+        "samples in every pass{heaviest:heaviest}. Use a data set whose size has no common factor "
+        "with {servers}"
     ),
-    "undisclosed": (
-        "the description of the system under test leaves out what others ask for: {missing:asked}"
-    ),
+    "undisclosed": ("The description of the system under test is incomplete: {missing:asked}"),
     "drafts_random": (
-        "tokens were drafted for prompts of random words: which share of them is accepted says "
-        "nothing of real text, and TPOT rests on it: prompts: natural in the workload, or "
-        "prompts of your own (--dataset)"
+        "Speculative decoding was measured with random words. Acceptance and TPOT will differ for "
+        "real text. Use natural prompts in the workload, or your own (--dataset)"
     ),
     "hardware_differs": (
-        "the description of the system says {key} {said}, the hardware's own metrics page {seen}"
+        "The description of the system states {key} {said}, but the hardware's metrics page "
+        "reports {seen}"
     ),
-    "bodies_late": "{bodies:body was|bodies were} built in the sending loop, which can delay sends",
-    "replicas_changed": "the number of replicas changed {changes:of_replicas} during the load: the "
-    "figures mix servers of several sizes; fix the number of replicas, or measure after it has "
-    "settled (--warmup; of a search longer trials: --duration)",
-    "target_gone": "target {target} stopped answering {at_s:.1f} s after the start",
+    "bodies_late": (
+        "{bodies:request body was|request bodies were} built in the sending loop, which can delay "
+        "requests"
+    ),
+    "replicas_changed": (
+        "The number of replicas changed {changes:of_replicas} during the load, so the metrics mix "
+        "servers of several sizes. Fix the number of replicas, or use a longer --warmup (in a "
+        "search, a longer --duration)"
+    ),
+    "target_gone": "Target {target} stopped responding at t={at_s:.1f} s",
     "name_moved": (
-        "{name} was {before:addresses} before the load and {after:addresses} at its end, "
-        "{at_s:.0f} s after the start: a name is looked up once, before the load, so every "
-        "request went to the former"
+        "{name} resolved to {before:addresses} before the load and to {after:addresses} at "
+        "t={at_s:.0f} s. Names are resolved once, so all requests went to the first address"
     ),
     "part_lost": (
-        "part {part} of {parts} is {state}: {lost:request is|requests are} recorded as lost"
+        "Part {part} of {parts} is {state}: {lost:request is|requests are} recorded as lost"
     ),
     "part_late": (
-        "part {part} of {parts} started {delay_ms:,.0f} ms after the common start, limit "
-        "{limit_ms:g} ms: its load came so much later"
+        "Part {part} of {parts} started {delay_ms:,.0f} ms after the common start (limit "
+        "{limit_ms:g} ms)"
     ),
     "store_died": (
-        "the process that stores the records {why}; all records are counted, and kept in spool/"
+        "The process that stores the records {why}. All records are counted and remain in spool/"
     ),
-    "not_judged": "SLO terms not judged: {metrics:list}: {because:part}",
-    "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",
+    "not_judged": "SLO objectives not evaluated: {metrics:list}, because {because:part}",
+    "virtual_time": "Simulated in virtual time ({preset}), without a network or a client",
     "extrapolated": (
-        "{sequences:,.0f} sequences per iteration on average, below {limit:,.0f}: the model "
-        "extrapolates here"
+        "The performance model extrapolates: {sequences:,.0f} sequences per iteration on average, "
+        "below the measured {limit:,.0f}"
     ),
-    "paused": "{times:,} times a sequence was paused for want of cache blocks and computed again",
-    "note": "{text}",  # a note without a code
+    "paused": (
+        "Sequences were preempted {times:,} times because the KV cache was full, and computed again"
+    ),
+    "note": "{text}",
 }
+"""The sentence of each code. `note` is a note of a manifest that has no code."""
 _PARTS = {
-    "lower_load": "lower the load or add workers",
+    "lower_load": "Lower the load or use more --workers",
     "other_processes": (
-        "other processes kept worker {worker} off its core for {waited_share:share} of the "
-        "second up to {at_s:.0f} s: stop them, or use a host of its own"
+        "Other processes kept worker {worker} off its core for {waited_share:share} of the second "
+        "before t={at_s:.0f} s. Stop them or use a dedicated host"
     ),
-    "shared_host": "client and server share the cores of this host: send from another host, or "
-    "give each its own cores (taskset)",
+    "shared_host": (
+        "Client and server share the cores of this host. Send from another host, or give each its "
+        "own cores (taskset)"
+    ),
     "held_back": (
-        "the client read them at once, so they came together: a proxy, a gateway or the server "
-        "itself holds events back, and TTFT may hold that wait"
+        "Several events arrived together although the client read them at once, so a proxy, a "
+        "gateway or the server holds events back. TTFT may include that wait"
     ),
     "disk": (
-        "writing the records took {write_share:share} of the second up to {at_s:.0f} s: a "
+        "Writing records took {write_share:share} of the second before t={at_s:.0f} s. Use a "
         "faster disk for --out"
     ),
     "host": (
-        "this process used at most {cpu_share:share} of a core, so something else on this host "
-        "kept it waiting: stop that, or use a host of its own"
+        "The client used at most {cpu_share:share} of a core, so something else on this host "
+        "delayed it. Stop that or use a dedicated host"
     ),
-    "lanes": "lanes were beginning or ending",
+    "lanes": "virtual users were starting or ending",
     "warmup": "requests of the warm-up were in flight",
-    "no_stream": "answers that are not streamed have none",
-    "no_tokens": "answers of {api} have no tokens",
-    "cache_asked": "{beside:share} were asked for",
-    "cache_answers": "by the answers {beside:share}",
-    "others": "others use it, or it counts answers that failed",
-    "restarted": "it was started anew, or counts late",
+    "no_stream": "responses that are not streamed have none",
+    "no_tokens": "responses of {api} have no tokens",
+    "cache_asked": "{beside:share} were requested",
+    "cache_answers": "the responses report {beside:share}",
+    "others": "other clients use it, or it counts failed responses",
+    "restarted": "it was restarted, or counts late",
 }
 STATES = {
     "interrupted": "interrupted by the user",
-    "cut_off": "cut off: no clean end was recorded",
-    "stopped": "ended early: a target stopped answering, or a rule of --stop-when was broken",
-    "decided": "ended early by a search: its outcome was certain",
+    "cut_off": "cut off before its end",
+    "stopped": "ended early: a target stopped responding, or a rule of --stop-when was violated",
+    "decided": "ended early by a search, because its outcome was certain",
 }
-"""How a run ended that did not finish, by `run.state` of a summary."""
+"""How a run ended that did not finish, by `run.state` in a summary."""
 
 MAX_ADDRESSES = 4
 """So many addresses of a name are listed."""
@@ -368,7 +382,7 @@ def _format_addresses(addresses: Sequence[str]) -> str:
 
 
 def _format_missing(keys_by_reader: Mapping[str, list[str]]) -> str:
-    return "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in keys_by_reader.items())
+    return "; ".join(f"{who} requires {', '.join(keys)}" for who, keys in keys_by_reader.items())
 
 
 def _format_replica_changes(changes: Sequence[tuple[str, str, float]]) -> str:
@@ -385,18 +399,18 @@ def _format_if_known(text: str) -> Callable[[Any], str]:
 FORMATS: Formats = {
     "share": format_share,
     "signed": lambda value: f"{value * 100:+.1f} %",
-    "of": lambda value: "stands against" if value is None else f"is {format_share(value)} of",
+    "of": lambda value: "compared with" if value is None else f"or {format_share(value)} of",
     "after": _format_if_known(", {:g} s after the end of the load"),
     "as_long": _format_if_known(", {:g} s"),
     "on": _format_if_known(" on {}"),
-    "template": lambda known: "" if known else " (the chat template's share is not known)",
+    "template": lambda known: "" if known else " (the length of the chat template is unknown)",
     "bundled": lambda value: (
         ""
         if value is None
-        else f" ({format_share(value)} of the events came with others in one read)"
+        else f" ({format_share(value)} of the events arrived together with others)"
     ),
     "heaviest": lambda value: (
-        f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else ""
+        f" (up to {value:.1%} more output tokens than the mean)" if value else ""
     ),
     "asked": _format_missing,
     "of_replicas": _format_replica_changes,

@@ -35,7 +35,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: A paragraph; it is empty if nothing was slow, or if no cause stands out.
-        slow: Ok requests whose TTFT was at least so many times that of the fast ones (causes.SLOW).
+        slow: Ok requests whose TTFT exceeded that of fast ones by `causes.SLOW_FACTOR`.
         causes: The causes, the one to look at first.
         not_examined: What was not examined and why; "" if every cause was.
     """

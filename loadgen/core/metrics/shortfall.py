@@ -54,9 +54,9 @@ class Shortfall(NamedTuple):
     def text(self) -> str:
         """What the server delivered and what was due, as one sentence."""
         return (
-            f"the server did not keep up: in the second half of the load, "
-            f"{format.duration(self.span_s)}, it delivered {self.observed:,} {self.events} where "
-            f"{self.expected:,.0f} were due ({self.observed / self.expected:.0%})"
+            f"overloaded: the server delivered {self.observed:,} of {self.expected:,.0f} expected "
+            f"{self.events} ({self.observed / self.expected:.0%}) in the second half of the load "
+            f"({format.duration(self.span_s)})"
         )
 
 

@@ -119,11 +119,11 @@ def judge_load(
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
     """Return why the load of a run cannot be judged, or "" if it can."""
     if manifest.state not in ("finished", "running"):
-        return "the run did not come to its end"
+        return "the run did not finish"
     if len(stages) > 1:
         return "several loads were measured one after the other"
     if stages and not stages[0].closed and stages[0].rate is None:
-        return f"the load itself changes over time ({stages[0].arrival})"
+        return f"the load changes over time by design ({stages[0].arrival})"
     return ""
 
 
@@ -137,8 +137,8 @@ def _without_failures(sustained: Sustainable, measured: Sequence[Columns]) -> Su
     if failed <= FAILURE_SHARE * count:
         return sustained
     why = (
-        f"{failed:,} of {count:,} requests failed, and what leaves a queue unserved keeps it "
-        "from growing"
+        f"{failed:,} of {count:,} requests failed, and a queue does not grow if the server "
+        "rejects requests"
     )
     return msgspec.structs.replace(sustained, sustained=None, code="failures", why=why)
 
@@ -158,7 +158,7 @@ def _judge_by_growth(
     time = TestedTime((start_s + end_s) / 2 * 1e9, end_s * 1e9)
     e2e_ns = join_arrays([drop_undefined(part.measure("e2e")[part.where(OK)]) for part in measured])
     if not len(e2e_ns):
-        return Sustainable(why="no request ended ok")
+        return Sustainable(why="no request succeeded")
     median_e2e_ns = float(np.median(e2e_ns))
     if time.end_ns - time.start_ns < MIN_DURATIONS * median_e2e_ns:
         return _too_short(load_s=end_s - start_s, request_s=median_e2e_ns / 1e9)
@@ -169,17 +169,20 @@ def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged."""
     due_ns = join_arrays([part["due_ns"][part.reached_due_time] for part in measured])
     if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
-        why = "too short: there is no time at which the load was only that of measured requests"
+        why = "too short: at no time was the load only that of measured requests"
         return Sustainable(code="too_short", why=why)
-    return Sustainable(why="all requests are due at one instant: nothing can grow over time")
+    return Sustainable(
+        why="all requests are scheduled at the same time, so nothing can grow over time"
+    )
 
 
 def _too_short(load_s: float, request_s: float) -> Sustainable:
     """Return the judgement of a load that is short against the duration of its requests."""
     needed_s = 2 * MIN_DURATIONS * request_s
     why = (
-        f"too short: the load ran alone and in full for {format.duration(load_s)}, requests last "
-        f"{format.duration(request_s)} (p50), so {format.duration(needed_s)} of it are needed"
+        f"too short: the steady state lasted {format.duration(load_s)}, but "
+        f"{format.duration(needed_s)} are needed because a request takes "
+        f"{format.duration(request_s)} (p50)"
     )
     return Sustainable(code="too_short", why=why, needed_s=needed_s)
 
@@ -200,8 +203,8 @@ def _too_few_requests(
     """Return the judgement of a load with too few requests at one replica."""
     where = f" at {name}" if name else ""
     why = (
-        f"too few requests: {due_requests} were due{where} in the second half of the load, "
-        f"{time.duration_s:,.0f} s, {MIN_REQUESTS} are needed"
+        f"too few requests: {due_requests} in the second half of the load "
+        f"({time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
     needed_s = 2 * time.duration_s * MIN_REQUESTS / due_requests if due_requests else None
     return Sustainable(code="too_few", why=why, parts=len(replicas), needed_s=needed_s)
@@ -230,12 +233,10 @@ class _GrowthReport:
         self._replicas = replicas
         self._time = time
         self._kind = "replica" if replicas[0].name.startswith("replica") else "target"
-        self._in_each = f" in each {self._kind}" if len(replicas) > 1 else ""
-        self._tested = f"the second half of the load, {time.duration_s:,.0f} s"
+        self._per_replica = f" per {self._kind}" if len(replicas) > 1 else ""
+        self._tested = f"the second half ({time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
-            self._tested += (
-                f", relative to requests that became {test.work_growth_share:.0%} longer"
-            )
+            self._tested += f", corrected for requests that grew {test.work_growth_share:.0%}"
 
     def judge(self) -> Sustainable:
         """Return the judgement that follows from the test."""
@@ -269,9 +270,9 @@ class _GrowthReport:
         largest = growths[0]
         names = tuple(dict.fromkeys(growth.replica for growth in growths if growth.replica))
         count = len(self._replicas)
-        others = f" ({len(names)} of {count} {self._kind}s grow)" if count > 1 else ""
+        others = f"; {len(names)} of {count} {self._kind}s are affected" if count > 1 else ""
         why = (
-            f"{_series_of(largest)} grows beyond chance: {_format_change(largest)} in "
+            f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._tested}{others}"
         )
         judgement = self._judgement("grows", why, sustained=False)
@@ -281,8 +282,8 @@ class _GrowthReport:
         """Return the judgement of a load under which a series may grow."""
         largest = max(self._test.possible)
         why = (
-            f"{_series_of(largest)} may grow: {_format_change(largest)} in {self._tested}, which "
-            "chance alone could do too: a longer run decides"
+            f"possible upward trend in {_series_of(largest)}, {_format_change(largest)} in "
+            f"{self._tested}, which may be chance. Use a longer --duration"
         )
         judgement = self._judgement("may_grow", why, sustained=None)
         return msgspec.structs.replace(judgement, growth_share=largest.share)
@@ -290,10 +291,9 @@ class _GrowthReport:
     def _steady(self) -> Sustainable:
         """Return the judgement of a load under which nothing grows."""
         visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
-        of_any = f" of any {self._kind}" if len(self._replicas) > 1 else ""
         why = (
-            f"neither TTFT nor requests in flight{of_any} grow in {self._tested}; a growth of "
-            f"{visible_share:.0%} of the mean or more would have been seen{self._in_each}"
+            f"no upward trend in TTFT or concurrency in {self._tested}; detection threshold "
+            f"{visible_share:.0%}{self._per_replica}"
         )
         return self._judgement("steady", why, sustained=True)
 
@@ -301,19 +301,19 @@ class _GrowthReport:
         """Return the judgement of a load that had few requests in flight, so the server kept up."""
         most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
         why = (
-            f"the server kept up: no more than {most_in_flight:,.0f} requests were in flight"
-            f"{self._in_each} in {self._tested}, less than {1 - MIN_DELIVERED_SHARE:.0%} of those "
-            "that were due"
+            f"the server kept up: at most {most_in_flight:,.0f} requests were in flight"
+            f"{self._per_replica} in {self._tested}, less than {1 - MIN_DELIVERED_SHARE:.0%} of "
+            "the scheduled requests"
         )
         return self._judgement("steady", why, sustained=True)
 
     def _too_noisy(self) -> Sustainable:
         """Return the judgement of a load whose series are too noisy to show a growth."""
         visible_share = self._test.visible_share
-        size = f"{visible_share:.0%} of the mean" if math.isfinite(visible_share) else "any size"
+        threshold = f"{visible_share:.0%}" if math.isfinite(visible_share) else "unlimited"
         why = (
-            f"no growth seen in {self._tested}, but one of {size} would have been missed: a longer "
-            "run shows more"
+            f"no upward trend in {self._tested}, but the detection threshold is {threshold}. Use a "
+            "longer --duration"
         )
         # The smallest visible growth falls with the square root of the length.
         needed_s = 2 * self._time.duration_s * min(visible_share**2, MAX_PROPOSED_FACTOR)

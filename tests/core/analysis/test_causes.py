@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import loadgen
 from loadgen.cli.app import main
-from loadgen.core.analysis import causes
+from loadgen.core.analysis import cause_detectors
 from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
@@ -37,7 +37,7 @@ BENCHMARK = importlib.import_module("causes")
 
 
 @pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
-def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
+def test_injected_cause_is_named_with_its_evidence(cause: str) -> None:
     said = BENCHMARK.judged(cause, 3)
     assert said.causes[0].code == cause, said
     assert said.text.startswith("Likely: ") and said.causes[0].evidence in said.text
@@ -45,17 +45,17 @@ def test_a_cause_is_named_with_its_evidence(cause: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_nothing_is_said_of_a_run_without_a_cause(seed: int) -> None:
+def test_run_without_a_cause_has_no_explanation(seed: int) -> None:
     said = BENCHMARK.judged("clean", seed)
     assert said.text == "" and said.causes == ()
 
 
-def test_of_a_load_that_was_due_at_once_no_queue_is_said_to_have_grown() -> None:
-    case = SimpleNamespace(excess={"queue": 1.0}, ttft=np.array([1e9, 2e9]), time=np.zeros(2))
-    assert causes._queue(cast("causes._Case", case)) is None
+def test_simultaneous_load_has_no_growing_queue() -> None:
+    case = SimpleNamespace(excess={"queue": 1.0}, ttft_ns=np.array([1e9, 2e9]), time=np.zeros(2))
+    assert cause_detectors.detect_growing_queue(cast("cause_detectors.Case", case)) is None
 
 
-def test_without_the_servers_account_a_queue_is_only_possible() -> None:
+def test_queue_is_only_possible_without_server_timing() -> None:
     said = BENCHMARK.judged("queue", 3, account=False)
     assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
     assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
@@ -65,22 +65,22 @@ def test_without_the_servers_account_a_queue_is_only_possible() -> None:
     assert "network" not in [cause.code for cause in slow_network.causes]
 
 
-def test_a_server_that_counts_waiting_as_prefill_has_a_queue_all_the_same() -> None:
+def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
     """Dynamo's account begins when a worker has the request: its queue was 2 ms, its prefill of 300 tokens 53 s."""
     rows, samples = BENCHMARK.simulate("queue", 3)
     rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
     rows["server_queue_ns"] = 2_000_000
     said = explain([Columns(rows)], RunManifest(), samples)
     assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
-    assert "whose account calls it prefill" in said.text
+    assert "reports the time as prefill" in said.text
 
 
 @pytest.mark.parametrize("capped", [True, False])
-def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> None:
+def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
     """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""
     rows, samples = BENCHMARK.simulate("power", 3)
     without = explain([Columns(rows)], RunManifest(), samples)
-    step_s = float(without.causes[0].evidence.removeprefix("from ").partition(" s on ")[0])
+    step_s = float(without.causes[0].evidence.removeprefix("from t=").partition(" s on")[0])
     first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
     for t_s in np.arange(first_s - 1, last_s + 1, 1.0).tolist():
         mark = 4.0 if capped and t_s > first_s + step_s else 1.0
@@ -91,7 +91,7 @@ def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> No
         ]
     said = explain([Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s))
     assert said.causes[0].code == "power"
-    assert ("held back by a power cap" in said.causes[0].evidence) is capped
+    assert ("report a power cap" in said.causes[0].evidence) is capped
 
 
 def late(rows: NDArray[np.void], every_s: float, longest_ms: float) -> None:
@@ -114,7 +114,7 @@ LATER = (
 
 
 @pytest.mark.parametrize("account", [True, False])
-def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(
+def test_repeatedly_stopped_client_is_the_cause(
     account: bool,
 ) -> None:
     """What it sent late comes in bursts at a fixed distance: nothing holds the server up."""
@@ -124,11 +124,11 @@ def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
     said = explain([Columns(rows)], RunManifest(), samples)
     assert [cause.code for cause in said.causes] == ["client"], said
-    assert said.text.startswith("Likely: ") and "the load generator was late" in said.text
+    assert said.causes[0].sure == "likely"
 
 
 @pytest.mark.parametrize("account", [True, False])
-def test_an_overload_is_named_with_the_lateness_of_the_client_beside_it(account: bool) -> None:
+def test_overload_is_named_together_with_the_client(account: bool) -> None:
     rows, samples = BENCHMARK.simulate("queue", 3)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
@@ -139,11 +139,11 @@ def test_an_overload_is_named_with_the_lateness_of_the_client_beside_it(account:
         late(both, 50, longest_ms)
         said = explain([Columns(both)], RunManifest(), samples)
         assert {cause.code for cause in said.causes} >= {"queue"}, (longest_ms, said)
-        assert "which grew" in said.text
-    assert "the load generator was late" in said.text
+        assert "the median TTFT grew" in said.text
+    assert {cause.code for cause in said.causes} >= {"queue", "client"}
 
 
-def test_new_connections_of_a_client_that_was_stopped_are_no_network() -> None:
+def test_connections_of_a_stopped_client_are_not_the_network() -> None:
     """Seen on a real client that was stopped for 1.2 s again and again: half of what was due then was to connect."""
     rows, samples = BENCHMARK.simulate("clean", 3)
     late(rows, 15, 1500)
@@ -158,7 +158,7 @@ def test_new_connections_of_a_client_that_was_stopped_are_no_network() -> None:
     ]
 
 
-def test_an_overload_without_an_account_in_which_all_waited_alike_is_possible() -> None:
+def test_equal_waits_without_server_timing_are_a_possible_queue() -> None:
     """A server with four slots at twice its load, TTFT from 1.6 to 6 s: as above, of a server that says nothing."""
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
@@ -171,25 +171,23 @@ def test_an_overload_without_an_account_in_which_all_waited_alike_is_possible() 
     assert [(cause.code, cause.sure) for cause in said.causes] == [("queue", "possible")], said
     late(rows, 5, 4_000)
     said = explain([Columns(rows)], RunManifest(slo=slo), samples)
-    assert [cause.code for cause in said.causes] == ["queue", "client"] and "late too" in said.text
+    assert [cause.code for cause in said.causes] == ["queue", "client"]
 
 
-def test_answers_that_come_whole_are_held_back() -> None:
+def test_responses_that_arrive_at_once_are_buffered() -> None:
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["last_token_ns"]
     said = explain([Columns(rows)], RunManifest(), samples, ("tpot",))
-    assert said.causes[0].code == "held_back" and said.text.startswith(
-        "Likely: 100% of the answers came whole"
-    )
+    assert (said.causes[0].code, said.causes[0].share) == ("held_back", 1.0)
 
 
-def test_what_is_withheld_is_no_evidence() -> None:
+def test_unreported_metric_is_no_evidence() -> None:
     rows, samples = BENCHMARK.simulate("power", 3)
     assert explain([Columns(rows)], RunManifest(), samples, ("tpot",)).causes == ()
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
-def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
+def test_growing_equal_waits_are_a_queue(
     last_ms: int, named: bool
 ) -> None:
     """240 requests in 1.2 s to a vLLM with 8 sequences: TTFT was 1.1 s early and 2.7 s late, so none took three times
@@ -205,12 +203,11 @@ def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
     assert [cause.code for cause in said.causes] == ["queue"] * named, said
     assert said.slow == 0
     if named:
-        assert "which grew: median TTFT" in said.text and said.text.startswith(
-            "Likely: all requests waited"
-        )
+        assert said.causes[0].sure == "likely"
+        assert "the median TTFT grew" in said.text
 
 
-def test_few_requests_explain_nothing() -> None:
+def test_few_requests_are_not_explained() -> None:
     rows, samples = BENCHMARK.simulate("queue", 3)
     found = explain([Columns(rows[:199])], RunManifest(), samples)
     assert (found.text, found.causes) == ("", ())
@@ -312,7 +309,7 @@ def test_an_overload_of_few_requests_names_its_queue(tmp_path: Path, count: int)
     assert [cause.code for cause in summary.causes.causes] == ["queue"]
 
 
-def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
+def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
     """More than four GPUs serve: the queue grows from the beginning."""
     run = loadgen.run(
         "rag",
@@ -325,7 +322,7 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
     )
     assert run.summary.causes.causes[0].code == "queue"
     above = " ".join(str(run).rsplit("VALID", 1)[0].split())
-    assert "Likely: " in above and "queue, which grew" in above
+    assert "Likely: " in above and "the median TTFT grew" in above
 
 
 @pytest.mark.parametrize(
@@ -335,24 +332,24 @@ def test_the_paragraph_stands_above_the_verdict(tmp_path: Path) -> None:
             "33",
             ("-d", "5m"),
             "batch",
-            "Likely: a token took",
+            "Likely: TPOT was",
         ),  # begins empty: less is decoded at first
         (
             "28",
             ("-d", "5m", "--warmup", "3m"),
             "batch",
-            "Possible: a token of nearly every answer took",
+            "Possible: TPOT was about",
         ),
         (
             "80",
             ("-d", "5m", "--warmup", "3m"),
             "queue",
-            "Likely: all requests waited in the server's queue",
+            "Likely: overloaded",
         ),
         ("10", ("-d", "5m"), "", ""),
     ],
 )
-def test_a_promise_that_all_miss_alike_has_a_cause_too(
+def test_objective_that_all_requests_miss_has_a_cause(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     rate: str,

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.contracts.tenant_fairness import estimate_jain_index
 from loadgen.core.analysis import fairness
-from loadgen.core.analysis.fairness import jain
+from loadgen.core.analysis.fairness import jain_index
 from loadgen.core.metrics.sections import Fairness, TenantShare
 from loadgen.core.stats.intervals import Interval
 from loadgen.render import text
@@ -18,10 +18,10 @@ from loadgen.runs.fairness import fairness_section
 
 
 def test_jain_is_one_where_all_have_the_same_and_one_nth_where_one_has_everything() -> None:
-    assert jain([0.4, 0.4, 0.4]) == pytest.approx(1)
-    assert jain([1, 0, 0, 0]) == pytest.approx(1 / 4)
-    assert jain([3, 1]) == pytest.approx(16 / 20)
-    assert jain([0, 0]) is None and jain([]) is None
+    assert jain_index([0.4, 0.4, 0.4]) == pytest.approx(1)
+    assert jain_index([1, 0, 0, 0]) == pytest.approx(1 / 4)
+    assert jain_index([3, 1]) == pytest.approx(16 / 20)
+    assert jain_index([0, 0]) is None and jain_index([]) is None
 
 
 def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reached() -> None:
@@ -32,7 +32,7 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
         found = estimate_jain_index(shares)
         assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
         grid = [
-            jain(values) or 1
+            jain_index(values) or 1
             for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))
         ]
         assert found.high >= max(grid) - 1e-4, "the most even shares"
@@ -44,8 +44,8 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
 
 
 def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
-    assert fairness.tenants_of({"a": "x", "b": None, "c": "x"}) == {"x": ("a", "c"), "b": ("b",)}
-    assert fairness.tenants_of({"a": "x", "b": "x"}) == {} == fairness.tenants_of({})
+    assert fairness.group_by_tenant({"a": "x", "b": None, "c": "x"}) == {"x": ("a", "c"), "b": ("b",)}
+    assert fairness.group_by_tenant({"a": "x", "b": "x"}) == {} == fairness.group_by_tenant({})
 
 
 def test_who_got_least_is_named() -> None:

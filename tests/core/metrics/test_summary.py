@@ -553,8 +553,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     ]
     (code,) = summarize_changed_records({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
-    disk = "writing the records took 20.0 % of the second up to 5 s: a faster disk for --out"
-    assert (disk in reasons.format_reason(code)) is (remedy == "disk")
+    assert ("Use a faster disk" in reasons.format_reason(code)) is (remedy == "disk")
 
 
 @pytest.mark.parametrize(
@@ -718,7 +717,11 @@ def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
     assert (s.goodput.met, s.goodput.undecided) == (None, True)
     assert (exit_code(s), exit_code(s, strict=True)) == (0, 4)
     page = " ".join(text.render(s).split())
+<<<<<<< HEAD
     assert " ".join(s.verdict.caveats[0].split()) in page
+=======
+    assert "not reported: the client's timestamps are too uncertain" in page
+>>>>>>> 14d6022a (Rewrite the causes of slow requests and the sentences of verdicts)
     assert s.percentiles["itl_ms"] == {}
     assert s.percentiles["ttft_ms"].keys() == {"p50"}
     assert (
@@ -736,8 +739,8 @@ def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
         (0.97, True, "http://gpu-1", "holds events back"),
         (0.97, False, "http://gpu-1", "off its core"),
         (0.1, True, "http://gpu-1", "off its core"),
-        (0.1, True, "http://localhost:8000", "client and server share the cores"),
-        (0.1, True, "http://127.0.0.1:8000", "client and server share the cores"),
+        (0.1, True, "http://localhost:8000", "Client and server share the cores"),
+        (0.1, True, "http://127.0.0.1:8000", "Client and server share the cores"),
     ],
 )
 def test_the_remedy_for_uncertain_times_fits_their_cause(

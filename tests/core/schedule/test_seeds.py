@@ -158,7 +158,7 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     ]
     exits("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
-    assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
+    assert f"reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
     assert first == again and len(first) == 2
@@ -182,7 +182,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     ]
     exits("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
-    assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
+    assert f"reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.choose_seed(tmp_path / "a", None) == seed
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
@@ -227,8 +227,8 @@ def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
     assert (
-        "repeat with --seed 3\n"
+        "reproduce with --seed 3\n"
         in describe_load(load("qa", overrides=read_flags(seed=3)), Settings()).text
     )
     salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
-    assert "repeat with --seed 3 --salt blue\n" in describe_load(salted, Settings()).text
+    assert "reproduce with --seed 3 --salt blue\n" in describe_load(salted, Settings()).text

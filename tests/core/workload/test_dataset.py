@@ -461,7 +461,7 @@ def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
     requests = json.loads((out / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 20, "every row once"
     code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
-    assert (code, "prompt tokens, 2 asked for" in told) == (0, True)
+    assert (code, "prompt tokens, 2 output tokens" in told) == (0, True)
     code, told = run(str(tmp_path / "share.json"))
     assert (code, f"hint: --dataset {tmp_path}/share.json" in told) == (2, True)
     (tmp_path / "bad.json").write_text("[1]")
