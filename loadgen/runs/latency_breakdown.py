@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen.core import format
-from loadgen.core.analysis.causes import SLOW, looked_at, stand_out
+from loadgen.core.analysis.causes import SLOW_FACTOR, examined_count, has_enough_slow
 from loadgen.render.page import Bar
 from loadgen.render.section import Bars, Charts, PageOnly, Paragraph, Section, Table, section
 from loadgen.runs import charts
@@ -131,12 +131,12 @@ def _explanation(summary: Summary) -> str:
 
 def _no_cause_found(summary: Summary) -> str:
     """Return how many requests were slow, and that there is no explanation."""
-    examined = looked_at(summary.ttft_ms.count)
+    examined = examined_count(summary.ttft_ms.count)
     slow = summary.causes.slow
     is_missed_or_unknown = summary.goodput.met is False or bool(summary.goodput.not_judged)
-    if not is_missed_or_unknown and not stand_out(slow, examined):
+    if not is_missed_or_unknown and not has_enough_slow(slow, examined):
         return (
-            f"{slow:,} of {examined:,} requests exceeded {SLOW:g}x the usual TTFT. "
+            f"{slow:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
             "No bottleneck found."
         )
     return "No cause found: the slow requests have nothing in common that the fast ones lack."

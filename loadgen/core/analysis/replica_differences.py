@@ -52,13 +52,13 @@ class _Nodes(NamedTuple):
 
 
 class _Selection(NamedTuple):
-    """The requests that are compared: their indexes, and the node and the block of time of each.
+    """The requests that are compared: a mask or slice of them, and the node and the block of time of each.
 
     `block` counts the shortest blocks. `node` is an index in `names`, -1 for a node without enough
     requests.
     """
 
-    indexes: NDArray[np.int64] | slice
+    rows: NDArray[np.bool_] | slice
     node: NDArray[np.int32]
     block: NDArray[np.int8]
     names: list[str]
@@ -153,15 +153,15 @@ def _assign_blocks(due_ns: NDArray[np.int64], start_s: float, end_s: float) -> N
 
 def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> tuple[_Selection, tuple[str, ...]]:
     """Return the requests in the window, and the names of nodes with too few of them."""
-    indexes = as_selection(block >= 0)
-    node_of_request = nodes.index_of_request[indexes]
+    rows = as_selection(block >= 0)
+    node_of_request = nodes.index_of_request[rows]
     counts = np.bincount(node_of_request, minlength=len(nodes.names))
     compared = np.flatnonzero(counts >= MIN_PER_NODE)
     silent = tuple(name for name, count in zip(nodes.names, counts, strict=True) if count < MIN_PER_NODE)
     new_index = np.full(len(nodes.names), -1, np.int32)
     new_index[compared] = np.arange(len(compared))
     names = [nodes.names[index] for index in compared]
-    return _Selection(indexes, new_index[node_of_request], block[indexes], names), silent
+    return _Selection(rows, new_index[node_of_request], block[rows], names), silent
 
 
 def _analyze_metrics(
@@ -172,7 +172,7 @@ def _analyze_metrics(
     outliers: list[OutlierNode] = []
     block_count = 0
     for metric in METRICS:
-        values_ns = requests.measure(metric)[selection.indexes]
+        values_ns = requests.measure(metric)[selection.rows]
         chosen = as_selection((values_ns != UNDEFINED) & (selection.node >= 0))
         values_ms = values_ns[chosen] / 1e6
         del values_ns
@@ -183,7 +183,7 @@ def _analyze_metrics(
         tables.append(_variance_table(metric, variance_components.estimate_components(*cells)))
         candidates = _find_outliers(metric, cells.means.mean(axis=1), selection.names)
         if candidates:
-            added_ms = _client_errors(requests, metric)[selection.indexes][chosen] / 1e6
+            added_ms = _client_errors(requests, metric)[selection.rows][chosen] / 1e6
             error_cells = _make_cells(selection, chosen, added_ms) or cells
             outliers += _beyond_client_errors(candidates, error_cells, selection.names)
     return tables, outliers, block_count
@@ -191,7 +191,7 @@ def _analyze_metrics(
 
 def _make_cells(
     selection: _Selection,
-    chosen: NDArray[np.int64] | slice,
+    chosen: NDArray[np.bool_] | slice,
     values: NDArray[np.float64],
 ) -> _Cells | None:
     """Return the cells of values, or None if even two blocks of time leave too few in a cell.
