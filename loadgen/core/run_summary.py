@@ -65,7 +65,9 @@ def summarize(
         fairness=fairness.measure_fairness(summary.classes),
     )
     if explained:
-        checks = load_fidelity.check_load(manifest, summary, run.verdict_inputs, run.measured.columns)
+        checks = load_fidelity.check_load(
+            manifest, summary, run.verdict_inputs, run.measured.columns
+        )
         summary = msgspec.structs.replace(summary, stimulus=checks)
     return apply_verdict(manifest, run, summary, seconds)
 
@@ -89,7 +91,9 @@ def _with_sections_of_records(
         summary,
         splits=latency_breakdown.of_rows(measured, manifest),
         slowest=latency_breakdown.slowest(measured, warmup, manifest),
-        node_differences=replica_differences.without_metrics(differences, summary.metrics_without("mean")),
+        node_differences=replica_differences.without_metrics(
+            differences, summary.metrics_without("mean")
+        ),
         causes=causes.explain(measured, manifest, server_samples, summary.metrics_without("p50")),
         within=within_run_variance.metric_intervals(measured, summary, manifest.slo, run.tokens_in),
     )

@@ -157,7 +157,9 @@ def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> tuple[_Selection
     node_of_request = nodes.index_of_request[rows]
     counts = np.bincount(node_of_request, minlength=len(nodes.names))
     compared = np.flatnonzero(counts >= MIN_PER_NODE)
-    silent = tuple(name for name, count in zip(nodes.names, counts, strict=True) if count < MIN_PER_NODE)
+    silent = tuple(
+        name for name, count in zip(nodes.names, counts, strict=True) if count < MIN_PER_NODE
+    )
     new_index = np.full(len(nodes.names), -1, np.int32)
     new_index[compared] = np.arange(len(compared))
     names = [nodes.names[index] for index in compared]

@@ -187,9 +187,7 @@ def test_unreported_metric_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
-def test_growing_equal_waits_are_a_queue(
-    last_ms: int, named: bool
-) -> None:
+def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
     """240 requests in 1.2 s to a vLLM with 8 sequences: TTFT was 1.1 s early and 2.7 s late, so none took three times
     as long as the fast ones. Where TTFT does not grow, a queue that was there from the start breaks no promise.
     """

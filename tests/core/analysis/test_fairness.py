@@ -44,7 +44,10 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
 
 
 def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
-    assert fairness.group_by_tenant({"a": "x", "b": None, "c": "x"}) == {"x": ("a", "c"), "b": ("b",)}
+    assert fairness.group_by_tenant({"a": "x", "b": None, "c": "x"}) == {
+        "x": ("a", "c"),
+        "b": ("b",),
+    }
     assert fairness.group_by_tenant({"a": "x", "b": "x"}) == {} == fairness.group_by_tenant({})
 
 

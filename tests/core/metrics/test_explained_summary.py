@@ -90,7 +90,15 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
     whole, judged = (
         summarize(manifest, rows, *rest, explained=explained) for explained in (True, False)
     )
-    of_readers = ("sustainable", "splits", "slowest", "node_differences", "causes", "within", "stimulus")
+    of_readers = (
+        "sustainable",
+        "splits",
+        "slowest",
+        "node_differences",
+        "causes",
+        "within",
+        "stimulus",
+    )
     defaults = {name: getattr(judged, name) for name in of_readers}
     assert msgspec.structs.replace(whole, **defaults) == judged
     assert not any(

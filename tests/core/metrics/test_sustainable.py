@@ -586,9 +586,7 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
     out = " ".join(as_text.render(mlperf_text.report(result)).split())
-    assert (
-        "VALID by the rules only: NOT sustained" in out and "replica 3" in out
-    )
+    assert "VALID by the rules only: NOT sustained" in out and "replica 3" in out
     nothing_grew = msgspec.structs.replace(
         result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0
     )
