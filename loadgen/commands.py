@@ -145,71 +145,72 @@ def _load_rows() -> tuple[CommandRow, ...]:
         CommandRow(
             "doctor",
             "start",
-            "What stands in the way: a target, or what this host carries.",
+            "Check a server, or what this host can drive.",
             _load_doctor,
         ),
         CommandRow(
-            "run", "start", "Drive a workload: latencies, throughput, goodput, verdict.", _load_run
+            "run", "start", "Send a workload and report latency, throughput and goodput.", _load_run
         ),
         CommandRow(
             "report",
             "start",
-            "A stored result again, from its records, with its page.",
+            "Print a stored result and write its HTML page.",
             _load_report,
         ),
-        CommandRow("ui", "start", "Look at a folder of results in a browser.", _load_ui),
+        CommandRow("ui", "start", "Browse and compare results in a browser.", _load_ui),
         CommandRow(
             "sweep",
-            "judge",
-            "Several loads: the throughput-latency curve and its knee.",
+            "measure",
+            "Measure several loads: the throughput-latency curve.",
             _load_sweep,
         ),
-        CommandRow(
-            "search", "judge", "The highest load at which every SLO term holds.", _load_search
-        ),
+        CommandRow("search", "measure", "Find the maximum load that meets the SLO.", _load_search),
         CommandRow(
             "compare",
-            "judge",
-            "Results against the first, or against one kept by name.",
+            "measure",
+            "Compare results with a baseline.",
             _load_compare,
         ),
         CommandRow(
             "validate",
-            "judge",
-            "Does it keep a contract: PASS, FAIL or INCONCLUSIVE.",
+            "measure",
+            "Test a contract: PASS, FAIL or INCONCLUSIVE.",
             _load_validate,
         ),
         CommandRow(
             "answers",
-            "judge",
-            "Are answers still right: against references or a peer.",
+            "measure",
+            "Check the quality of completions against references or another server.",
             _load_answers,
         ),
         CommandRow(
-            "mlperf", "judge", "MLPerf-style tests, unofficial: VALID or INVALID.", _load_mlperf
+            "mlperf",
+            "measure",
+            "Run unofficial MLPerf-style tests: VALID or INVALID.",
+            _load_mlperf,
         ),
         CommandRow(
-            "bundle", "evidence", "One file with a result and all that it rests on.", _load_bundle
+            "bundle", "evidence", "Pack a result and its raw data into one file.", _load_bundle
         ),
         CommandRow(
             "verify",
             "evidence",
-            "Make all figures of a bundle again, name what differs.",
+            "Recompute every number of a bundle from its raw data.",
             _load_verify,
         ),
-        CommandRow("export", "evidence", "Write a run in another tool's format.", _load_export),
         CommandRow(
-            "size", "money", "How many machines for so many users, and what they cost.", _load_size
+            "export", "evidence", "Convert a run to the format of another tool.", _load_export
         ),
         CommandRow(
-            "cost", "money", "What a request cost: measured runs and your prices.", _load_cost
+            "size", "cost", "Compute how many machines serve N users, and their cost.", _load_size
         ),
         CommandRow(
-            "merge", "tools", "One run of the parts that run --shard has sent.", _load_merge
+            "cost", "cost", "Compute the cost per request from runs and prices.", _load_cost
         ),
         CommandRow(
-            "fit", "tools", "Make a workload of a trace: its arrivals and lengths.", _load_fit
+            "merge", "tools", "Merge the results of `run --shard` into one run.", _load_merge
         ),
+        CommandRow("fit", "tools", "Create a workload file from a trace.", _load_fit),
         CommandRow("sim", "tools", "Serve a simulated model over HTTP until Ctrl-C.", _load_sim),
     )
 

@@ -22,8 +22,8 @@ from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
 from loadgen.plugins import version_of
 
 DESCRIPTION = (
-    "Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput "
-    "under load."
+    "Load generator for LLM inference endpoints: measures TTFT, TPOT, ITL, E2E latency, "
+    "throughput and goodput under load."
 )
 MAX_HELP_WIDTH = 100
 
@@ -134,7 +134,7 @@ def root_command() -> Any:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code of its command.
 
-    Raises Fault or Faults for wrong usage, and for what the command itself raises.
+    Raises LoadgenError or CombinedError for wrong usage, and what the command itself raises.
     """
     try:
         exit_code = root_command().main(
@@ -161,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if sys.platform == "win32":
             raise UserError(
                 "wrong_platform",
-                "loadgen takes Linux (or macOS, to read what is stored)",
-                hint="use it in WSL2 or a container",
+                "loadgen needs Linux, or macOS to read stored results",
+                hint="use WSL2 or a container",
             )
         return run_command_line(sys.argv[1:] if arguments is None else arguments)
 

@@ -79,7 +79,7 @@ class Invocation:
             needs_text: Why the completions have to be texts; "" if they need not be.
 
         Raises:
-            Faults: With every error that was found.
+            CombinedError: With every error that was found.
         """
         from loadgen.cli.settings import build_settings
 
@@ -162,7 +162,7 @@ class Invocation:
     def load_workload(self, name: str | None, **changes: Any) -> Workload:
         """Return the workload with the options of the load applied; `changes` replace some of them.
 
-        Raises Fault or Faults.
+        Raises LoadgenError or CombinedError.
         """
         from loadgen.core.workload.loading import load_from_options
 
@@ -177,7 +177,7 @@ class Invocation:
     def budget(self) -> Budget | None:
         """Return the budget of --prices and --max-cost; None without prices.
 
-        Raises Fault or Faults.
+        Raises LoadgenError or CombinedError.
         """
         max_cost = self["max_cost"]
         if self["prices"] is None:
@@ -202,7 +202,7 @@ class Invocation:
         return partial(run.execute, listeners=listeners, probe_cache={})
 
     def repetition(self) -> Repetition | None:
-        """Return what --repeat specifies; None without it. Raises Faults."""
+        """Return what --repeat specifies; None without it. Raises CombinedError."""
         return parse_repetition(self["repeat"])
 
 

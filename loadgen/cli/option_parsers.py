@@ -228,7 +228,7 @@ def parse_header_name(value: Any) -> str:
 def parse_headers(value: Any) -> tuple[tuple[str, str], ...]:
     """Return header names and values, of a mapping, of pairs, or of texts like NAME: VALUE.
 
-    Raises Faults with every header that cannot be sent; no error message contains a value.
+    Raises CombinedError with every header that cannot be sent; no error message contains a value.
     """
     pairs: list[tuple[str, str]] = []
     errors: list[LoadgenError] = []

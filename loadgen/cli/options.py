@@ -47,24 +47,23 @@ WorkloadArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="workload",
-        help=f"A workload file, or a packaged one: {PACKAGED_WORKLOADS}.",
+        help=f"Workload file, or a packaged workload: {PACKAGED_WORKLOADS}.",
         autocompletion=completion.complete_workload,
     ),
 ]
 AllowInvalidOption = Annotated[
     bool,
-    typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked."),
+    typer.Option("--allow-invalid", help="Use results that are INVALID, and mark them."),
 ]
 AcceptSamplePricesOption = Annotated[
     bool,
-    typer.Option(
-        "--accept-sample-prices", help="Use list prices that others have copied, for want of yours."
-    ),
+    typer.Option("--accept-sample-prices", help="Use the sample list prices instead of your own."),
 ]
 PluginsOption = Annotated[
     bool,
     typer.Option(
-        "--plugins", help="Also use rows of other packages; without it none is loaded here."
+        "--plugins",
+        help="Load plug-ins of other packages, which this command does not load by default.",
     ),
 ]
 StrictOption = Annotated[
@@ -72,7 +71,7 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         rich_help_panel="SLO",
-        help="Exit 4 if a run cannot decide the SLO; without it that exits 0.",
+        help="Exit with 4 instead of 0 if the SLO is undecided.",
     ),
 ]
 FullOption = Annotated[
@@ -81,16 +80,18 @@ FullOption = Annotated[
 ]
 JunitOption = Annotated[
     Path | None,
-    typer.Option("--junit", metavar="FILE", help="Write verdict and SLO as JUnit XML too."),
+    typer.Option(
+        "--junit", metavar="FILE", help="Also write the verdict and the SLO as JUnit XML."
+    ),
 ]
 GithubOption = Annotated[
     bool,
     typer.Option(
-        "--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY)."
+        "--github", help="Add a summary to the GitHub Actions job ($GITHUB_STEP_SUMMARY)."
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")
+    bool, typer.Option("--dry-run", help="Check everything and show the plan, but send no load.")
 ]
 
 

@@ -20,7 +20,7 @@ SETTINGS = ("most", "within", "pause")
 def parse_repetition(text: str | None) -> Repetition | None:
     """Return the repetition that `--repeat` specifies; None without it.
 
-    Raises Faults with every error that was found.
+    Raises CombinedError with every error that was found.
     """
     from loadgen.repeated import repeats
 

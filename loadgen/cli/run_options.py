@@ -90,10 +90,9 @@ class RunOptions(TypedDict, total=False):
             metavar="URL",
             panel="Target",
             help=(
-                "URL of the server, with or without a path prefix and /v1; repeat it for several. "
-                "sim:PRESET simulates a server in virtual time, for example sim:gb300-vm. "
-                "NAME=URL is the server for the steps of a task that name it. Required without "
-                "--targets."
+                "URL of the server, with or without /v1. Repeat it for several servers. "
+                "sim:PRESET simulates a server, for example sim:gb300-vm. NAME=URL serves "
+                "the steps of a task that name it. Required unless --targets is given."
             ),
             cli_type=list[str],
             parse=parsers.parse_texts,
@@ -108,7 +107,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--targets",),
             metavar="FILE",
             panel="Target",
-            help="A YAML list of endpoints: name, url, api_key_env, gpus, shape, region, node.",
+            help=(
+                "YAML list of several servers, each with name, url, api_key_env, gpus, "
+                "shape, region or node."
+            ),
             cli_type=Path,
             must_be_typed=True,
         ),
@@ -117,8 +119,8 @@ class RunOptions(TypedDict, total=False):
         str,
         Option(
             help=(
-                "With several targets: round-robin, least-in-flight, or sticky per "
-                "conversation; auto chooses."
+                "How requests are spread over several servers: round-robin, "
+                "least-in-flight, or sticky (one server per conversation)."
             ),
             default="auto",
             set_metavar="WAY",
@@ -129,8 +131,8 @@ class RunOptions(TypedDict, total=False):
         str | None,
         Option(
             help=(
-                "A header that names the conversation or task of a request, for routers "
-                "that keep a session in place."
+                "Name of a header that carries the ID of the conversation or task, for "
+                "routers that need it."
             ),
             set_metavar="NAME",
             parse=parsers.parse_header_name,
@@ -140,8 +142,8 @@ class RunOptions(TypedDict, total=False):
         bool,
         Option(
             help=(
-                "Send each request's SLO of TTFT and TPOT, for gateways that schedule by "
-                "it (llm-d)."
+                "Send the TTFT and TPOT limits of each request in headers, for SLO-aware "
+                "gateways such as llm-d."
             ),
             cli_type=bool,
             set_metavar="yes",
@@ -152,8 +154,8 @@ class RunOptions(TypedDict, total=False):
         Sequence[float] | str,
         Option(
             help=(
-                "Further percentiles of the latencies: 25,99.5. All runs tell 50, 90, 95, "
-                "99 and 99.9."
+                "Additional percentiles, for example 25,99.5. p50, p90, p95, p99 and p99.9 "
+                "are always reported."
             ),
             set_metavar="P,P",
             parse=parsers.parse_percentiles,
@@ -162,7 +164,9 @@ class RunOptions(TypedDict, total=False):
     on_target_failure: Annotated[
         str,
         Option(
-            help="When a target stops answering: continue, or stop the run.",
+            help=(
+                "What to do when a server stops responding: continue without it, or stop the run."
+            ),
             default="continue",
             set_metavar="WHAT",
             parse=parsers.ChoiceParser("continue", "stop"),
@@ -174,8 +178,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--model", "-m"),
             metavar="NAME",
             panel="Target",
-            help="Model name.",
-            default_text="the only one that the server lists",
+            help="Name of the model to request.",
+            default_text="the only model of the server",
         ),
     ]
     server: Annotated[
@@ -184,7 +188,7 @@ class RunOptions(TypedDict, total=False):
             flags=("--server",),
             metavar="KIND",
             panel="Target",
-            help=f"auto, {', '.join(tuple(SERVER_PROFILES)[:-1])} or {tuple(SERVER_PROFILES)[-1]}.",
+            help=f"Server software: auto (detect it), {', '.join(SERVER_PROFILES)}.",
             default="auto",
             parse=parsers.parse_server,
             other_tools=("--backend",),
@@ -197,7 +201,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--api",),
             metavar="KIND",
             panel="Target",
-            help="chat, completions, responses, messages, embeddings or rerank.",
+            help=(
+                "API to send requests to: chat, completions, responses, messages, "
+                "embeddings or rerank."
+            ),
             default="chat",
             parse=parsers.ChoiceParser(
                 "chat", "completions", "responses", "messages", "embeddings", "rerank"
@@ -212,8 +219,8 @@ class RunOptions(TypedDict, total=False):
             metavar="FILE",
             panel="Load",
             help=(
-                "Replay a trace: its arrivals, lengths and shared beginnings, in the "
-                "place of the workload's."
+                "Replay the arrival times, lengths and shared prefixes of a trace instead "
+                "of the workload's."
             ),
             cli_type=Path,
             part="workload",
@@ -227,8 +234,8 @@ class RunOptions(TypedDict, total=False):
             metavar="FILE",
             panel="Load",
             help=(
-                "Prompts of your own: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI "
-                "batch, or hf:ORG/NAME."
+                "Prompts to send: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, "
+                "or hf:ORG/NAME."
             ),
             cli_type=Path,
             part="workload",
@@ -238,7 +245,7 @@ class RunOptions(TypedDict, total=False):
     trace_speed: Annotated[
         LoadValue,
         Option(
-            help="Replay a trace so many times as fast.",
+            help="Replay the trace at FACTOR times its speed.",
             default_text="1",
             set_metavar="FACTOR",
             part="load",
@@ -248,10 +255,10 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "Only what came in this time: 10m..20m, 10m.. or ..20m, from the first "
-                "request of the trace."
+                "Replay only a part of the trace, counted from its first request: 10m..20m,"
+                " 10m.. or ..20m."
             ),
-            default_text="all",
+            default_text="the whole trace",
             set_metavar="FROM..TO",
             part="load",
         ),
@@ -259,7 +266,7 @@ class RunOptions(TypedDict, total=False):
     trace_loop: Annotated[
         LoadValue,
         Option(
-            help="Play the trace so many times, one after the other, with new text each time.",
+            help="Replay the trace N times in a row, with new prompt texts each time.",
             default_text="1",
             set_metavar="N",
             part="load",
@@ -269,9 +276,9 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "instants: each request when it came; sessions: each after the answers "
-                "that it waited for in its session, and the recorded time of tools and "
-                "users."
+                "instants: send each request at its recorded time. sessions: send it after "
+                "the responses that its session waited for, plus the recorded time of tools"
+                " and users."
             ),
             default_text="instants",
             set_metavar="WHAT",
@@ -281,8 +288,11 @@ class RunOptions(TypedDict, total=False):
     trace_unit: Annotated[
         LoadValue,
         Option(
-            help=("Unit of the times of a trace whose format leaves it open: s, ms, us or ns."),
-            default_text="decided by all rows, and printed",
+            help=(
+                "Unit of the times in the trace, if its format does not define one: s, ms, "
+                "us or ns."
+            ),
+            default_text="detected and printed",
             set_metavar="UNIT",
             part="load",
         ),
@@ -290,10 +300,7 @@ class RunOptions(TypedDict, total=False):
     on_bad_row: Annotated[
         LoadValue,
         Option(
-            help=(
-                "A row of the trace with something wrong in it: fail, or skip (leave it "
-                "out, and count it)."
-            ),
+            help="What to do with an invalid row of the trace: fail, or skip it and count it.",
             default_text="fail",
             set_metavar="WHAT",
             part="load",
@@ -305,7 +312,7 @@ class RunOptions(TypedDict, total=False):
             flags=("--request-rate",),
             metavar="RATE",
             panel="Load",
-            help="Open loop: arrivals per second (10, 600/min, inf).",
+            help="Open loop: requests per second, for example 10, 600/min or inf.",
             part="load",
             other_tools=("--rate", "--rps", "--qps", "--target-qps"),
         ),
@@ -313,7 +320,10 @@ class RunOptions(TypedDict, total=False):
     burstiness: Annotated[
         LoadValue,
         Option(
-            help="Gamma shape of the gaps; 1 is Poisson, below 1 burstier.",
+            help=(
+                "Shape of gamma-distributed inter-arrival times. 1 is Poisson; smaller "
+                "values are burstier."
+            ),
             default_text="1",
             set_metavar="SHAPE",
             part="load",
@@ -325,7 +335,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--concurrency", "-c"),
             metavar="N",
             panel="Load",
-            help="Closed loop: lanes. A list (1,2,4,8) runs one level after the other.",
+            help=(
+                "Closed loop: number of concurrent requests. A list such as 1,2,4,8 runs "
+                "one load after the other."
+            ),
             part="load",
             other_tools=("--max-concurrency", "--parallel"),
         ),
@@ -336,7 +349,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--stagger",),
             metavar="TIME",
             panel="Load",
-            help="Closed loop: spread the starts over this time; 0: all start at once.",
+            help=(
+                "Closed loop: time over which the first requests are spread. 0 starts all at once."
+            ),
             default_text="one response time",
             part="load",
             other_tools=("--concurrency-ramp-duration", "--ramp-up"),
@@ -347,7 +362,10 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--max-in-flight",),
             metavar="N",
-            help="Open loop: a start above this many in flight is dropped and counted.",
+            help=(
+                "Open loop: maximum number of requests in flight. Requests above it are "
+                "dropped and counted."
+            ),
             default_text="no limit",
             part="load",
         ),
@@ -356,8 +374,8 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "At most this many sent and without a first output: a lane waits for its "
-                "place, a start of an open loop is dropped and counted."
+                "Maximum number of requests without a first token. A closed loop waits; an "
+                "open loop drops requests above it."
             ),
             default_text="no limit",
             set_metavar="N",
@@ -370,8 +388,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--num-requests", "-n"),
             metavar="N",
             panel="Load",
-            help="Stop after this many.",
-            default_text="as the workload says",
+            help="Stop after N requests.",
+            default_text="from the workload",
             part="load",
             other_tools=("--num-prompts", "--request-count"),
         ),
@@ -382,8 +400,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--duration", "-d"),
             metavar="TIME",
             panel="Load",
-            help="Stop after this long (30s, 5m; bare numbers are seconds).",
-            default_text="as the workload says",
+            help="Stop after this time, for example 30s or 5m. A bare number is in seconds.",
+            default_text="from the workload",
             part="load",
             other_tools=("--benchmark-duration", "--max-seconds", "--max-duration", "--run-time"),
         ),
@@ -394,15 +412,18 @@ class RunOptions(TypedDict, total=False):
             flags=("--warmup",),
             metavar="TIME|Nreq",
             panel="Load",
-            help="Unmeasured load before: a time (10s), a count (20req), or 0.",
-            default_text="as the workload says",
+            help=(
+                "Load before the measurement that is not measured: a time (10s), a number "
+                "of requests (20req), or 0."
+            ),
+            default_text="from the workload",
             part="load",
         ),
     ]
     num_warmups: Annotated[
         LoadValue,
         Option(
-            help="Unmeasured requests before.",
+            help="Number of warm-up requests, which are not measured.",
             part="load",
         ),
     ]
@@ -412,10 +433,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--grace",),
             metavar="TIME",
             help=(
-                "How long requests in flight may go on after the end of the load. What is "
-                "left then is unfinished, not failed."
+                "Maximum time to wait for running requests after the load ends. Requests "
+                "that are still running then count as unfinished, not as failed."
             ),
-            default_text="as --timeout",
+            default_text="the value of --timeout",
             part="load",
         ),
     ]
@@ -424,7 +445,7 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--timeout",),
             metavar="TIME",
-            help="Longest time for one request, from its due instant.",
+            help="Maximum time for one request, from its scheduled time.",
             default_text="600s",
             part="load",
         ),
@@ -432,7 +453,7 @@ class RunOptions(TypedDict, total=False):
     stall_timeout: Annotated[
         LoadValue,
         Option(
-            help="Longest silence within a stream.",
+            help="Maximum time without data within a stream.",
             default_text="120s",
             set_metavar="TIME",
             part="load",
@@ -445,12 +466,12 @@ class RunOptions(TypedDict, total=False):
             metavar="TERM",
             panel="SLO",
             help=(
-                "SLO term METRIC:LIMIT[:PERCENTILE], like ttft:2s:p95 (p99 if left out), or "
-                "attainment:99%. Terms replace the SLO of the workload; +TERM adds to it. "
+                "SLO as METRIC:LIMIT[:PERCENTILE], for example ttft:2s:p95 (default p99), "
+                "or attainment:99%. Replaces the SLO of the workload; +TERM adds to it. "
                 "Repeatable."
             ),
             cli_type=list[str],
-            default_text="the workload's",
+            default_text="from the workload",
             part="load",
             complete=completion.complete_slo_term,
         ),
@@ -458,7 +479,7 @@ class RunOptions(TypedDict, total=False):
     goodput: Annotated[
         Texts,
         Option(
-            help="ttft:2000 tpot:200, in milliseconds.",
+            help="SLO limits in milliseconds, for example ttft:2000 tpot:200.",
             cli_type=list[str],
             part="load",
         ),
@@ -469,8 +490,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--input-tokens", "--isl"),
             metavar="N",
             panel="Load",
-            help="Prompt length, replacing the file's.",
-            default_text="the workload's",
+            help="Prompt length in tokens.",
+            default_text="from the workload",
             part="load",
             other_tools=("--random-input-len", "--prompt-tokens"),
         ),
@@ -482,10 +503,10 @@ class RunOptions(TypedDict, total=False):
             metavar="N",
             panel="Load",
             help=(
-                "Output length, replacing the workload's. unlimited sends no limit with the rows "
-                "of a data set that have no length."
+                "Output length in tokens. unlimited sends no limit for rows of a dataset "
+                "without a length."
             ),
-            default_text="the workload's",
+            default_text="from the workload",
             part="load",
             other_tools=("--random-output-len", "--max-tokens", "--max-output-tokens"),
         ),
@@ -496,8 +517,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--seed",),
             metavar="N",
             panel="Load",
-            help="Of lengths, texts and arrivals.",
-            default_text="a fresh one, printed",
+            help="Random seed for prompts, lengths and arrival times.",
+            default_text="random, and printed",
             part="load",
             other_tools=("--random-seed",),
         ),
@@ -505,7 +526,9 @@ class RunOptions(TypedDict, total=False):
     schedule_seed: Annotated[
         LoadValue,
         Option(
-            help="Of Poisson arrivals alone, as MLPerf LoadGen's schedule_rng_seed.",
+            help=(
+                "Random seed for Poisson arrival times only; MLPerf LoadGen's schedule_rng_seed."
+            ),
             default_text="from --seed",
             set_metavar="N",
             part="load",
@@ -517,8 +540,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--salt",),
             metavar="WORD",
             help=(
-                "Changes the texts of prompts, not lengths or arrivals: a word, or fresh "
-                "for a new one in each run."
+                "Changes the texts of prompts, but not lengths or arrival times. fresh "
+                "takes new texts in each run."
             ),
             default_text="from --seed",
             part="load",
@@ -531,8 +554,8 @@ class RunOptions(TypedDict, total=False):
             metavar="RULE",
             panel="SLO",
             help=(
-                "End the run when the requests that ended last fail or wait too much: "
-                "errors:20%, ttft:p50:30s. Repeatable."
+                "Stop the run early if recent requests fail or are slow, for example "
+                "errors:20% or ttft:p50:30s. Repeatable."
             ),
             cli_type=list[str],
             part="load",
@@ -541,7 +564,10 @@ class RunOptions(TypedDict, total=False):
     limit: Annotated[
         Texts,
         Option(
-            help="Change a limit of the verdict: send_lag_share:10%. Stored.",
+            help=(
+                "Change a limit of the validity check, for example send_lag_share:10%. "
+                "Stored with the result."
+            ),
             cli_type=list[str],
             set_metavar="NAME:SHARE",
             part="load",
@@ -553,8 +579,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--workers",),
             metavar="N",
             help=(
-                "Worker processes on this machine, or auto: as many as the load can use. "
-                "With --ray: on the nodes of the cluster, auto without the flag."
+                "Number of worker processes, or auto for as many as the load needs. With "
+                "--ray, they run on the cluster and auto is the default."
             ),
             default_text="1",
             parse=parsers.parse_workers,
@@ -567,14 +593,14 @@ class RunOptions(TypedDict, total=False):
             flags=("--ray",),
             metavar="ADDRESS",
             help="Run the workers on a Ray cluster: auto, or HOST:PORT of its head node.",
-            default_text="this machine",
+            default_text="local workers",
             must_be_typed=True,
         ),
     ]
     sources: Annotated[
         Texts,
         Option(
-            help="Local address to send from. Repeatable: each has local ports of its own.",
+            help="Local IP address to send from. Repeat it to have more local ports.",
             cli_type=list[str],
             default_text="chosen by the system",
             set_metavar="IP",
@@ -587,7 +613,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--keep",),
             metavar="WHAT",
             panel="Output",
-            help=("raw: a record of each request. gaps: also each gap between its output events."),
+            help=(
+                "What to store: raw (a record per request), or gaps (also every inter-token"
+                " latency)."
+            ),
             default="raw",
             parse=parsers.ChoiceParser("raw", "gaps"),
         ),
@@ -598,7 +627,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--tokenizer",),
             metavar="FILE",
             panel="Target",
-            help="Of the model: a tokenizer.json, its folder, or ORG/NAME.",
+            help=(
+                "Tokenizer of the model: a tokenizer.json, its folder, or ORG/NAME on Hugging Face."
+            ),
         ),
     ]
     extra_body: Annotated[
@@ -606,7 +637,7 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--extra-body",),
             metavar="JSON",
-            help="JSON merged into every request body, last.",
+            help="JSON object that is merged into the body of every request.",
             parse=parsers.parse_extra_body,
             other_tools=("--extra-request-body",),
         ),
@@ -616,7 +647,7 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--header", "-H"),
             metavar="NAME:VALUE",
-            help="NAME: VALUE or NAME=VALUE. Repeatable.",
+            help="HTTP header to send, as NAME: VALUE or NAME=VALUE. Repeatable.",
             cli_type=list[str],
             parse=parsers.parse_headers,
             must_be_typed=True,
@@ -625,7 +656,7 @@ class RunOptions(TypedDict, total=False):
     api_key: Annotated[
         str | None,
         Option(
-            help="The key itself; else api_key_file, else OPENAI_API_KEY.",
+            help="API key. Otherwise api_key_file, otherwise OPENAI_API_KEY.",
         ),
     ]
     api_key_file: Annotated[
@@ -634,7 +665,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--api-key-file",),
             metavar="FILE",
             panel="Target",
-            help="A file with the key; else OPENAI_API_KEY (AZURE_OPENAI_API_KEY).",
+            help=(
+                "File with the API key. Otherwise OPENAI_API_KEY (for Azure, "
+                "AZURE_OPENAI_API_KEY) is used."
+            ),
             cli_type=Path,
             parse=parsers.read_key_file,
             must_be_typed=True,
@@ -646,9 +680,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--cacert",),
             metavar="FILE",
             panel="TLS",
-            help="PEM file of the authority to trust.",
+            help="PEM file with the CA certificate to trust.",
             cli_type=Path,
-            default_text="the system's",
+            default_text="CA certificates of the system",
             parse=parsers.parse_pem_file,
             must_be_typed=True,
         ),
@@ -659,7 +693,7 @@ class RunOptions(TypedDict, total=False):
             flags=("--cert",),
             metavar="FILE",
             panel="TLS",
-            help="PEM file of the client certificate, with its key.",
+            help="PEM file with the client certificate, and its key unless --key is given.",
             cli_type=Path,
             parse=parsers.parse_pem_file,
             must_be_typed=True,
@@ -671,7 +705,7 @@ class RunOptions(TypedDict, total=False):
             flags=("--key",),
             metavar="FILE",
             panel="TLS",
-            help="PEM file of its key, where it is apart.",
+            help="PEM file with the key of the client certificate.",
             cli_type=Path,
             parse=parsers.parse_pem_file,
             must_be_typed=True,
@@ -682,7 +716,7 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--insecure", "-k"),
             panel="TLS",
-            help="Do not verify the server's certificate.",
+            help="Do not verify the certificate of the server.",
             cli_type=bool,
             parse=parsers.parse_switch,
             must_be_typed=True,
@@ -692,7 +726,7 @@ class RunOptions(TypedDict, total=False):
         bool,
         Option(
             flags=("--no-stream",),
-            help="Ask for whole answers; TTFT is then the whole answer.",
+            help="Do not stream responses. TTFT is then the time of the whole response.",
             cli_type=bool,
             parse=parsers.parse_switch,
         ),
@@ -703,9 +737,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--server-metrics",),
             metavar="WHERE",
             help=(
-                "The servers' own metrics pages, read once a second: auto (where they "
-                "usually are), off, URLs (repeatable), or drain: trtllm-serve's JSON "
-                "/metrics, which each read empties for everybody."
+                "Prometheus pages of the servers, read every second: auto (usual paths), "
+                "off, or URLs (repeatable). drain reads the JSON /metrics of trtllm-serve, "
+                "which loses samples for other readers."
             ),
             cli_type=list[str],
             default_text="auto",
@@ -718,8 +752,8 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--server-timing",),
             help=(
-                "Ask the server for its own account of each request (queue, prefill, "
-                "decode). One that comes unasked is always read."
+                "Ask the server for the queue, prefill and decode time of each request. "
+                "Times that a server sends unasked are always read."
             ),
             cli_type=bool,
             parse=parsers.parse_switch,
@@ -729,8 +763,8 @@ class RunOptions(TypedDict, total=False):
         bool,
         Option(
             help=(
-                "Empty the servers' prefix caches after the probe, before the load (vLLM, "
-                "SGLang, some trtllm-serve)."
+                "Empty the prefix caches of the servers before the load (vLLM, SGLang and "
+                "some trtllm-serve versions)."
             ),
             cli_type=bool,
             set_metavar="yes",
@@ -743,8 +777,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--profile",),
             metavar="STAGE[:TIME]",
             help=(
-                "Run the profiler of vLLM, SGLang or TensorRT-LLM around a stage, or "
-                "steady (all measured ones); at most so long: steady:10s."
+                "Run the profiler of vLLM, SGLang or TensorRT-LLM during a stage, or steady"
+                " for all measured stages. A time limits it, for example steady:10s."
             ),
             parse=parsers.parse_profile,
         ),
@@ -755,9 +789,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--energy",),
             metavar="WHERE",
             help=(
-                "What the GPUs use, read once a second: auto (trtllm-serve's "
-                "/energy_metrics; nvidia-smi where the target is on this machine), off, "
-                "nvidia-smi, or URLs of DCGM and node exporter pages (repeatable)."
+                "Source of GPU power, read every second: auto (/energy_metrics of "
+                "trtllm-serve; nvidia-smi for a server on this machine), off, nvidia-smi, "
+                "or URLs of DCGM and node exporter pages (repeatable)."
             ),
             cli_type=list[str],
             default_text="auto",
@@ -771,7 +805,7 @@ class RunOptions(TypedDict, total=False):
             flags=("--gpus",),
             metavar="N",
             panel="Target",
-            help="GPUs behind the endpoint, for per-GPU and cost figures.",
+            help="Number of GPUs behind the endpoint, for metrics and costs per GPU.",
             cli_type=int,
             parse=parsers.CountParser("GPUs", "a whole number from 1"),
         ),
@@ -782,13 +816,13 @@ class RunOptions(TypedDict, total=False):
             flags=("--shape",),
             metavar="NAME",
             panel="Target",
-            help="Its machine shape, as in a price list.",
+            help="Instance type of the server, as in the price file.",
         ),
     ]
     region: Annotated[
         str | None,
         Option(
-            help="Its region.",
+            help="Region of the server.",
             set_metavar="NAME",
         ),
     ]
@@ -798,7 +832,10 @@ class RunOptions(TypedDict, total=False):
             flags=("--metadata",),
             metavar="KEY=VALUE",
             panel="Output",
-            help="KEY=VALUE, stored with the results and shown. Repeatable. Never a secret.",
+            help=(
+                "KEY=VALUE pair to store and show with the result. Repeatable. Must not be "
+                "a secret."
+            ),
             cli_type=list[str],
             parse=parsers.parse_pairs,
         ),
@@ -810,8 +847,8 @@ class RunOptions(TypedDict, total=False):
             metavar="FILE",
             panel="Target",
             help=(
-                "A YAML file that describes the system under test, also its GPUs, shape, "
-                "region, metadata: stored with these; what is missing is named."
+                "YAML file that describes the system under test (GPUs, instance type, "
+                "region, metadata). Stored with the result."
             ),
             cli_type=Path,
             parse=parsers.parse_system_file,
@@ -823,8 +860,11 @@ class RunOptions(TypedDict, total=False):
             flags=("--out", "-o"),
             metavar="FOLDER",
             panel="Output",
-            help="Results folder. s3://, az://, gs://, file://...: copied there at the end.",
-            default_text="a new one in results/",
+            help=(
+                "Results folder. Results are also copied to s3://, az://, gs:// or file:// "
+                "URLs when the run ends."
+            ),
+            default_text="a new folder in results/",
             parse=parsers.parse_output_folder,
             other_tools=("--output-artifact-dir", "--result-dir"),
         ),
@@ -832,7 +872,7 @@ class RunOptions(TypedDict, total=False):
     embedded: Annotated[
         Mapping[str, Any] | None,
         Option(
-            help="Options of the embedded simulation.",
+            help="Options of the embedded simulator.",
             parse=parsers.parse_mapping,
         ),
     ]
@@ -848,9 +888,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="N[,pause=TIME]",
             panel="Load",
             help=(
-                "So many runs of the same load, r1, r2, ... in one folder; or "
-                "auto,most=10,within=5%: until half an interval of the figures is within "
-                "that share of their mean. Only repeats show what another start does."
+                "Repeat the run N times, or until the 95 % CI half-width is below a "
+                "fraction of the mean: auto,most=10,within=5%."
             ),
             default_text="1",
         ),
@@ -862,8 +901,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="FILE",
             panel="Cost",
             help=(
-                "Your prices (docs/prices.example.yaml): what a run will cost is said "
-                "before it starts."
+                "Price file (see docs/prices.example.yaml). Prints the expected cost before"
+                " the run starts."
             ),
             cli_type=Path,
         ),
@@ -875,8 +914,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="AMOUNT",
             panel="Cost",
             help=(
-                "With --prices: no run that will cost more, all of the command together; "
-                "and one that does is stopped."
+                "Maximum cost of the whole command; needs --prices. Runs that would cost "
+                "more do not start, and a run that exceeds it is stopped."
             ),
             cli_type=float,
             default_text="no limit",
@@ -889,9 +928,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="HOW",
             panel="Output",
             help=(
-                "On stderr: auto (a live view on a terminal, else a line every 10 s, of a search a "
-                "line for each trial), "
-                "plain (a line), json (a line of JSON every 10 s), or off."
+                "Progress on stderr: auto (a live view on a terminal, otherwise lines), "
+                "plain (lines), json (JSON lines), or off."
             ),
             cli_type=Literal["auto", "plain", "json", "off"],
             default="auto",
@@ -904,7 +942,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="[HOST]:PORT",
             panel="Output",
             help=(
-                "Serve the metrics of each run to Prometheus while it goes: :9400 (on 127.0.0.1)."
+                "Serve the metrics of each run to Prometheus while it runs, for example "
+                ":9400 on 127.0.0.1."
             ),
             must_be_typed=True,
         ),
@@ -916,10 +955,9 @@ class CommandOptions(RunOptions, total=False):
             metavar="WHAT",
             panel="Output",
             help=(
-                "Send each run to OpenTelemetry while it goes: metrics, traces (one span "
-                "per request, whose traceparent the server gets) or all, to where "
-                "OTEL_EXPORTER_OTLP_ENDPOINT says; or the URL of a collector. Extra: "
-                "otlp."
+                "Send each run to OpenTelemetry while it runs: metrics, traces (a span per "
+                "request) or all, to OTEL_EXPORTER_OTLP_ENDPOINT; or the URL of a "
+                "collector. Needs the extra otlp."
             ),
             must_be_typed=True,
         ),
@@ -929,10 +967,7 @@ class CommandOptions(RunOptions, total=False):
         Option(
             flags=("--force",),
             panel="Output",
-            help=(
-                "Where --out holds results: keep those beside it, under a dated name, and "
-                "begin anew."
-            ),
+            help="If the output folder holds results, rename it with a date and start again.",
             cli_type=bool,
         ),
     ]
@@ -943,8 +978,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="KEY=VALUE",
             panel="Load",
             help=(
-                "What is rare and has no flag of its own: trace_speed=2, burstiness=0.5, "
-                "route=sticky; --help-all has the keys. Repeatable."
+                "Set an advanced option, for example burstiness=0.5 or route=sticky. "
+                "--help-all lists them. Repeatable."
             ),
             cli_type=list[str],
             complete=_complete_set_keys,

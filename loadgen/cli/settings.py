@@ -26,7 +26,7 @@ AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
 def build_settings(options: Mapping[str, Any]) -> Settings:
     """Return the settings that the options of a run specify; other options have their defaults.
 
-    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises Faults with
+    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises CombinedError with
     every error that was found.
     """
     errors: list[LoadgenError] = []
@@ -138,7 +138,7 @@ def _load_endpoints(
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of a targets file or of several URLs; () for a single URL or none.
 
-    Raises Fault or Faults for a URL or file that cannot be used.
+    Raises LoadgenError or CombinedError for a URL or file that cannot be used.
     """
     if targets_file is not None:
         return targets.load_targets(Path(targets_file), common=common)

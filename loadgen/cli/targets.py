@@ -109,7 +109,7 @@ def load_targets(
 
     Raises:
         UserError: If the file cannot be read.
-        Faults: With every error in the file.
+        CombinedError: With every error in the file.
     """
     text = read_yaml_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
     top, faults = read_yaml(
