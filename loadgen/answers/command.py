@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_option, read_key_file
 from loadgen.cli.options import TARGET_OPTIONS, FullOption, add_options
-from loadgen.cli.output import print_answer
+from loadgen.cli.output import print_result
 from loadgen.core import units
 from loadgen.core.errors import UserError
 
@@ -146,7 +146,7 @@ def answers(
             raise UserError(
                 "unwritable_file", f"cannot be written: {error.strerror}", f"--out {scoring.out}"
             ) from None
-    print_answer(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
+    print_result(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
     return exit_code(scored.result)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli import completion
-from loadgen.cli.output import say
+from loadgen.cli.output import print_status
 from loadgen.core import format
 from loadgen.core.errors import OK
 
@@ -68,9 +68,9 @@ def write_and_report(
 
     manifest = write_bundle(folder, out, key=sign, content=keep_content)
     signed = "signed" if sign is not None else "not signed"
-    say(
+    print_status(
         f"Bundle: {out} ({manifest.kind} {manifest.name}, "
         f"{format.size(out.stat().st_size)}, {signed})"
     )
     for name, reason in manifest.omitted_files.items():
-        say(f"Omitted: {name} ({reason})")
+        print_status(f"Omitted: {name} ({reason})")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.options import FullOption, PluginsOption
-from loadgen.cli.output import print_answer
+from loadgen.cli.output import print_result
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 
 EXIT_CODES = {"all": OK, "part": UNSOUND, "no": SLO_MISSED}
@@ -44,5 +44,5 @@ def verify(
     from loadgen.bundle.verification_text import report
 
     verification = verify_bundle(bundle, signed_by=signed_by, with_plugins=with_plugins)
-    print_answer(verification, report(verification), as_json=as_json, full=full)
+    print_result(verification, report(verification), as_json=as_json, full=full)
     return EXIT_CODES[verification.verified]

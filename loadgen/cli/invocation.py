@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from loadgen.cli.output import say
+from loadgen.cli.output import print_status
 from loadgen.cli.repetition import parse_repetition
 from loadgen.cli.run_options import COMMAND_OPTIONS, Option
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, did_you_mean
@@ -222,7 +222,7 @@ class VirtualTimeNotice:
             return
         if event.manifest.client == "virtual":
             self._is_printed = True
-            say(
+            print_status(
                 f"note: {self._flags} sends nothing of a run in virtual time, which ends before "
                 "anybody could watch it"
             )

@@ -21,7 +21,7 @@ MOST_COLUMNS = 160
 """The widths between which text follows the terminal. Lines of prose beyond are hard to read."""
 
 
-def columns_of(stream: TextIO) -> int:
+def text_width(stream: TextIO) -> int:
     """Return the columns of a text on this stream: those of its terminal, or a fixed number."""
     from loadgen.render.table import WIDTH
 
@@ -36,7 +36,7 @@ def columns_of(stream: TextIO) -> int:
     return min(max(columns, LEAST_COLUMNS), MOST_COLUMNS)
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
@@ -46,7 +46,7 @@ def print_json(value: Any) -> None:
     print(format.document(value).decode(), end="", flush=True)
 
 
-def print_answer(
+def print_result(
     value: Any,
     answer: Report | str,
     *,
@@ -76,12 +76,12 @@ def print_report(report: Report, *, as_markdown: bool = False, full: bool = Fals
     else:
         from loadgen.render import text
 
-        answer = text.render(report, full=full, color=in_color(), width=columns_of(sys.stdout))
+        answer = text.render(report, full=full, color=wants_color(), width=text_width(sys.stdout))
     print(answer, end="", flush=True)
 
 
 @contextmanager
-def telling_what_is_kept(parent: Path, going_on: str) -> Iterator[None]:
+def add_resume_hint(parent: Path, going_on: str) -> Iterator[None]:
     """Where the target or the nodes are lost between two runs of a folder, the fault says what is left to do."""
     try:
         yield
@@ -109,12 +109,12 @@ def write_file(
         ) from None
 
 
-def in_color() -> bool:
+def wants_color() -> bool:
     """Whether stdout is a terminal that wants colour."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def foreign_pages(folder: Path) -> list[str]:
+def find_foreign_pages(folder: Path) -> list[str]:
     """Files below a folder that a browser opens as a page, and that do not begin as ours do, with what keeps it in."""
     from loadgen.render.page import head
 
@@ -136,7 +136,7 @@ def _begins(file: Path, content: bytes) -> bool:
         return False
 
 
-def say_changed(folder: Path) -> None:
+def warn_if_changed(folder: Path) -> None:
     """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
     from loadgen.core.results import checksums
 
@@ -147,7 +147,7 @@ def say_changed(folder: Path) -> None:
         return
     listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
     more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-    say(
+    print_status(
         f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
         f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
     )

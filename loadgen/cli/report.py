@@ -13,7 +13,13 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import FullOption, StrictOption
-from loadgen.cli.output import columns_of, foreign_pages, in_color, say, say_changed
+from loadgen.cli.output import (
+    text_width,
+    find_foreign_pages,
+    wants_color,
+    print_status,
+    warn_if_changed,
+)
 from loadgen.core.errors import UserError
 
 
@@ -65,7 +71,7 @@ def report(
 
     if as_json and as_markdown:
         raise UserError("conflict", "several formats at once", "--json, --markdown", "choose one")
-    say_changed(folder)
+    warn_if_changed(folder)
     opened = result_kinds.OpenedResult(folder, result_kinds.kind_of(folder) or result_kinds.RUN)
     if as_json:
         sys.stdout.buffer.write(opened.document)
@@ -74,7 +80,7 @@ def report(
         print(opened.markdown, end="", flush=True)
     else:
         print(
-            opened.render_text(full=full, color=in_color(), width=columns_of(sys.stdout)),
+            opened.render_text(full=full, color=wants_color(), width=text_width(sys.stdout)),
             end="",
             flush=True,
         )
@@ -87,9 +93,9 @@ def report(
     ):
         _write(page, html if html is not None else folder / beside, within=folder)
     elif not no_html and not only and opened.row.page_name and not beside:
-        say(f"no page: no result lies directly in {folder}; --html FILE writes one")
-    if not only and folder.is_dir() and (pages := foreign_pages(folder)):
-        say(
+        print_status(f"no page: no result lies directly in {folder}; --html FILE writes one")
+    if not only and folder.is_dir() and (pages := find_foreign_pages(folder)):
+        print_status(
             f"note: {', '.join(pages[:5])}{' and more' * (len(pages) > 5)} in {folder}: not made by this version of "
             "loadgen. In a folder of somebody else such a page may run in your browser what its sender has written"
         )

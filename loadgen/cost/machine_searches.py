@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.cli.output import say
+from loadgen.cli.output import print_status
 from loadgen.core import child_process
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _SearchPool:
         *lines, incomplete = (self._incomplete_lines.get(source, b"") + data).split(b"\n")
         self._incomplete_lines[source] = incomplete
         for line in lines:
-            say(f"{source}: {line.decode(errors='replace')}")
+            print_status(f"{source}: {line.decode(errors='replace')}")
         if not data:  # end of file: the process has ended
             outputs.unregister(key.fileobj)
             self._running.pop(source).wait()

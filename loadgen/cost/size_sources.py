@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from loadgen.cli.output import say, say_changed
+from loadgen.cli.output import print_status, warn_if_changed
 from loadgen.core.errors import OK, SLO_MISSED, CombinedError, UserError, did_you_mean
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.results.manifest import TargetFacts
@@ -92,7 +92,7 @@ def find_capacity(source: str, request: SourceRequest) -> SourceCapacity:
     if is_simulated_machine(source):
         folder = run_search(source, request.profile, request.slo, request.run_command)
     refuse_shard(folder)
-    say_changed(folder)
+    warn_if_changed(folder)
     evidence = read_evidence([folder], allow_invalid=request.allow_invalid)[0]
     if not is_simulated_machine(source):
         _check_same_slo(request.slo, evidence, source)
@@ -170,7 +170,7 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
         UserError: No capacity was found.
     """
     search = search_command(source, profile, slo)
-    say(f"loadgen {shlex.join(search.arguments)}")
+    print_status(f"loadgen {shlex.join(search.arguments)}")
     with contextlib.redirect_stdout(sys.stderr):
         exit_code = run_command(search.arguments)
     capacity_file = search.folder / CAPACITY_FILE

@@ -8,7 +8,7 @@ import typer
 
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.options import TARGET_OPTIONS, FullOption, add_options
-from loadgen.cli.output import print_answer
+from loadgen.cli.output import print_result
 from loadgen.core.errors import OK, UNSOUND, UserError
 
 
@@ -54,7 +54,7 @@ def doctor(
                 "run it once for each server",
             )
         title, findings = checks.run(settings)
-    print_answer(
+    print_result(
         {"title": title, "findings": findings},
         build_report(title, findings),
         as_json=as_json,

@@ -10,7 +10,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadgen.cli.output import foreign_pages
+from loadgen.cli.output import find_foreign_pages
 from loadgen.core.errors import not_installed
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
@@ -60,7 +60,7 @@ def parameters(summary: Summary) -> dict[str, str]:
 
 def _files(folder: Path) -> list[Path]:
     """Those of `FILES` that are there; not a page that somebody else has made."""
-    foreign = foreign_pages(folder)
+    foreign = find_foreign_pages(folder)
     return [folder / name for name in FILES if (folder / name).is_file() and name not in foreign]
 
 

@@ -17,7 +17,7 @@ from loadgen.cli.help import Command, Group
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_option
 from loadgen.cli.options import TARGET_OPTIONS, add_options, default_output_folder
-from loadgen.cli.output import print_answer, print_report, say
+from loadgen.cli.output import print_result, print_report, print_status
 from loadgen.cli.resume import resume_arguments
 from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import units
@@ -334,9 +334,9 @@ def accuracy(
             tell=lambda done: show_progress("samples", done, test.samples),
             simulated=settings.backend.simulated,
         )
-    print_answer(result, report(result, reasons), as_json=as_json)
+    print_result(result, report(result, reasons), as_json=as_json)
     if not as_json:
-        say(f"results in {folder}")
+        print_status(f"results in {folder}")
     return int(result.exit_code)
 
 
@@ -361,13 +361,13 @@ def verdict(
     stored = run.read(folder)
     summary = kept_summary(folder)
     result = run.again(folder, summary)
-    print_answer(
+    print_result(
         result,
         text.report(result, gpus=summary.target.gpus, parts=part_sections(summary)),
         as_json=as_json,
     )
     if result != stored:
-        say(
+        print_status(
             "the records do not give the result that is stored beside them: one of the two was changed"
         )
         return UNSOUND
@@ -546,7 +546,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     from loadgen.mlperf import run as mlperf_run
     from loadgen.runs.run_display import create_display
 
-    say("no --target-qps: one pass of the data set first, to size the query by")
+    print_status("no --target-qps: one pass of the data set first, to size the query by")
     length_ns = load.test.min_duration_ns
     trial_load = replace(
         load, test=replace(load.test, min_duration_ns=length_ns // 5), drain_ns=mlperf_run.WAIT_NS
@@ -565,7 +565,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
                 "no_figure", "the trial pass completed nothing", str(trial_folder), hint
             )
         qps, length_s = rate_and_length
-        say(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
+        print_status(f"expected: {qps:,.4g} samples/s, from {length_s:,.3g} s in {trial_folder}")
         if length_s >= length_ns / 10e9:
             break
     return qps
@@ -585,7 +585,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
     from loadgen.mlperf import run as mlperf_run
     from loadgen.runs.run_display import create_display
 
-    say(f"MLPerf-style, unofficial; data: {load.data.name}")
+    print_status(f"MLPerf-style, unofficial; data: {load.data.name}")
     settings = replace(load.settings, out=folder)
     if load.official:
         from loadgen.mlperf import official_loadgen
@@ -617,10 +617,10 @@ def _find_peak(
     from loadgen.search.search_text import QUERIES_UNIT
 
     test, data = load.test, load.data
-    say(f"MLPerf-style, unofficial; data: {data.name}")
+    print_status(f"MLPerf-style, unofficial; data: {data.name}")
     rate = qps or 10.0
     if (pass_s := test.samples / rate) > test.min_duration_ns / 1e9:
-        say(
+        print_status(
             f"a run ends with a whole pass of the {test.samples:,} samples: {pass_s:,.0f} s at {rate:g}/s, whatever "
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
@@ -688,7 +688,7 @@ def _print(
         print_report(
             text.report(result, gpus=gpus, parts=() if summary is None else part_sections(summary))
         )
-        say(f"results in {folder}, with LoadGen's log files")
+        print_status(f"results in {folder}, with LoadGen's log files")
     if summary is not None and summary.run.state == "interrupted":
         return INTERRUPTED
     return int(result.exit_code if sound else UNSOUND)

@@ -24,7 +24,7 @@ from loadgen.cli.options import (
     WorkloadArgument,
     add_options,
 )
-from loadgen.cli.output import print_answer, print_report, say, telling_what_is_kept
+from loadgen.cli.output import print_result, print_report, print_status, add_resume_hint
 from loadgen.cli.resume import merge_arguments
 from loadgen.core.errors import (
     INTERRUPTED,
@@ -138,7 +138,7 @@ def run(
     repetition = plan.repetition
     if report_options.dry_run:
         if repetition is not None:
-            say(f"runs: {repetition.description}")
+            print_status(f"runs: {repetition.description}")
         return print_plans(plan.runs, invocation.budget())
     plan.build.begin(COMMAND)
     display = create_display(invocation)
@@ -225,11 +225,11 @@ def _run_once(
     summary, run_dir = execute(workload, plan.settings, display.event_handlers)
     if options.as_json:
         sys.stdout.buffer.write(dump_summary(summary))
-        say(f"results in {run_dir}")
+        print_status(f"results in {run_dir}")
     else:
         print_report(text.report(summary, run_dir=run_dir), full=options.full)
         if is_host_busy(summary.verdict):
-            say(next_step(invocation.arguments, plan.settings))
+            print_status(next_step(invocation.arguments, plan.settings))
     return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
 
 
@@ -285,7 +285,7 @@ def _open_series(
     now = datetime.now().astimezone()
     with (
         new_run_folder(plan.settings.out, name, now) as output_dir,
-        telling_what_is_kept(output_dir, f"loadgen report {output_dir} shows it"),
+        add_resume_hint(output_dir, f"loadgen report {output_dir} shows it"),
     ):
         yield _RunSeries(invocation, plan.settings, display, output_dir)
 
@@ -308,7 +308,7 @@ def _run_load_points(
             sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
         else:
             print_report(sweep_report(build_curve(series.runs)), full=options.full)
-            say(f"results in {series.output_dir}")
+            print_status(f"results in {series.output_dir}")
     return Outcome(series.runs, is_complete)
 
 
@@ -335,11 +335,13 @@ def _run_repeatedly(
             return series.run(f"r{number}", with_repeat_seed(workload, number))
 
         is_complete = run_repeats(
-            repetition, has_enough_runs, run_number, virtual=plan.settings.virtual, say=say
+            repetition, has_enough_runs, run_number, virtual=plan.settings.virtual, say=print_status
         )
         repeats = write_repeat_summary(series.output_dir, repetition, series.runs)
         report = repeats_report(repeats, build_curve(series.runs))
-        print_answer(repeats, report, as_json=options.as_json, full=options.full)
+        print_result(repeats, report, as_json=options.as_json, full=options.full)
         output_dir = shlex.quote(str(series.output_dir))
-        say(f"results in {output_dir}; compare them with loadgen compare {output_dir} OTHER")
+        print_status(
+            f"results in {output_dir}; compare them with loadgen compare {output_dir} OTHER"
+        )
     return Outcome(series.runs, is_complete)

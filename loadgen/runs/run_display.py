@@ -10,7 +10,7 @@ from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.cli.output import columns_of, say
+from loadgen.cli.output import text_width, print_status
 from loadgen.core import format
 from loadgen.core.execution import staggered_start
 from loadgen.core.execution.events import (
@@ -159,7 +159,7 @@ class RunDisplay:
             cost_text = self._check_cost(cost, settings, describe_run_count(len(loads)))
         is_long = total.seconds is None or total.seconds >= LONG_S
         if always or cost_text or is_long:
-            say(f"Estimated: {format.counted(len(loads), 'run')}, {total.text}{cost_text}")
+            print_status(f"Estimated: {format.counted(len(loads), 'run')}, {total.text}{cost_text}")
 
     def _check_cost(self, cost: Decimal | None, settings: Settings, subject: str) -> str:
         """Return a cost as text after a comma, "" if it is unknown. Raises UserError above the limit."""
@@ -211,13 +211,13 @@ class RunDisplay:
         step = self._steps.next(remaining)
         self._step_line = describe_step(name, step)
         if self._progress == "json":
-            say(json.dumps({"step": {"name": name} | step.as_dict()}))
+            print_status(json.dumps({"step": {"name": name} | step.as_dict()}))
         elif not self._has_line_per_step:
-            say(self._step_line)
+            print_status(self._step_line)
 
     def end_step(self, outcome: str) -> None:
         """Print the outcome of the run that `begin_step` began: on its line, or indented below it."""
-        say(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
+        print_status(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
 
     def add_finished(self, summary: Summary) -> None:
         """Print the table of the runs so far, if the runs take long enough to wait for."""
@@ -228,14 +228,14 @@ class RunDisplay:
                 "valid": summary.verdict.valid,
                 "slo_met": summary.goodput.met,
             }
-            say(json.dumps({"finished": result | table_metrics(summary)}))
+            print_status(json.dumps({"finished": result | table_metrics(summary)}))
             return
         is_worth_waiting = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
         if self._progress != "off" and is_worth_waiting:
             table = text_renderer.render_sections(
-                [run_table(self._finished)], width=columns_of(sys.stderr)
+                [run_table(self._finished)], width=text_width(sys.stderr)
             )
-            say(table.rstrip())
+            print_status(table.rstrip())
 
     # -- events of a run ---------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class RunDisplay:
         """Print what an event of a run means for the user. Raises UserError above the limit of cost."""
         match event:
             case WaitingFor(reason):
-                say(f"waiting for {reason}")
+                print_status(f"waiting for {reason}")
             case RunPlanned():
                 self._print_plan(event)
                 self._print_forecast(event)
@@ -254,7 +254,7 @@ class RunDisplay:
             case RunEnded(stored_at):
                 self._add_cost_of_run()
                 if stored_at:
-                    say(f"stored in {stored_at}")
+                    print_status(f"stored in {stored_at}")
 
     def _print_plan(self, planned: RunPlanned) -> None:
         """Print the targets, each stage of the load, and the warnings of the plan."""
@@ -265,7 +265,7 @@ class RunDisplay:
             self._say_once(line)
         for index, stage in enumerate(manifest.stages):
             counts = _stage_counts(planned, stage, index)
-            say(_describe_stage(stage, counts))
+            print_status(_describe_stage(stage, counts))
         for note in manifest.warnings:
             code = manifest.warning_codes.get(note)
             if code is None or code.code != _SIMULATION_NOTE:
@@ -301,13 +301,13 @@ class RunDisplay:
         cost_text = ""
         if cost is not None:
             cost_text = f", {describe_cost(self._budget, cost, settings)}"
-        say(f"Estimated: {forecast.total.text}{cost_text}")
+        print_status(f"Estimated: {forecast.total.text}{cost_text}")
 
     def _say_once(self, line: str) -> None:
         """Print a line that is the same for all runs of a command only once."""
         if line not in self._printed:
             self._printed.add(line)
-            say(line)
+            print_status(line)
 
     # -- cost --------------------------------------------------------------------------------------
 
@@ -354,7 +354,9 @@ class _CostFollower:
         limit = self._budget.limit
         spent = self._budget.spent + self.cost()
         if limit is not None and spent >= limit:
-            say(f"stopped: the load has cost {self._budget.format_amount(spent)} (--max-cost)")
+            print_status(
+                f"stopped: the load has cost {self._budget.format_amount(spent)} (--max-cost)"
+            )
             self._load.stop()
             return
         self._loop.call_later(COST_CHECK_S, self._check)
@@ -417,9 +419,13 @@ def _print_cluster(cluster: Cluster) -> None:
     """Print the nodes of the workers, and lost nodes."""
     nodes = dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
     workers = format.counted(len(cluster.workers), "worker")
-    say(f"Cluster: {workers} on {format.counted(cluster.nodes, 'node')}: {', '.join(nodes)}")
+    print_status(
+        f"Cluster: {workers} on {format.counted(cluster.nodes, 'node')}: {', '.join(nodes)}"
+    )
     for node in cluster.lost:
-        say(f"Warning: {node} was lost before the load; its workers are on the other nodes")
+        print_status(
+            f"Warning: {node} was lost before the load; its workers are on the other nodes"
+        )
 
 
 def _progress_handlers(progress: str) -> Iterator[EventHandler]:

@@ -14,7 +14,7 @@ from loadgen.cli.options import (
     add_options,
     default_output_folder,
 )
-from loadgen.cli.output import print_answer, say, telling_what_is_kept
+from loadgen.cli.output import print_result, print_status, add_resume_hint
 from loadgen.core.errors import (
     INTERRUPTED,
     CombinedError,
@@ -94,7 +94,7 @@ def sweep(
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     resume = f"the same command with --out {output_dir} resumes it"
     sweep_run = SweepRun(sweep, output_dir, show)
-    with locked_folder(output_dir), telling_what_is_kept(output_dir, resume):
+    with locked_folder(output_dir), add_resume_hint(output_dir, resume):
         if repetition is not None:
             repeated_sweep = RepeatedSweep(repetition, sweep_run, strict=strict)
             return repeated_sweep.run(as_json=as_json)
@@ -117,9 +117,11 @@ def _run_once(run: SweepRun, output: _Output) -> int:
     outcome = run_sweep(run)
     curve = outcome.curve
     if curve is None:
-        say(f"nothing was measured; resume with: the same command and --out {run.output_dir}")
+        print_status(
+            f"nothing was measured; resume with: the same command and --out {run.output_dir}"
+        )
         return INTERRUPTED
-    print_answer(curve, sweep_report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
+    print_result(curve, sweep_report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
     resume = f"; resume with: {curve.resume}" if curve.resume else ""
-    say(f"{describe_files(run.output_dir)}{resume}")
+    print_status(f"{describe_files(run.output_dir)}{resume}")
     return outcome_code(outcome, strict=output.strict)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from loadgen.cli.output import print_answer, say
+from loadgen.cli.output import print_result, print_status
 from loadgen.core import format, run_folder
 from loadgen.core.errors import INTERRUPTED, UserError, most_severe
 from loadgen.core.metrics.summary import NamedSummary
@@ -49,7 +49,7 @@ class RepeatedSweep:
             self._is_complete,
             self._run_repeat,
             virtual=self._sweep_run.sweep.settings.virtual,
-            say=say,
+            say=print_status,
         )
         summaries = self._summarize()
         if not summaries:
@@ -57,11 +57,11 @@ class RepeatedSweep:
         document = {"levels": summaries}
         store.replace(output_dir / FILE, format.document(document))
         all_runs = [run for runs in self._runs_by_point.values() for run in runs]
-        print_answer(
+        print_result(
             document, repeated_sweep_report(summaries, build_curve(all_runs)), as_json=as_json
         )
         names = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
-        say(f"results in {output_dir}: a sweep each in {names}")
+        print_status(f"results in {output_dir}: a sweep each in {names}")
         if not has_completed:
             return most_severe([*self._exit_codes, INTERRUPTED])
         return most_severe(self._exit_codes)
@@ -82,7 +82,7 @@ class RepeatedSweep:
         sweep = with_output_dir(self._with_seed_of_repeat(number), repeat_dir)
         with store.nothing_left(repeat_dir):
             outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.show))
-        say(describe_files(repeat_dir))
+        print_status(describe_files(repeat_dir))
         self._exit_codes.append(outcome_code(outcome, strict=self._strict))
         for name, runs in self._runs_by_point.items():
             if run_folder.is_run(repeat_dir / name):

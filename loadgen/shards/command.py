@@ -10,7 +10,7 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import FullOption, StrictOption
-from loadgen.cli.output import print_report, say
+from loadgen.cli.output import print_report, print_status
 
 if TYPE_CHECKING:
     from loadgen.shards.parts import PartPosition
@@ -47,12 +47,12 @@ def merge(
     check_no_results(out)
     run_parts = read_parts(parts)
     for position in locate_parts(run_parts):
-        say(_describe(position))
+        print_status(_describe(position))
     started_at = datetime.now().astimezone()
     with new_run_folder(out, run_parts[0].manifest.workload, started_at) as folder:
         summary = merge_parts(run_parts, folder)
     print_report(text.report(summary), full=full)
-    say(f"Results: {folder}")
+    print_status(f"Results: {folder}")
     return exit_code(summary, strict=strict)
 
 

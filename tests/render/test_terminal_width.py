@@ -18,7 +18,7 @@ import pytest
 from command_line import exits
 from msgspec.structs import replace
 
-from loadgen.cli.output import LEAST_COLUMNS, MOST_COLUMNS, columns_of
+from loadgen.cli.output import LEAST_COLUMNS, MOST_COLUMNS, text_width
 from loadgen.core.metrics.summary import load_summary
 from loadgen.render import text as as_text
 from loadgen.render.section import Report, Table, section
@@ -70,13 +70,13 @@ def test_a_status_line_never_wraps(columns: int) -> None:
 
 
 def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
-    assert columns_of(io.StringIO()) == 100
+    assert text_width(io.StringIO()) == 100
     leader, follower = pty.openpty()
     try:
         with open(follower, "w", closefd=False) as terminal:
             for asked, expected in ((40, LEAST_COLUMNS), (72, 72), (900, MOST_COLUMNS)):
                 fcntl.ioctl(follower, termios.TIOCSWINSZ, pack("HHHH", 30, asked, 0, 0))
-                assert columns_of(terminal) == expected
+                assert text_width(terminal) == expected
     finally:
         os.close(leader)
         os.close(follower)
