@@ -18,7 +18,7 @@ from loadgen.cli.run_options import COMMAND_OPTIONS, SET_KEYS
 from loadgen.commands import COMMANDS, load_command
 from loadgen.core.errors import UNSOUND, USAGE
 
-GROUPS = ["start", "judge", "evidence", "money", "tools"]
+GROUPS = ["start", "measure", "evidence", "cost", "tools"]
 
 
 @pytest.mark.parametrize("row", COMMANDS.own, ids=lambda row: row.name)
