@@ -11,7 +11,7 @@ import typer
 from loadgen.cli import completion
 from loadgen.cli.option_parsers import parse_share_option
 from loadgen.cli.options import FullOption
-from loadgen.cli.output import print_answer, say_changed, write_file
+from loadgen.cli.output import print_result, warn_if_changed, write_file
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import reporting_damage
 
@@ -122,7 +122,7 @@ def compare(
         where = " ".join(map(str, results))
         raise UserError("too_few", text, where, "give two or more, or --against NAME")
     for folder in results:
-        say_changed(folder)
+        warn_if_changed(folder)
     confidence_level = _parse_confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
     sides = read_sides(results)
@@ -136,7 +136,7 @@ def compare(
     outcomes = list(thresholds.check_thresholds(conditions, compared, beyond_noise=beyond_noise))
     report = compare_text.report(compared, outcomes)
     document = {"comparison": compared, "conditions": outcomes}
-    print_answer(document, report, as_json=as_json, as_markdown=as_markdown, full=full)
+    print_result(document, report, as_json=as_json, as_markdown=as_markdown, full=full)
     if html is not None:
         write_file(html, html_renderer.render(report), "--html")
     if junit is not None:

@@ -17,7 +17,7 @@ from loadgen.cli import completion
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_option
 from loadgen.cli.options import FullOption, add_options
-from loadgen.cli.output import print_answer, say
+from loadgen.cli.output import print_result, print_status
 from loadgen.cli.resume import arguments_to_type_again, resume_arguments
 from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import format, units
@@ -408,7 +408,7 @@ class Validator:
         plans = self.request.checked_contract.levels
         for plan in plans:
             if plan.is_auto:
-                say(plan_text(plan))
+                print_status(plan_text(plan))
         has_auto_level = any(plan.is_auto for plan in plans)
         self.display.announce_runs(self.request.planned_runs(), always=has_auto_level)
         self.invocation.move_existing_results(settings.out)
@@ -444,7 +444,7 @@ class Validator:
         )
         for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
-                say(plan_text(plan))
+                print_status(plan_text(plan))
 
     def _options(self) -> ValidationOptions:
         """Return how runs are made: with progress, and with the user's seed, salt and repeats."""
@@ -452,7 +452,7 @@ class Validator:
 
         return ValidationOptions(
             perform=self._perform,
-            say=say,
+            say=print_status,
             seed=self.request.overrides.seed,
             salt=self.request.overrides.salt,
             repetition=self.request.repetition,
@@ -502,7 +502,7 @@ class Validator:
             if not validation.can_be_extended or not run_s or not extendable.issuperset(undecided):
                 break
             run_count = sum(runs_per_level[name] for name in undecided)
-            say(
+            print_status(
                 f"Inconclusive: adding {format.counted(run_count, 'run')} of "
                 f"{format.duration(run_s)} (extension {number} of at most {MAX_EXTENSIONS})"
             )
@@ -530,7 +530,7 @@ def _judge_stored(directory: Path, output: OutputOptions) -> int:
 
     validation = stored_validation.judge_again(directory)
     report = outputs.build_report(directory, validation)
-    print_answer(validation, report, as_json=output.as_json, full=output.full)
+    print_result(validation, report, as_json=output.as_json, full=output.full)
     if validation.verdict == "INCONCLUSIVE":
         contract, _ = stored_validation.read_validation(directory)
         repeats = {level.name: level.repeats for level in contract.levels}
@@ -552,10 +552,10 @@ def _print_validation(
     from loadgen.contracts import outputs
 
     report = outputs.build_report(directory, validation)
-    print_answer(validation, report, as_json=output.as_json, full=output.full)
-    say(f"Report: {directory / outputs.PAGE_FILE}")
+    print_result(validation, report, as_json=output.as_json, full=output.full)
+    print_status(f"Report: {directory / outputs.PAGE_FILE}")
     if not output.full:
-        say(f"Details: loadgen report {shlex.quote(str(directory))} --full")
+        print_status(f"Details: loadgen report {shlex.quote(str(directory))} --full")
     if validation.can_be_extended:
         _suggest_next_command(validation, repeats, directory)
     return _bundle_results(validation, directory, output.bundle)
@@ -593,9 +593,11 @@ def _suggest_next_command(
         length = _format_run_length(additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
-        say(f"Extend: loadgen {shlex.join(arguments)}")
+        print_status(f"Extend: loadgen {shlex.join(arguments)}")
     if not_measured:
-        say(f"To measure {', '.join(not_measured)} again, repeat the command with a new --out")
+        print_status(
+            f"To measure {', '.join(not_measured)} again, repeat the command with a new --out"
+        )
 
 
 def _format_run_length(seconds: float) -> str:
@@ -628,7 +630,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     if not output.as_json:
         _print_plan(checked_contract)
     simulated = prediction.simulated_settings(request.settings)
-    say(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
+    print_status(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
     weights = prediction.step_weights(checked_contract)
     display.begin_steps(len(weights), weights=weights)
     options = ForecastOptions(
@@ -641,7 +643,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     real_target = None if request.settings.virtual else request.settings.url
     report = build_forecast_report(forecasts, simulated.display_name, real_target=real_target)
     document = {"simulated": simulated.display_name, "levels": forecasts}
-    print_answer(document, report, as_json=output.as_json, full=output.full)
+    print_result(document, report, as_json=output.as_json, full=output.full)
     return OK
 
 

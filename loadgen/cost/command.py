@@ -17,7 +17,7 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import AcceptSamplePricesOption, AllowInvalidOption, FullOption
-from loadgen.cli.output import print_report, say_changed, write_file
+from loadgen.cli.output import print_report, warn_if_changed, write_file
 from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.run_folder import refuse_shard
 
@@ -122,7 +122,7 @@ def cost(
     used_fraction = parse_utilization(utilization)
     for folder in folders:
         refuse_shard(folder)
-        say_changed(folder)
+        warn_if_changed(folder)
     price_list = load_prices(
         prices,
         accept_sample=accept_sample_prices,

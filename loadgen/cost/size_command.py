@@ -27,7 +27,7 @@ from loadgen.cli.options import (
     add_options,
     default_output_folder,
 )
-from loadgen.cli.output import print_answer, say
+from loadgen.cli.output import print_result, print_status
 from loadgen.core import format, units
 from loadgen.core.errors import (
     OK,
@@ -218,7 +218,7 @@ def size(
         version=loadgen_version(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    print_answer(result, report(result), as_json=as_json, full=full)
+    print_result(result, report(result), as_json=as_json, full=full)
     _store(result, out or default_output_folder(f"size-{workload}"))
     if contract is not None:
         _write_contract(contract, sized[0], profile)
@@ -393,7 +393,7 @@ def _store(result: Sizing, folder: Path) -> None:
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}"
         ) from None
-    say(f"results in {folder}, page: {page}")
+    print_status(f"results in {folder}, page: {page}")
 
 
 def _check_options(
@@ -472,7 +472,7 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
         ) from None
     name = size.source.name
     url = name if is_simulated_machine(name) else "https://MACHINE"
-    say(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {url}")
+    print_status(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {url}")
 
 
 def _no_contract(why: str, file: Path) -> UserError:
