@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from loadgen.cli.output import print_report, say
+from loadgen.cli.output import print_report, print_status
 from loadgen.core import format
 from loadgen.core.errors import TargetError
 from loadgen.runs.progress import RemainingSteps
@@ -65,7 +65,7 @@ class SearchRun:
         except TargetError as error:
             if not self.search.results:
                 raise
-            say(str(error))
+            print_status(str(error))
             self.search.stop("nodes" if error.code == "node_lost" else "gone")
         except TrialInterruptedError:
             self.search.stop("interrupted")
@@ -90,21 +90,21 @@ class SearchRun:
         settings = self.runner.settings
         if self._earlier_trial_count:
             done = format.counted(self._earlier_trial_count, "trial is", "trials are")
-            say(f"going on with {output_dir}: {done} done")
+            print_status(f"going on with {output_dir}: {done} done")
         if settings.backend.simulated:
-            say("SIMULATED: no real server is measured")
+            print_status("SIMULATED: no real server is measured")
         elif len(settings.endpoints) > 1:
             targets = format.counted(len(settings.endpoints), "target")
-            say(f"load over {targets}: every rate is that of all of them together")
-        say(f"search in {output_dir}: {', '.join(self.runner.goal.term_names)}")
-        say(f"reproduce with --seed {self.runner.seed}")
+            print_status(f"load over {targets}: every rate is that of all of them together")
+        print_status(f"search in {output_dir}: {', '.join(self.runner.goal.term_names)}")
+        print_status(f"reproduce with --seed {self.runner.seed}")
         forecast = forecast_search(
             self.search, self.trial_s, runs_to_end=bool(self.runner.goal.full_run_terms)
         )
         if forecast is not None:
             expected = describe_forecast(forecast, virtual=settings.virtual)
             cost = self.show.cost_per_time(forecast.seconds, settings)
-            say(f"expected: {expected}{cost}")
+            print_status(f"expected: {expected}{cost}")
 
     def _run_trials(self) -> None:
         """Run trials until the search has ended.
@@ -128,7 +128,7 @@ class SearchRun:
                 result, self.trial_s, self.search.settings.warmup_s
             )
             if note:
-                say(f"note: {note}")
+                print_status(f"note: {note}")
                 has_noted_late_responses = True
 
     def _run_trial(self, trial: PlannedTrial) -> TrialResult:
@@ -167,7 +167,7 @@ class SearchRun:
         """Print the result as `output` says, and how to resume the search."""
         output_dir = self.runner.output_dir
         if output == "none":
-            say(f"search in {output_dir}: {search_text.describe_stop(result)}")
+            print_status(f"search in {output_dir}: {search_text.describe_stop(result)}")
             return
         if output == "json":
             sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
@@ -177,4 +177,4 @@ class SearchRun:
             result, self.search.results, self.runner.resume_command
         )
         resume = f"; go on with: {command}" if command else ""
-        say(f"results in {output_dir}{resume}")
+        print_status(f"results in {output_dir}{resume}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.cli.output import say
+from loadgen.cli.output import print_status
 from loadgen.core import run_folder
 from loadgen.core.errors import INTERRUPTED, TargetError
 from loadgen.core.execution import run
@@ -50,13 +50,13 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     sweep, output_dir, show = sweep_run
     plan = stored_sweep.begin(output_dir, _experiment_plan(sweep, output_dir))
     earlier_results = experiment.read_results(output_dir)
-    say(f"reproduce with --seed {plan.seed}")
+    print_status(f"reproduce with --seed {plan.seed}")
     points = points_to_run(sweep, output_dir)
     if earlier_results:
         done_count = len(sweep.points) - len(points)
         verb = "is" if done_count == 1 else "are"
         total = counted_points(len(sweep.points))
-        say(f"resuming {output_dir}: {done_count} of {total} {verb} done")
+        print_status(f"resuming {output_dir}: {done_count} of {total} {verb} done")
     show.begin_steps(len(points), weights=_relative_durations(points))
     point_runner = _PointRunner(output_dir, plan, show)
     is_interrupted = False
