@@ -61,7 +61,7 @@ def summarize(
     summary = _with_sections_of_records(run, manifest, server_samples, explained)
     summary = msgspec.structs.replace(
         summary,
-        speculation=speculation.of_rows(run.measured.columns, server_samples),
+        speculation=speculation.summarize_speculation(run.measured.columns, server_samples),
         fairness=fairness.measure_fairness(summary.classes),
     )
     if explained:
@@ -81,7 +81,7 @@ def _with_sections_of_records(
     """Return the summary with the sections that need all records at once."""
     measured = run.measured.columns
     summary = msgspec.structs.replace(
-        run.summary, recovery=recovery.of_rows(measured, manifest, server_samples)
+        run.summary, recovery=recovery.measure_recoveries(measured, manifest, server_samples)
     )
     if not explained:
         return summary
@@ -89,8 +89,8 @@ def _with_sections_of_records(
     differences = replica_differences.compare_nodes(measured, summary.window.steady, manifest)
     return msgspec.structs.replace(
         summary,
-        splits=latency_breakdown.of_rows(measured, manifest),
-        slowest=latency_breakdown.slowest(measured, warmup, manifest),
+        splits=latency_breakdown.split_latencies(measured, manifest),
+        slowest=latency_breakdown.list_slowest_requests(measured, warmup, manifest),
         node_differences=replica_differences.without_metrics(
             differences, summary.metrics_without("mean")
         ),

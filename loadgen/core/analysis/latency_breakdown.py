@@ -1,13 +1,15 @@
-"""Where the time of a request goes: TTFT and E2E in parts, for typical and for slow requests; and the slowest of them.
+"""Break TTFT and end-to-end latency into parts, and list the slowest requests.
 
-Pure. Quantiles of parts do not add up to the quantile of the whole. So a split is the mean over the requests whose
-value is near the quantile, of the whole and of each part: these do add up. What the client cannot see is taken from
-the server's own account of each request (`server_queue_ns` and so on in the records), where it gives one.
+Pure. Percentiles of parts do not add up to the percentile of their sum. A split is therefore the
+mean over the requests whose value is near a percentile, of the total and of each part, and these
+means add up. What the client cannot see comes from the server's timing breakdown of each request,
+if there is one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,265 +33,375 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import RunManifest
 
-BANDS: dict[Near, tuple[float, float, int]] = {
-    "p50": (0.45, 0.55, 11),
-    "p99": (0.985, 0.995, 100),
-    "slowest": (0.99, 1.0, 100),
+    Ints: TypeAlias = NDArray[np.int64]
+    Mask: TypeAlias = NDArray[np.bool_]
+    Values: TypeAlias = dict[str, Ints]
+
+
+class Band(NamedTuple):
+    """The requests that stand for a percentile: those with ranks from `low` to `high`."""
+
+    low: float
+    high: float
+    min_requests: int
+
+
+BANDS: dict[Near, Band] = {
+    "p50": Band(0.45, 0.55, 11),
+    "p99": Band(0.985, 0.995, 100),
+    "slowest": Band(0.99, 1.0, 100),
 }
-"""Which requests stand for a quantile, by their rank as shares; and how many there must be to speak of it."""
-CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
-SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
+PROMPT_QUARTILES = (0.25, 0.5, 0.75)
+"""The quantiles of the prompt lengths between which groups of prompts are formed."""
+SLOWEST_COUNT = 5
+"""The number of slowest requests that are listed by TTFT, and by end-to-end latency."""
 
-
-def of_rows(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
-    """The splits of the measured rows of a run."""
-    for columns in measured:
-        columns.forget()  # here a run of millions would hold most
-    requests = JoinedColumns(measured, ok=True, keep=False)
-    has_account, queue_known = (
-        requests["server_prefill_ns"] >= 0,
-        bool((requests["server_queue_ns"] >= 0).any()),
-    )
-    if not len(has_account):
-        return Splits(why="no request ended ok")
-    found = list(_groups(requests, manifest))
-    due = requests["due_ns"]
-    near = {}
-    for metric in ("ttft", "e2e"):
-        values = requests.measure(metric)
-        for i, (_, _, own) in enumerate(found):
-            if metric == "ttft":
-                own = (
-                    own
-                    & (values != UNDEFINED)
-                    & (has_account if (own & has_account).any() else True)
-                )
-            near[metric, i] = list(_near(values, due, own))
-    del due, values
-    of_ttft = _gathered(
-        requests, _OF_TTFT, [each for i in range(len(found)) for each in near["ttft", i]]
-    )
-    of_e2e = _gathered(
-        requests, _OF_E2E, [each for i in range(len(found)) for each in near["e2e", i]]
-    )
-    groups = tuple(
-        SplitGroup(
-            by=by,
-            name=name,
-            requests=int(np.count_nonzero(own)),
-            ttft=tuple(_ttft(next(of_ttft), at) for at, _ in near["ttft", i]),
-            e2e=tuple(_e2e(next(of_e2e), at) for at, _ in near["e2e", i]),
-        )
-        for i, (by, name, own) in enumerate(found)
-    )
-    return Splits(
-        accounted=int(has_account.sum()),
-        groups=groups,
-        why=_why(bool(has_account.any()), queue_known, manifest),
-    )
-
-
-_ACCOUNT = ("queue", "prefill", "transfer")
-_OF_TTFT = (
+_SERVER_PARTS = ("queue", "prefill", "transfer")
+_TTFT_COLUMNS = (
     "due_ns",
     "sent_ns",
     "ready_ns",
     "reused",
     "ttft",
-    *(f"server_{name}_ns" for name in _ACCOUNT),
+    *(f"server_{name}_ns" for name in _SERVER_PARTS),
 )
-_OF_E2E = ("ttft", "e2e", "max_gap_ns")
-
-Gathered = dict[str, "NDArray[np.int64]"]
-"""Columns and figures of some requests, by name."""
+_E2E_COLUMNS = ("ttft", "e2e", "max_gap_ns")
 
 
-def _gathered(
-    requests: JoinedColumns, names: Sequence[str], near: Sequence[tuple[Near, NDArray[np.int64]]]
-) -> Iterator[Gathered]:
-    """These columns of the requests near each quantile. Of the run's columns one is in memory at a time."""
-    found: list[Gathered] = [{} for _ in near]
-    for name in names:
-        whole = requests[name] if name in (ROW.names or ()) else requests.measure(name)
-        for columns, (_, places) in zip(found, near, strict=True):
-            columns[name] = whole[places]
-    return iter(found)
+class _Group(NamedTuple):
+    """Requests that are split together, such as those of one target."""
+
+    by: str
+    name: str
+    is_member: Mask
 
 
-def _why(has_account: bool, queue_known: bool, manifest: RunManifest) -> str:
-    if has_account:
-        return (
-            ""
-            if queue_known
-            else "the server does not say how long a request waits: its queue is in the rest"
-        )
-    if manifest.server_timing:
-        return "the server was asked for an account of its time (--server-timing) and gave none: docs/reference/servers.md"
-    return "the server gives no account of its time; some do with --server-timing: docs/reference/servers.md"
+class _NearPercentile(NamedTuple):
+    """The indexes of the requests near a percentile."""
+
+    percentile: Near
+    indexes: Ints
 
 
-def _groups(
-    requests: JoinedColumns, manifest: RunManifest
-) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
-    target, tokens = requests["target"], requests["input_tokens"]
-    yield "all", "", np.ones(len(target), bool)
-    if len(manifest.targets) > 1:
-        for number, facts in enumerate(manifest.targets):
-            yield "target", facts.name or facts.url or str(number), target == number
-    if manifest.classes:
-        drawn = class_indices(manifest, requests["request"] // manifest.turns_per_session)
-        for number, plan in enumerate(manifest.classes):
-            yield "class", plan.name, drawn == number
-    known = tokens[as_selection(tokens >= 0)]
-    edges = sorted(set(np.quantile(known, CLASSES, method="lower").tolist())) if len(known) else []
-    low = -1
-    edges = [edge for edge in edges if edge < known.max()]
-    for high in [*edges, None] if edges else ():  # all prompts of one length are no classes
-        of_class = (tokens > low) & (tokens <= (tokens.max() if high is None else high))
-        if not of_class.all() and of_class.sum() >= BANDS["p99"][2]:
-            name = f"over {low:,} tokens" if high is None else f"{low + 1:,} to {high:,} tokens"
-            yield "prompt", f"up to {high:,} tokens" if low < 0 else name, of_class
-        low = high or low
-
-
-def _near(
-    values: NDArray[np.int64], due: NDArray[np.int64], own: NDArray[np.bool_]
-) -> Iterator[tuple[Near, NDArray[np.int64]]]:
-    """The requests near each quantile, of the requests `own`; equal values in the order in which they were due.
-
-    Of millions, only those near a quantile are put in order.
-    """
-    parted = values[own]
-    n = len(parted)
-    places = {
-        at: (first := min(int(n * low), n - 1), max(int(n * high), first + 1))
-        for at, (low, high, fewest) in BANDS.items()
-        if n >= fewest
-    }
-    if not places:
-        return
-    parted.partition(
-        sorted({place for first, end in places.values() for place in (first, end - 1)})
-    )
-    for at, (first, end) in places.items():
-        least, largest = parted[first], parted[end - 1]
-        before = int((parted < least).sum())
-        near = np.flatnonzero(own & (values >= least) & (values <= largest))
-        ordered = near[np.lexsort((due[near], values[near]))]
-        yield at, ordered[first - before : end - before]
-
-
-def _ttft(near: Gathered, at: Near) -> TtftSplit:
-    able, whole = sendable_ns(near), float(near["ttft"].mean())
-    parts = {
-        "client": float((near["sent_ns"] - able).mean()),
-        "connect": float((able - near["due_ns"]).mean()),
-    }
-    for name in _ACCOUNT:
-        values = near[f"server_{name}_ns"]
-        if (values >= 0).all():
-            parts[name] = float(values.mean())
-    parts["rest"] = whole - sum(parts.values())
-    in_ms = {f"{name}_ms": milliseconds(value) for name, value in parts.items()}
-    return TtftSplit(at=at, requests=len(able), ttft_ms=milliseconds(whole), **in_ms)
-
-
-def _e2e(near: Gathered, at: Near) -> E2eSplit:
-    gap, ttft, e2e = near["max_gap_ns"], near["ttft"], near["e2e"]
-    whole, stall = float(e2e.mean()), float(np.where(gap > STALL_NS, gap, 0).mean())
-    first = float(np.where(ttft == UNDEFINED, e2e, ttft).mean())  # not streamed: the whole answer
-    return E2eSplit(
-        at=at,
-        requests=len(e2e),
-        e2e_ms=milliseconds(whole),
-        ttft_ms=milliseconds(first),
-        decode_ms=milliseconds(whole - first - stall),
-        stall_ms=milliseconds(stall),
-    )
-
-
-def slowest(
-    measured: Sequence[Columns], others: Sequence[Columns], manifest: RunManifest
-) -> tuple[SlowRequest, ...]:
-    """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
+def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
+    """Return the parts of the latencies of the measured records of a run."""
+    for columns in measured:
+        columns.forget()  # A run of millions of requests would hold most memory here.
     requests = JoinedColumns(measured, ok=True, keep=False)
-    listed: list[tuple[str, int]] = []
-    for by in ("ttft", "e2e"):
-        values = requests.measure(by)
-        least = np.partition(values, -SHOWN)[-SHOWN] if len(values) > SHOWN else UNDEFINED
-        known = np.flatnonzero(
-            (values >= least) & (values != UNDEFINED)
-        )  # of millions, only these are put in order
-        places = known[np.lexsort((requests["due_ns"][known], -values[known]))][:SHOWN]
-        listed += [(by, place) for place in places.tolist()]
-    of_them = JoinedColumns(
-        measured, ok=True, order=np.array([place for _, place in listed], np.int64)
-    )
-    found = np.stack([of_them[name] for name in ("sent_ns", "target", "slot")], axis=1).tolist()
-    counts = np.zeros((len(found), 2), np.int64)
-    for block in (block for part in (*measured, *others) for block in part.blocks()):
-        counts += np.array([_beside(block, *one) for one in found], np.int64).reshape(counts.shape)
-    return tuple(
-        _slow(by, place, of_them, flying, waiting, manifest)
-        for place, ((by, _), (flying, waiting)) in enumerate(
-            zip(listed, counts.tolist(), strict=True)
+    has_timing = requests["server_prefill_ns"] >= 0
+    if not len(has_timing):
+        return Splits(why="no request succeeded")
+    has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
+    groups = list(_form_groups(requests, manifest))
+    ttft_bands = _find_ttft_bands(requests, groups, has_timing)
+    e2e_bands = _find_e2e_bands(requests, groups)
+    ttft_values = iter(_gather(requests, _TTFT_COLUMNS, ttft_bands))
+    e2e_values = iter(_gather(requests, _E2E_COLUMNS, e2e_bands))
+    split_groups = []
+    for group, of_ttft, of_e2e in zip(groups, ttft_bands, e2e_bands, strict=True):
+        split_group = SplitGroup(
+            by=group.by,
+            name=group.name,
+            requests=int(np.count_nonzero(group.is_member)),
+            ttft=tuple(_split_ttft(next(ttft_values), band.percentile) for band in of_ttft),
+            e2e=tuple(_split_e2e(next(e2e_values), band.percentile) for band in of_e2e),
         )
+        split_groups.append(split_group)
+    return Splits(
+        accounted=int(has_timing.sum()),
+        groups=tuple(split_groups),
+        why=_why_incomplete(manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time),
     )
 
 
-def _beside(columns: Columns, sent_ns: int, target: int, slot: int) -> tuple[int, int]:
-    """Of some rows, those in flight at a target at an instant but one, and the prompt tokens of those that waited."""
-    start, done = columns["sent_ns"], columns["done_ns"]
-    flying = np.flatnonzero((start >= 0) & (start <= sent_ns) & ((done < 0) | (done > sent_ns)))
-    flying = flying[
-        (columns.take("target", flying) == target) & (columns.take("slot", flying) != slot)
+def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool) -> str:
+    """Return why parts of the server are missing in the splits, or "" if none is."""
+    if has_timing and has_queue:
+        return ""
+    if has_timing:
+        return "the server does not report queueing time, so it is part of the unattributed time"
+    if manifest.server_timing:
+        return (
+            "the server sent no timing breakdown although --server-timing requested it, see "
+            "docs/reference/servers.md"
+        )
+    return (
+        "the server reports no timing breakdown; some servers do with --server-timing, see "
+        "docs/reference/servers.md"
+    )
+
+
+def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Group]:
+    """Yield all requests, and those of each target, request class and range of prompt lengths."""
+    target = requests["target"]
+    yield _Group("all", "", np.ones(len(target), bool))
+    if len(manifest.targets) > 1:
+        for index, facts in enumerate(manifest.targets):
+            yield _Group("target", facts.name or facts.url or str(index), target == index)
+    if manifest.classes:
+        class_index = class_indices(manifest, requests["request"] // manifest.turns_per_session)
+        for index, plan in enumerate(manifest.classes):
+            yield _Group("class", plan.name, class_index == index)
+    yield from _form_prompt_groups(requests["input_tokens"])
+
+
+def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
+    """Yield the requests of each range of prompt lengths, if prompts differ in length.
+
+    A range without enough requests for a p99 is left out.
+    """
+    known = tokens[as_selection(tokens >= 0)]
+    if not len(known):
+        return
+    longest = int(known.max())
+    quartiles = sorted(set(np.quantile(known, PROMPT_QUARTILES, method="lower").tolist()))
+    inner_edges = [edge for edge in quartiles if edge < longest]
+    if not inner_edges:
+        return
+    for low, high in pairwise([-1, *inner_edges, longest]):
+        is_member = (tokens > low) & (tokens <= high)
+        if is_member.all() or is_member.sum() < BANDS["p99"].min_requests:
+            continue
+        if low < 0:
+            name = f"up to {high:,} tokens"
+        elif high == longest:
+            name = f"over {low:,} tokens"
+        else:
+            name = f"{low + 1:,} to {high:,} tokens"
+        yield _Group("prompt", name, is_member)
+
+
+def _find_ttft_bands(
+    requests: JoinedColumns, groups: Sequence[_Group], has_timing: Mask
+) -> list[list[_NearPercentile]]:
+    """Return the requests near each percentile of TTFT, by group.
+
+    If some requests of a group have a timing breakdown of the server, only these are used.
+    """
+    ttft_ns = requests.measure("ttft")
+    due_ns = requests["due_ns"]
+    bands = []
+    for group in groups:
+        is_used = group.is_member & (ttft_ns != UNDEFINED)
+        if (group.is_member & has_timing).any():
+            is_used &= has_timing
+        bands.append(list(_find_bands(ttft_ns, due_ns, is_used)))
+    return bands
+
+
+def _find_e2e_bands(
+    requests: JoinedColumns, groups: Sequence[_Group]
+) -> list[list[_NearPercentile]]:
+    """Return the requests near each percentile of the end-to-end latency, by group."""
+    e2e_ns = requests.measure("e2e")
+    due_ns = requests["due_ns"]
+    return [list(_find_bands(e2e_ns, due_ns, group.is_member)) for group in groups]
+
+
+def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPercentile]:
+    """Yield the requests near each percentile of the values that are used.
+
+    Equal values are ordered by scheduled time. Of millions of values, only those near a percentile
+    are sorted.
+    """
+    used = values[is_used]
+    count = len(used)
+    ranks: dict[Near, tuple[int, int]] = {}
+    for percentile, band in BANDS.items():
+        if count >= band.min_requests:
+            first = min(int(count * band.low), count - 1)
+            ranks[percentile] = (first, max(int(count * band.high), first + 1))
+    if not ranks:
+        return
+    used.partition(sorted({rank for first, end in ranks.values() for rank in (first, end - 1)}))
+    for percentile, (first, end) in ranks.items():
+        smallest = used[first]
+        largest = used[end - 1]
+        smaller_count = int((used < smallest).sum())
+        near = np.flatnonzero(is_used & (values >= smallest) & (values <= largest))
+        ordered = near[np.lexsort((due_ns[near], values[near]))]
+        yield _NearPercentile(percentile, ordered[first - smaller_count : end - smaller_count])
+
+
+def _gather(
+    requests: JoinedColumns, names: Sequence[str], bands: Sequence[Sequence[_NearPercentile]]
+) -> list[Values]:
+    """Return columns and metrics of the requests of each band, band by band.
+
+    Only one column of the run is in memory at a time.
+    """
+    indexes_of_bands = [band.indexes for bands_of_group in bands for band in bands_of_group]
+    gathered: list[Values] = [{} for _ in indexes_of_bands]
+    for name in names:
+        column = requests[name] if name in (ROW.names or ()) else requests.measure(name)
+        for values, indexes in zip(gathered, indexes_of_bands, strict=True):
+            values[name] = column[indexes]
+    return gathered
+
+
+def _split_ttft(values: Values, percentile: Near) -> TtftSplit:
+    """Return the mean TTFT of some requests and its parts.
+
+    A part of the server is only known if the server reports it for all of these requests.
+    """
+    sendable = sendable_ns(values)
+    ttft_ns = float(values["ttft"].mean())
+    parts_ns = {
+        "client": float((values["sent_ns"] - sendable).mean()),
+        "connect": float((sendable - values["due_ns"]).mean()),
+    }
+    for name in _SERVER_PARTS:
+        duration_ns = values[f"server_{name}_ns"]
+        if (duration_ns >= 0).all():
+            parts_ns[name] = float(duration_ns.mean())
+    parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
+    parts_ms = {f"{name}_ms": milliseconds(part_ns) for name, part_ns in parts_ns.items()}
+    return TtftSplit(
+        at=percentile, requests=len(sendable), ttft_ms=milliseconds(ttft_ns), **parts_ms
+    )
+
+
+def _split_e2e(values: Values, percentile: Near) -> E2eSplit:
+    """Return the mean end-to-end latency of some requests and its parts.
+
+    A response that is not streamed has no TTFT, so that its whole latency counts as TTFT.
+    """
+    e2e_ns = values["e2e"]
+    ttft_ns = values["ttft"]
+    max_gap_ns = values["max_gap_ns"]
+    mean_e2e_ns = float(e2e_ns.mean())
+    mean_stall_ns = float(np.where(max_gap_ns > STALL_NS, max_gap_ns, 0).mean())
+    mean_ttft_ns = float(np.where(ttft_ns == UNDEFINED, e2e_ns, ttft_ns).mean())
+    return E2eSplit(
+        at=percentile,
+        requests=len(e2e_ns),
+        e2e_ms=milliseconds(mean_e2e_ns),
+        ttft_ms=milliseconds(mean_ttft_ns),
+        decode_ms=milliseconds(mean_e2e_ns - mean_ttft_ns - mean_stall_ns),
+        stall_ms=milliseconds(mean_stall_ns),
+    )
+
+
+class _Surroundings(NamedTuple):
+    """What was at the target of a request when it was sent, without the request itself."""
+
+    in_flight: int
+    waiting_input_tokens: int
+    """The prompt tokens of the requests that had no first token yet."""
+
+
+def list_slowest_requests(
+    measured: Sequence[Columns], not_measured: Sequence[Columns], manifest: RunManifest
+) -> tuple[SlowRequest, ...]:
+    """Return the slowest measured requests by TTFT, then those by end-to-end latency.
+
+    `not_measured` has the records of the other stages, whose requests may be in flight too.
+    """
+    requests = JoinedColumns(measured, ok=True, keep=False)
+    listed = [
+        (metric, index)
+        for metric in ("ttft", "e2e")
+        for index in _slowest_indexes(requests, metric)
     ]
-    prompts, first = columns.take("input_tokens", flying), columns.take("first_token_ns", flying)
-    return len(flying), int(
-        prompts[((first < 0) | (first > sent_ns)) & (prompts >= 0)].sum(dtype=np.int64)
+    order = np.array([index for _, index in listed], np.int64)
+    slowest = JoinedColumns(measured, ok=True, order=order)
+    surroundings = _find_surroundings(slowest, len(listed), (*measured, *not_measured))
+    return tuple(
+        _describe_request(metric, slowest, row, surroundings[row], manifest)
+        for row, (metric, _) in enumerate(listed)
     )
 
 
-def _slow(
-    by: str,
-    place: int,
+def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
+    """Return the indexes of the SLOWEST_COUNT requests with the largest values of a metric.
+
+    Of millions of requests, only those that may be listed are sorted.
+    """
+    values = requests.measure(metric)
+    threshold = UNDEFINED
+    if len(values) > SLOWEST_COUNT:
+        threshold = np.partition(values, -SLOWEST_COUNT)[-SLOWEST_COUNT]
+    candidates = np.flatnonzero((values >= threshold) & (values != UNDEFINED))
+    order = np.lexsort((requests["due_ns"][candidates], -values[candidates]))
+    indexes: list[int] = candidates[order][:SLOWEST_COUNT].tolist()
+    return indexes
+
+
+def _find_surroundings(
+    requests: JoinedColumns, count: int, records: Sequence[Columns]
+) -> list[_Surroundings]:
+    """Return the surroundings of each request, counted in blocks of the records."""
+    totals = np.zeros((count, 2), np.int64)
+    for columns in records:
+        for block in columns.blocks():
+            for row in range(count):
+                totals[row] += _count_others(
+                    block,
+                    sent_ns=int(requests["sent_ns"][row]),
+                    target=int(requests["target"][row]),
+                    slot=int(requests["slot"][row]),
+                )
+    return [_Surroundings(in_flight, tokens) for in_flight, tokens in totals.tolist()]
+
+
+def _count_others(columns: Columns, sent_ns: int, target: int, slot: int) -> _Surroundings:
+    """Return what some records contribute to the surroundings of one request."""
+    start_ns = columns["sent_ns"]
+    done_ns = columns["done_ns"]
+    is_in_flight = (start_ns >= 0) & (start_ns <= sent_ns) & ((done_ns < 0) | (done_ns > sent_ns))
+    others = np.flatnonzero(is_in_flight)
+    is_same_target = columns.take("target", others) == target
+    others = others[is_same_target & (columns.take("slot", others) != slot)]
+    prompt_tokens = columns.take("input_tokens", others)
+    first_token_ns = columns.take("first_token_ns", others)
+    is_waiting = (first_token_ns < 0) | (first_token_ns > sent_ns)
+    waiting_tokens = prompt_tokens[is_waiting & (prompt_tokens >= 0)].sum(dtype=np.int64)
+    return _Surroundings(len(others), int(waiting_tokens))
+
+
+def _describe_request(
+    metric: str,
     requests: JoinedColumns,
-    in_flight: int,
-    waiting: int,
+    row: int,
+    surroundings: _Surroundings,
     manifest: RunManifest,
 ) -> SlowRequest:
-    def of(name: str) -> int:
-        return int(requests[name][place])
+    """Return one of the slowest requests. Values that are not known are None."""
 
-    def ms(value_ns: int) -> float | None:
-        return milliseconds(value_ns) if value_ns >= 0 else None
+    def value(name: str) -> int:
+        return int(requests[name][row])
 
-    def count(name: str) -> int | None:
-        return of(name) if of(name) >= 0 else None
+    def known(name: str) -> int | None:
+        return value(name) if value(name) >= 0 else None
 
-    due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
-    able = int(sendable_ns(requests)[place])
-    facts = manifest.targets[of("target")] if len(manifest.targets) > 1 else None
+    def known_ms(name: str) -> float | None:
+        return milliseconds(value(name)) if value(name) >= 0 else None
+
+    due_ns = value("due_ns")
+    first_token_ns = value("first_token_ns")
+    has_token = first_token_ns >= 0
+    sendable = int(sendable_ns(requests)[row])
+    decode_ns = value("last_token_ns") - first_token_ns
+    target = manifest.targets[value("target")] if len(manifest.targets) > 1 else None
     return SlowRequest(
-        by=by,
-        slot=of("slot"),
-        id=f"{manifest.run}-{of('slot')}" if manifest.client != "virtual" else "",
-        session=count("session"),
-        turn=of("turn") if of("session") >= 0 else None,
-        target="" if facts is None else facts.name or facts.url,
-        due_s=due / 1e9,
-        ttft_ms=ms(first - due) if first >= 0 else None,
-        e2e_ms=milliseconds(of("end_ns") - due),
-        client_ms=milliseconds(sent - able),
-        connect_ms=milliseconds(able - due),
-        queue_ms=ms(of("server_queue_ns")),
-        prefill_ms=ms(of("server_prefill_ns")),
-        decode_ms=ms(last - first) if first >= 0 else None,
-        max_gap_ms=milliseconds(of("max_gap_ns")),
-        input_tokens=count("input_tokens"),
-        cached_tokens=count("cached_tokens"),
-        output_tokens=count("output_tokens"),
-        in_flight=in_flight,
-        waiting_input_tokens=waiting,
+        by=metric,
+        slot=value("slot"),
+        id=f"{manifest.run}-{value('slot')}" if manifest.client != "virtual" else "",
+        session=known("session"),
+        turn=value("turn") if value("session") >= 0 else None,
+        target="" if target is None else target.name or target.url,
+        due_s=due_ns / 1e9,
+        ttft_ms=milliseconds(first_token_ns - due_ns) if has_token else None,
+        e2e_ms=milliseconds(value("end_ns") - due_ns),
+        client_ms=milliseconds(value("sent_ns") - sendable),
+        connect_ms=milliseconds(sendable - due_ns),
+        queue_ms=known_ms("server_queue_ns"),
+        prefill_ms=known_ms("server_prefill_ns"),
+        decode_ms=milliseconds(decode_ns) if has_token and decode_ns >= 0 else None,
+        max_gap_ms=milliseconds(value("max_gap_ns")),
+        input_tokens=known("input_tokens"),
+        cached_tokens=known("cached_tokens"),
+        output_tokens=known("output_tokens"),
+        in_flight=surroundings.in_flight,
+        waiting_input_tokens=surroundings.waiting_input_tokens,
     )

@@ -1,11 +1,14 @@
-"""After a spike, a replica that went away, or one that came: how long until the SLO held again. Pure, on columns.
+"""Measure how long it took to meet the SLO again after a spike or a change of the replicas.
 
-A spike is a measured stage whose load is above that of the measured stage right after it. Replicas are counted by the
-servers' pages (`series.REPLICAS`, else the pages that answer), and a target that stopped answering is one that went.
-The requests due from then to the next spike or loss (a scale-up is part of the way back), after a spike at most in that
-next stage, are taken in groups of GROUP by their due instants, the rest with the last; a group holds the SLO where each
-term is kept by its share of the group (p99 of 20: by all), and the goodput share too. The SLO is back at the first
-request after the last group that does not hold it, so one late miss counts.
+Pure. A spike is a measured stage whose load is higher than that of the measured stage after it.
+The servers' metrics pages tell the number of replicas (see `series.replicas`), and a target that
+stopped responding counts as lost.
+
+The requests after an event are examined in groups of GROUP_SIZE by scheduled time, up to the next
+spike or loss (a new replica belongs to the recovery), and after a spike at most to the end of the
+next stage. A group meets the SLO if each objective holds for its share of the group: all requests
+for a p99. The SLO is met again at the first request after the last group that misses it, so one
+late miss counts.
 """
 
 from __future__ import annotations
@@ -31,149 +34,194 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import RunManifest, StagePlan
     from loadgen.core.server_metrics.series import MetricSample
 
-GROUP = 20
-FOREVER_NS = 1 << 62
+GROUP_SIZE = 20
+ROUNDING = 1e-9
+"""Keeps a number of allowed misses that is an integer from being rounded down."""
+_NEVER_NS = 1 << 62
+_BEFORE_ALL_NS = -1
 
 
-class _Cut(NamedTuple):
-    """One event: from `before_ns` to `at_ns` is what was before it, and until `end_ns` what is seen of the way back."""
+class _EventSpan(NamedTuple):
+    """An event, with the times that are examined before and after it.
 
-    found: Recovery
+    `recovery` describes the event. From `before_ns` to `at_ns` is before it, and until `end_ns` is
+    after it.
+    """
+
+    recovery: Recovery
     before_ns: int
     at_ns: int
     end_ns: int
 
+    @property
+    def trouble_ns(self) -> int | None:
+        """Return from when on the event makes the load harder, or None for a new replica."""
+        if self.recovery.event == "scale_up":
+            return None
+        return self.before_ns if self.recovery.event == "spike" else self.at_ns
 
-def of_rows(
-    measured: Sequence[Columns], manifest: RunManifest, server_samples: Sequence[MetricSample] = ()
+
+class _Groups(NamedTuple):
+    """The counted requests of a time: their sorted scheduled times, and which groups meet the SLO.
+
+    Group `i` begins with request `i * GROUP_SIZE`. The last group also has the remaining requests.
+    """
+
+    due_ns: NDArray[np.int64]
+    is_met: NDArray[np.bool_]
+
+
+def measure_recoveries(
+    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample] = ()
 ) -> tuple[Recovery, ...]:
-    """One for each event, in their order; none without an SLO of the whole run that limits values of requests."""
+    """Return the recovery from each event of a run, in the order of the events.
+
+    There are none without an SLO of the run that limits single requests.
+    """
     slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
-    cuts = sorted(
-        [*_spikes(manifest.stages), *_of_replicas(measured, manifest, server_samples)],
-        key=lambda cut: cut.at_ns,
-    )
-    worse = [
-        c.before_ns if c.found.event == "spike" else c.at_ns
-        for c in cuts
-        if c.found.event != "scale_up"
-    ]
-    return tuple(
-        _recovery(
-            measured,
-            slo,
-            cut._replace(end_ns=min([cut.end_ns, *(at for at in worse if at > cut.at_ns)])),
-        )
-        for cut in cuts
-    )
-
-
-def _spikes(stages: Sequence[StagePlan]) -> Iterator[_Cut]:
-    ends = [*(stage.start_ns for stage in stages[1:]), FOREVER_NS]
-    for i in _after_spikes(stages):
-        before, after = stages[i - 1], stages[i]
-        found = Recovery(
-            load_before=before.arrival, load_after=after.arrival, at_s=after.start_ns / 1e9
-        )
-        yield _Cut(found, before.start_ns, after.start_ns, ends[i])
-
-
-def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
-    for i, (one, after) in enumerate(pairwise(stages), start=1):
-        loads = (one.concurrency, after.concurrency) if one.closed else (one.rate, after.rate)
-        if one.measured and after.measured and one.closed == after.closed and None not in loads:
-            before, then = (load or 0.0 for load in loads)
-            if before > then:
-                yield i
-
-
-def _of_replicas(
-    measured: Sequence[Columns], manifest: RunManifest, server_samples: Sequence[MetricSample]
-) -> Iterator[_Cut]:
-    """The events of replicas and targets within the measured load."""
-    due = [part["due_ns"] for part in measured if len(part["due_ns"])]
-    if not due:
-        return
-    first, last = min(int(one.min()) for one in due), max(int(one.max()) for one in due)
-    events: list[tuple[int, Event, str, str]] = [
-        (
-            round(t_s * 1e9),
-            "loss" if now < before else "scale_up",
-            _replicas(before),
-            _replicas(now),
-        )
-        for (_, before), (t_s, now) in pairwise(series.replicas(server_samples))
-        if before != now
-    ]
-    if not events:  # else it would be told twice
-        gone = [
-            code.values for code in manifest.warning_codes.values() if code.code == "target_gone"
+    spans = [*_find_spikes(manifest.stages), *_find_replica_changes(measured, manifest, samples)]
+    spans.sort(key=lambda span: span.at_ns)
+    recoveries = []
+    for span in spans:
+        later_troubles_ns = [
+            other.trouble_ns
+            for other in spans
+            if other.trouble_ns is not None and other.trouble_ns > span.at_ns
         ]
-        events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
-    for at_ns, event, before, after in sorted(one for one in events if first < one[0] <= last):
-        yield _Cut(
-            Recovery(event=event, load_before=before, load_after=after, at_s=at_ns / 1e9),
-            -1,
-            at_ns,
-            last + 1,
+        end_ns = min([span.end_ns, *later_troubles_ns])
+        recoveries.append(_measure_recovery(measured, slo, span._replace(end_ns=end_ns)))
+    return tuple(recoveries)
+
+
+def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_EventSpan]:
+    """Yield the end of each spike. The stage after it is the time that is examined."""
+    ends_ns = [*(stage.start_ns for stage in stages[1:]), _NEVER_NS]
+    for index in find_stages_after_spikes(stages):
+        spike = stages[index - 1]
+        after = stages[index]
+        recovery = Recovery(
+            load_before=spike.arrival, load_after=after.arrival, at_s=after.start_ns / 1e9
+        )
+        yield _EventSpan(recovery, spike.start_ns, after.start_ns, ends_ns[index])
+
+
+def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
+    """Yield the index of each measured stage that has a lower load than the one before it."""
+    for index, (before, after) in enumerate(pairwise(stages), start=1):
+        if not before.measured or not after.measured or before.closed != after.closed:
+            continue
+        load_before = before.concurrency if before.closed else before.rate
+        load_after = after.concurrency if after.closed else after.rate
+        if load_before is not None and load_after is not None and load_before > load_after:
+            yield index
+
+
+def _find_replica_changes(
+    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
+) -> Iterator[_EventSpan]:
+    """Yield the changes of replicas and targets within the measured load.
+
+    Targets that stopped responding are only used if no metrics page shows a change. Otherwise the
+    same loss would count twice.
+    """
+    due_ns = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
+    if not due_ns:
+        return
+    first_ns = min(int(times.min()) for times in due_ns)
+    last_ns = max(int(times.max()) for times in due_ns)
+    recoveries = list(_changes_of_replica_count(samples)) or list(_lost_targets(manifest))
+    for recovery in recoveries:
+        at_ns = round(recovery.at_s * 1e9)
+        if first_ns < at_ns <= last_ns:
+            yield _EventSpan(recovery, _BEFORE_ALL_NS, at_ns, last_ns + 1)
+
+
+def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
+    """Yield an event for each change of the number of replicas on the metrics pages."""
+    for (_, before), (at_s, after) in pairwise(series.replicas(samples)):
+        if before == after:
+            continue
+        event: Event = "loss" if after < before else "scale_up"
+        yield Recovery(
+            event=event,
+            load_before=format.counted(round(before), "replica"),
+            load_after=format.counted(round(after), "replica"),
+            at_s=round(at_s * 1e9) / 1e9,
         )
 
 
-def _replicas(count: float) -> str:
-    return format.counted(round(count), "replica")
+def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
+    """Yield an event for each target that stopped responding."""
+    for warning in manifest.warning_codes.values():
+        if warning.code == "target_gone":
+            yield Recovery(
+                event="loss",
+                load_before=str(warning.values["target"]),
+                load_after="gone",
+                at_s=round(warning.values["at_s"] * 1e9) / 1e9,
+            )
 
 
-def _recovery(measured: Sequence[Columns], slo: Slo, cut: _Cut) -> Recovery:
-    due, held = _groups(measured, cut.at_ns, cut.end_ns, slo)
-    if not len(held):
-        return msgspec.structs.replace(cut.found, why=f"fewer than {GROUP} requests after it")
-    seen_s = float(due[-1] - cut.at_ns) / 1e9
-    missed = np.flatnonzero(~held)
-    earlier = _groups(measured, cut.before_ns, cut.at_ns, slo)[1]
-    in_trouble = not (earlier if cut.found.event == "spike" else earlier[-1:]).all()
-    found = msgspec.structs.replace(
-        cut.found,
-        observed_s=seen_s,
-        resolution_s=seen_s / len(held),
-        slo_missed=bool(in_trouble or len(missed)),
-    )
-    if not len(missed):
-        return msgspec.structs.replace(found, recovered_after_s=0.0)
-    first_good = int(missed[-1]) + 1
-    if first_good == len(held):
-        return found
+def _measure_recovery(measured: Sequence[Columns], slo: Slo, span: _EventSpan) -> Recovery:
+    """Return the recovery from one event."""
+    after = _group_requests(measured, span.at_ns, span.end_ns, slo)
+    if not len(after.is_met):
+        return msgspec.structs.replace(
+            span.recovery, why=f"fewer than {GROUP_SIZE} requests after it"
+        )
+    before = _group_requests(measured, span.before_ns, span.at_ns, slo)
+    # The whole spike counts. Before another event only the last group does.
+    examined_before = before.is_met if span.recovery.event == "spike" else before.is_met[-1:]
+    missed = np.flatnonzero(~after.is_met)
+    observed_s = float(after.due_ns[-1] - span.at_ns) / 1e9
     return msgspec.structs.replace(
-        found, recovered_after_s=float(due[first_good * GROUP] - cut.at_ns) / 1e9
+        span.recovery,
+        observed_s=observed_s,
+        resolution_s=observed_s / len(after.is_met),
+        slo_missed=bool(not examined_before.all() or len(missed)),
+        recovered_after_s=_recovery_time_s(after, missed, span.at_ns),
     )
 
 
-def _groups(
-    measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Due instants of the counted requests of a time, sorted, and whether each group of them holds the SLO."""
-    chosen = [
-        (
-            part,
-            (part["due_ns"] >= start_ns)
-            & (part["due_ns"] < end_ns)
-            & outcomes.is_counted(part, slo),
-        )
-        for part in measured
-    ]
-    due = np.concatenate([part["due_ns"][mask] for part, mask in chosen] or [np.zeros(0, np.int64)])
-    order = np.argsort(due, kind="stable")
-    starts = np.arange(len(due) // GROUP) * GROUP
-    held = np.ones(len(starts), bool)
+def _recovery_time_s(after: _Groups, missed: NDArray[np.int64], at_ns: int) -> float | None:
+    """Return the time until the first request after the last missed group, or None without one."""
+    if not len(missed):
+        return 0.0
+    first_met = int(missed[-1]) + 1
+    if first_met == len(after.is_met):
+        return None
+    return float(after.due_ns[first_met * GROUP_SIZE] - at_ns) / 1e9
+
+
+def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
+    """Return the counted requests that are scheduled from `start_ns` to before `end_ns`."""
+    selected = []
+    for columns in measured:
+        due_ns = columns["due_ns"]
+        is_in_time = (due_ns >= start_ns) & (due_ns < end_ns)
+        selected.append((columns, is_in_time & outcomes.is_counted(columns, slo)))
+    empty = np.zeros(0, np.int64)
+    due_ns = np.concatenate([columns["due_ns"][mask] for columns, mask in selected] or [empty])
+    order = np.argsort(due_ns, kind="stable")
+    starts = np.arange(len(due_ns) // GROUP_SIZE) * GROUP_SIZE
+    is_met = np.ones(len(starts), bool)
     if not len(starts):
-        return due[order], held
-    sizes = np.diff([*starts, len(due)])
-    terms = [(Slo(terms=(term,)), term.quantile) for term in slo.terms]
-    for part_of, share in [
-        *terms,
-        *([(slo, slo.goodput_share)] if slo.goodput_share is not None else []),
-    ]:
-        good = np.concatenate([outcomes.meets(part, part_of)[mask] for part, mask in chosen])[order]
-        held &= np.add.reduceat(~good, starts, dtype=np.int64) <= sizes * (1 - share) + 1e-9
-    return due[order], held
+        return _Groups(due_ns[order], is_met)
+    sizes = np.diff([*starts, len(due_ns)])
+    for objective, share in _objectives(slo):
+        is_good = np.concatenate(
+            [outcomes.meets(columns, objective)[mask] for columns, mask in selected]
+        )[order]
+        misses = np.add.reduceat(~is_good, starts, dtype=np.int64)
+        is_met &= misses <= sizes * (1 - share) + ROUNDING
+    return _Groups(due_ns[order], is_met)
+
+
+def _objectives(slo: Slo) -> Iterator[tuple[Slo, float]]:
+    """Yield each objective as an SLO of its own, with the share of requests that must meet it."""
+    for term in slo.terms:
+        yield Slo(terms=(term,)), term.quantile
+    if slo.goodput_share is not None:
+        yield slo, slo.goodput_share

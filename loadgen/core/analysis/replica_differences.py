@@ -52,7 +52,7 @@ class _Nodes(NamedTuple):
 
 
 class _Selection(NamedTuple):
-    """The requests that are compared: a mask or slice of them, and the node and the block of time of each.
+    """The requests that are compared, with the node and the block of time of each.
 
     `block` counts the shortest blocks. `node` is an index in `names`, -1 for a node without enough
     requests.

@@ -1,7 +1,8 @@
-"""Speculative decoding: which share of the drafted tokens was accepted, and how many tokens a step made. Pure.
+"""Summarize speculative decoding: the fraction of accepted tokens and the tokens per step.
 
-A step verifies one draft and yields the accepted tokens and one of the model's own. Of a request the steps are its
-output tokens without the accepted ones. What the servers' pages count is of all that they served meanwhile.
+Pure. A step verifies one draft and produces the accepted tokens and one token of the model's own.
+The steps of a request are therefore its output tokens without the accepted ones. The counters of
+the servers' metrics pages cover all requests that they served during the run.
 """
 
 from __future__ import annotations
@@ -20,29 +21,34 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.server_metrics.series import MetricSample
 
-_AT = r'(?:^|,)position="([0-9]{1,3})"'
+_POSITION = re.compile(r'(?:^|,)position="([0-9]{1,3})"')
 
 
-def of_rows(
-    measured: Sequence[Columns], server_samples: Sequence[MetricSample]
+def summarize_speculation(
+    measured: Sequence[Columns], samples: Sequence[MetricSample]
 ) -> Speculation | None:
-    """The block `speculation`; None where nobody says that anything was drafted."""
-    found = Speculation(**_of_requests(measured), **_of_pages(server_samples))
-    return None if found == Speculation() else found
+    """Return what is known about speculative decoding, or None if nothing was drafted."""
+    speculation = Speculation(**_from_requests(measured), **_from_counters(samples))
+    return None if speculation == Speculation() else speculation
 
 
-def _of_requests(measured: Sequence[Columns]) -> dict[str, Any]:
-    drafted = accepted = requests = output = steps = 0
-    for part in measured:
-        told = part.where(OK) & (part["draft_tokens"] > 0) & (part["accepted_tokens"] >= 0)
-        requests += int(told.sum())
-        drafted += int(part["draft_tokens"][told].sum(dtype=np.int64))
-        accepted += int(part["accepted_tokens"][told].sum(dtype=np.int64))
-        counted = told & (part["output_tokens"] > part["accepted_tokens"])
-        output += int(part["output_tokens"][counted].sum(dtype=np.int64))
-        steps += int(
-            (part["output_tokens"][counted] - part["accepted_tokens"][counted]).sum(dtype=np.int64)
-        )
+def _from_requests(measured: Sequence[Columns]) -> dict[str, Any]:
+    """Return the fields that follow from the token counts of the requests."""
+    requests = 0
+    drafted = 0
+    accepted = 0
+    output_tokens = 0
+    steps = 0
+    for columns in measured:
+        is_reported = (columns["draft_tokens"] > 0) & (columns["accepted_tokens"] >= 0)
+        is_reported &= columns.where(OK)
+        requests += int(is_reported.sum())
+        drafted += int(columns["draft_tokens"][is_reported].sum(dtype=np.int64))
+        accepted += int(columns["accepted_tokens"][is_reported].sum(dtype=np.int64))
+        has_steps = is_reported & (columns["output_tokens"] > columns["accepted_tokens"])
+        output = columns["output_tokens"][has_steps]
+        output_tokens += int(output.sum(dtype=np.int64))
+        steps += int((output - columns["accepted_tokens"][has_steps]).sum(dtype=np.int64))
     if not requests:
         return {}
     return {
@@ -50,53 +56,63 @@ def _of_requests(measured: Sequence[Columns]) -> dict[str, Any]:
         "drafted": drafted,
         "accepted": accepted,
         "acceptance": accepted / drafted,
-        "length": output / steps if steps else None,
+        "length": output_tokens / steps if steps else None,
     }
 
 
-def _of_pages(server_samples: Sequence[MetricSample]) -> dict[str, Any]:
-    grown = {
-        name: series.growth(server_samples, name)
-        for name in (series.DRAFTS, series.DRAFTED, series.ACCEPTED)
-    }
-    drafts, drafted, accepted = grown.values()
+def _from_counters(samples: Sequence[MetricSample]) -> dict[str, Any]:
+    """Return the fields that follow from the servers' metrics pages.
+
+    Counters of tokens are preferred to gauges, which only show the latest steps.
+    """
+    drafts = series.growth(samples, series.DRAFTS)
+    drafted = series.growth(samples, series.DRAFTED)
+    accepted = series.growth(samples, series.ACCEPTED)
     if drafted and accepted is not None:
-        length = None if not drafts else 1 + accepted / drafts
         return {
             "server_acceptance": accepted / drafted,
-            "server_length": length,
-            "by_position": _by_position(server_samples, drafts or 0.0),
+            "server_length": 1 + accepted / drafts if drafts else None,
+            "by_position": _acceptance_by_position(samples, drafts or 0.0),
         }
-    curves = series.curves(server_samples)
-
-    def mean(quantity: str) -> float | None:
-        """Of a gauge while there was something to say."""
-        curve = curves.get(quantity) or series.MetricCurve((), ())
-        values = [
-            value for t, value in zip(curve.t_s, curve.values, strict=True) if t >= 0 and value > 0
-        ]
-        return sum(values) / len(values) if values else None
-
-    share, length = mean(series.ACCEPT_SHARE), mean(series.ACCEPT_LENGTH)
-    return (
-        {}
-        if share is None and length is None
-        else {"server_acceptance": share, "server_length": length}
-    )
+    curves = series.curves(samples)
+    share = _mean_of_gauge(curves.get(series.ACCEPT_SHARE))
+    length = _mean_of_gauge(curves.get(series.ACCEPT_LENGTH))
+    if share is None and length is None:
+        return {}
+    return {"server_acceptance": share, "server_length": length}
 
 
-def _by_position(server_samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
-    of_place: dict[int, list[MetricSample]] = {}
-    for sample in server_samples:
-        if series.QUANTITY_OF.get(sample.name) == series.ACCEPTED_AT and (
-            place := re.search(_AT, sample.labels)
-        ):
-            of_place.setdefault(int(place[1]), []).append(sample)
-        elif sample.name == series.UP:
-            for read in of_place.values():
-                read.append(sample)
-    shares = [
-        (series.growth(of_place[place], series.ACCEPTED_AT) or 0.0) / drafts
-        for place in sorted(of_place)
+def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
+    """Return the mean of the positive values of a gauge since the start of the run, or None."""
+    if curve is None:
+        return None
+    values = [
+        value
+        for time_s, value in zip(curve.t_s, curve.values, strict=True)
+        if time_s >= 0 and value > 0
     ]
-    return tuple(shares) if drafts and sorted(of_place) == list(range(len(of_place))) else ()
+    return sum(values) / len(values) if values else None
+
+
+def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
+    """Return the fraction of drafts whose token was accepted, by position in the draft.
+
+    Returns an empty tuple if the number of drafts or a position is not known. Samples that tell
+    whether the page responded (`series.UP`) belong to all positions.
+    """
+    samples_by_position: dict[int, list[MetricSample]] = {}
+    for sample in samples:
+        is_counter = series.QUANTITY_OF.get(sample.name) == series.ACCEPTED_AT
+        match = _POSITION.search(sample.labels) if is_counter else None
+        if match is not None:
+            samples_by_position.setdefault(int(match[1]), []).append(sample)
+        elif sample.name == series.UP:
+            for position_samples in samples_by_position.values():
+                position_samples.append(sample)
+    positions = sorted(samples_by_position)
+    if not drafts or positions != list(range(len(positions))):
+        return ()
+    return tuple(
+        (series.growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0) / drafts
+        for position in positions
+    )

@@ -63,7 +63,7 @@ def found(
     manifest = RunManifest(
         state="finished", stages=tuple(stages), slo=slo, warning_codes=codes or {}
     )
-    return recovery.of_rows([Columns(rows_of(late, until_s, stages))], manifest, said)
+    return recovery.measure_recoveries([Columns(rows_of(late, until_s, stages))], manifest, said)
 
 
 def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Figures:
@@ -111,7 +111,7 @@ def test_the_slo_may_hold_at_once_or_all_the_time_or_there_is_nothing_to_tell() 
 
 def test_only_a_fall_of_the_measured_load_is_the_end_of_a_spike() -> None:
     def falls(*stages: StagePlan) -> list[int]:
-        return list(recovery._after_spikes(stages))
+        return list(recovery.find_stages_after_spikes(stages))
 
     before, spike, after = STAGES
     assert falls(*STAGES) == [2] and falls(spike, after, spike, after) == [1, 3]
@@ -234,7 +234,7 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
     with pytest.raises(SystemExit):
         main([*command, "-o", str(tmp_path / "r")])
-    words = "one load of the command line in place of 2 stages of the file: load, spike"
+    words = "the load of the command line replaces 2 stages of the file: load, spike"
     told = capsys.readouterr()
     assert f"Warning: {words}" in told.err
     assert (
@@ -250,7 +250,7 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
     [
         ("{spike: 3x}", "a spike that is none"),
         ("{spike: 1x for 60s}", "a spike that is none"),
-        ("{spike: 3x for 60}", "without its unit"),
+        ("{spike: 3x for 60}", "needs a unit"),
         ("{spike: 3x for 60s, count: 5}", "a spike and an arrival"),
         (
             "{arrival: {ramp: {from: 1/s, to: 2/s}}, duration: 5s}\n  - spike: 3x for 60s",

@@ -75,7 +75,7 @@ def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool 
 
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     made = rows([60, 90, 0, -1], [30, 75, 0, -1])
-    found = speculation.of_rows([Columns(made)], ())
+    found = speculation.summarize_speculation([Columns(made)], ())
     assert found == Speculation(
         requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
     )
@@ -88,7 +88,7 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
         and figures["accepted_length"].count == 2
     )
     assert (
-        speculation.of_rows(
+        speculation.summarize_speculation(
             [Columns(rows([0, -1], [0, -1]))], pages({"vllm:num_requests_running": 1})
         )
         is None
@@ -96,7 +96,7 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
 
 
 def test_the_pages_count_drafts_and_what_was_accepted_by_position() -> None:
-    found = speculation.of_rows([], pages(*COUNTED))
+    found = speculation.summarize_speculation([], pages(*COUNTED))
     assert found is not None and found.requests == 0
     assert found.server_acceptance == pytest.approx(0.5) and found.server_length == pytest.approx(
         2.5
@@ -109,7 +109,7 @@ def test_a_page_that_says_it_of_late_gives_the_mean_over_the_load() -> None:
         {"sglang:spec_accept_rate": share, "sglang:spec_accept_length": 1 + 4 * share}
         for share in (0, 0.5, 0.7)
     ]
-    found = speculation.of_rows([], pages(*gauges))
+    found = speculation.summarize_speculation([], pages(*gauges))
     assert found is not None and found.server_acceptance == pytest.approx(0.6)
     assert found.by_position == ()
 
@@ -118,9 +118,7 @@ def test_it_is_told_with_a_warning_where_words_are_random() -> None:
     made = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     said = " ".join(text.render(made).split())
     assert "40 responses 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
-    assert "says nothing of real text" in said and "drafts_random" in {
-        code.code for code in made.verdict.warning_codes
-    }
+    assert "drafts_random" in {code.code for code in made.verdict.warning_codes}
     quiet = summary(rows([60] * 40, [30] * 40), random_words=False)
     assert (
         "drafts_random" not in {code.code for code in quiet.verdict.warning_codes}
