@@ -96,7 +96,11 @@ def test_stalls_are_a_part_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("columns", "asked", "words"),
     [
-        ({"server_queue_ns": -1, "server_prefill_ns": -1}, False, "some servers do with --server-timing"),
+        (
+            {"server_queue_ns": -1, "server_prefill_ns": -1},
+            False,
+            "some servers do with --server-timing",
+        ),
         ({"server_queue_ns": -1, "server_prefill_ns": -1}, True, "sent no timing breakdown"),
         ({"server_queue_ns": -1}, False, "does not report queueing time"),
     ],
