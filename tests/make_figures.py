@@ -1,6 +1,7 @@
-"""Writes the list of figures in `docs/reference/summary.md` from their rows, and from nothing else.
+"""Writes the list of metrics in `docs/reference/summary.md` from their definitions.
 
-`python tests/make_figures.py` writes it again; `core/metrics/test_figures.py` checks that it is what it would write.
+`python tests/make_figures.py` writes the list again. `core/metrics/test_figures.py` checks that it
+is current.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/co
 END = "<!-- end of the figures -->"
 
 
+SAMPLES = {
+    "ok": "",
+    "sent": " It covers all requests that were sent.",
+    "gaps": " It covers the times between all events.",
+    "events": " It covers all output events.",
+}
+"""What a metric covers if it is not the successful requests."""
+
+
 def line(row: MetricDefinition) -> str:
-    sample = "" if row.sample == "ok" else f"; of {row.sample}"
-    guards = f" [{', '.join(f'`{code}`' for code in row.guards)}]" if row.guards else ""
+    """Return the line of one metric: its path, its definition, unit and guards."""
+    arrow = " ↑" if row.better > 0 else ""
     unit = "" if row.unit == "ms" else f" ({row.unit})"
-    return f"- `{row.path}`{' ↑' * (row.better > 0)}: {row.meaning}{unit}{sample}{guards}"
+    codes = " and ".join(f"`{code}`" for code in row.guards)
+    guards = f" Not reported in the case of {codes}." if codes else ""
+    meaning = row.meaning[0].upper() + row.meaning[1:]
+    return f"- `{row.path}`{arrow}{unit}: {meaning}.{SAMPLES[row.sample]}{guards}"
 
 
 def figures() -> str:
+    """Return the list of all metrics between its marks."""
     return "\n".join([BEGIN, "", *map(line, METRICS.own), "", END])
 
 
 def page() -> str:
-    """The page with the list as it should be."""
+    """Return the page with the current list."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     return before + figures() + rest.partition(END)[2]
 

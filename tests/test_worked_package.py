@@ -375,7 +375,7 @@ TRIALS = {
         {"loadgen/prices.py", "loadgen/pricing/price_file.py"},
     ),
     "backend": (r"embedded_backend", {"loadgen/sim/backends.py"}),
-    "figure": (
+    "metric": (
         r"=request_metrics.first_answer\b|^first_answer = ",
         {
             "loadgen/core/metrics/metric_definitions.py",

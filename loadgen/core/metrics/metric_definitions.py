@@ -8,9 +8,10 @@ ROWS = (
         name="ttft",
         words="TTFT",
         meaning=(
-            "time to first token: first event with generated output - scheduled time. "
-            "Reasoning counts as output; role-only, empty and comment events do not. Waiting "
-            "for a connection and the client's send delay are included"
+            "from the scheduled time of a request to the first event that contains "
+            "generated output. Reasoning counts as output; events that carry only a role, "
+            "empty events and comments do not. Waiting for a connection and the send delay "
+            "are included"
         ),
         values=request_metrics.ttft,
         bounds=bounds.bound_ttft,
@@ -24,7 +25,7 @@ ROWS = (
     MetricDefinition(
         name="ttft_from_sent",
         words="TTFT from sent",
-        meaning="first token - first byte sent",
+        meaning=("from the time of sending to the first event that contains generated output"),
         values=request_metrics.ttft_from_sent,
         bounds=bounds.bound_ttft_from_sent,
         uncertainty_limit="stamp_error_share",
@@ -37,7 +38,7 @@ ROWS = (
     MetricDefinition(
         name="first_answer",
         words="First answer",
-        meaning="first output that is not reasoning - scheduled time",
+        meaning=("from the scheduled time to the first output that is not reasoning"),
         values=request_metrics.first_answer,
         bounds=bounds.bound_first_answer,
         uncertainty_limit="stamp_error_share",
@@ -51,10 +52,11 @@ ROWS = (
         name="tpot",
         words="TPOT",
         meaning=(
-            "time per output token of one request: (last token - first token) / (n - n1). n "
-            "is the server's count of output tokens without reasoning that was not streamed; "
-            "n1 is the number of tokens in the first output event if the server reports it, "
-            "else 1. Undefined if n <= n1, or if all output arrived at one time"
+            "(last token - first token) / (n - n1) of one request, where n is the number of "
+            "output tokens as the server counts them, without reasoning that was not "
+            "streamed, and n1 the number of tokens in the first output event if the server "
+            "says it, else 1. It is not defined if n <= n1, or if all output arrived at the "
+            "same time"
         ),
         values=request_metrics.tpot,
         bounds=bounds.bound_tpot,
@@ -70,8 +72,7 @@ ROWS = (
         name="tpot_mlperf",
         words="TPOT (MLPerf)",
         meaning=(
-            "TPOT as MLPerf's LoadGen defines it: (E2E - TTFT) // (n - 1), both from the "
-            "scheduled time"
+            "(E2E - TTFT) // (n - 1) as MLPerf LoadGen defines it, both from the scheduled time"
         ),
         values=request_metrics.tpot_mlperf,
         bounds=bounds.bound_tpot_mlperf,
@@ -85,8 +86,9 @@ ROWS = (
         name="e2e_per_token",
         words="E2E per token",
         meaning=(
-            "normalized latency: E2E / n with the server's count n of output tokens, which "
-            "includes the wait for the first token. Undefined if n is 0 or unknown"
+            "E2E latency / n, where n is the number of output tokens as the server counts "
+            "them. It includes the wait for the first token, and is not defined if n is 0 "
+            "or unknown"
         ),
         values=request_metrics.e2e_per_token,
         bounds=bounds.bound_e2e_per_token,
@@ -100,8 +102,8 @@ ROWS = (
         name="acceptance",
         words="Accepted drafts",
         meaning=(
-            "speculative decoding: accepted / drafted tokens of a request, as reported by the "
-            "server"
+            "accepted / drafted tokens of a request with speculative decoding, as the "
+            "server reports them"
         ),
         values=request_metrics.acceptance,
         unit="%",
@@ -112,8 +114,9 @@ ROWS = (
         name="accepted_length",
         words="Accepted length",
         meaning=(
-            "speculative decoding: tokens per step of a request, output tokens / (output "
-            "tokens - accepted tokens)"
+            "output tokens / (output tokens - accepted tokens) of a request with "
+            "speculative decoding, that is, the tokens per step of the model, its own token "
+            "included"
         ),
         values=request_metrics.accepted_length,
         unit="tokens",
@@ -126,8 +129,8 @@ ROWS = (
         name="itl",
         words="ITL",
         meaning=(
-            "inter-token latency: time between output events if each event carries one token. "
-            "Otherwise it is not reported, and `itl_absent` gives the reason"
+            "the times between consecutive output events if every event carries one token. "
+            "Otherwise it is not reported, and `itl_absent` has the reason"
         ),
         sample="gaps",
         uncertainty_limit="event_error_share",
@@ -140,8 +143,9 @@ ROWS = (
         name="inter_chunk",
         words="Inter-chunk latency",
         meaning=(
-            "time between successive output events, pooled over all requests. Percentiles come "
-            "from a histogram with an error of at most 0.1 %; count, mean, min and max are exact"
+            "the times between consecutive output events, all requests together. "
+            "Percentiles come from a histogram with an error of at most 0.1 %; count, mean, "
+            "minimum and maximum are exact"
         ),
         sample="gaps",
         uncertainty_limit="event_error_share",
@@ -153,8 +157,8 @@ ROWS = (
         name="e2e",
         words="E2E latency",
         meaning=(
-            "end-to-end latency: last output or finish event - scheduled time, without the "
-            "end of the body"
+            "from the scheduled time to the last output or finish event. The end of the "
+            "body after it is not included"
         ),
         values=request_metrics.e2e,
         bounds=bounds.bound_e2e,
@@ -168,7 +172,7 @@ ROWS = (
     MetricDefinition(
         name="max_gap",
         words="Max ITL",
-        meaning="the longest time between two output events of a request",
+        meaning=("the longest time between two consecutive output events of one request"),
         values=request_metrics.max_gap,
         bounds=bounds.bound_max_gap,
         uncertainty_limit="event_error_share",
@@ -181,8 +185,8 @@ ROWS = (
         name="connect",
         words="Connect",
         meaning=(
-            "time from the scheduled time until a new connection was ready, at least 0. It is "
-            "0 for requests on a reused connection"
+            "from the scheduled time until a new connection was ready, and 0 for a request "
+            "on a connection that was used before"
         ),
         values=request_metrics.connect,
         sample="sent",
@@ -194,8 +198,8 @@ ROWS = (
         name="tcp",
         words="TCP connect",
         meaning=(
-            "time to establish the TCP connection, for the first request of each connection. "
-            "It may be before the scheduled time. Names are looked up before the load "
+            "how long TCP took to connect, for the first request of each connection, also "
+            "if it happened before the scheduled time. Names are looked up before the load "
             "(`dns_ms`)"
         ),
         values=request_metrics.tcp,
@@ -209,8 +213,8 @@ ROWS = (
         name="tls",
         words="TLS handshake",
         meaning=(
-            "time of the TLS handshake, for the first request of each connection. There is "
-            "none without TLS"
+            "how long the TLS handshake took, for the first request of each connection. "
+            "There are no values without TLS"
         ),
         values=request_metrics.tls,
         sample="sent",
@@ -222,7 +226,10 @@ ROWS = (
     MetricDefinition(
         name="send_lag",
         words="Send delay",
-        meaning="first byte sent - scheduled time, as far as the client caused it",
+        meaning=(
+            "from the scheduled time to the time at which the first byte was passed to the "
+            "kernel. The load generator causes it"
+        ),
         values=request_metrics.send_lag,
         sample="sent",
         needs="",
@@ -232,7 +239,9 @@ ROWS = (
     MetricDefinition(
         name="client_lag",
         words="Receive delay",
-        meaning=("time from the kernel's timestamp of the first token until the client read it"),
+        meaning=(
+            "from the kernel's timestamp of the first token to the time at which the client read it"
+        ),
         values=request_metrics.client_lag,
         sample="sent",
         block="",
@@ -242,8 +251,8 @@ ROWS = (
         name="stamp_error",
         words="Timestamp uncertainty",
         meaning=(
-            "largest error of the timestamp of the first token. It is 0 if the read contained "
-            "one packet"
+            "how much earlier the first token may have arrived than its timestamp says. It "
+            "is 0 if the client read a single packet"
         ),
         values=request_metrics.stamp_error,
         sample="sent",
@@ -254,9 +263,8 @@ ROWS = (
         name="event_error",
         words="Timestamp uncertainty per event",
         meaning=(
-            "how long before its timestamp each output event may have arrived. It is 0 for "
-            "the newest event of a read, and for all events of one chunk, which is one write "
-            "of the server"
+            "how much earlier an output event may have arrived than its timestamp says. It "
+            "is 0 for the newest event of a read and for all events of one chunk"
         ),
         sample="events",
         needs="stream",
@@ -268,8 +276,8 @@ ROWS = (
         name="tpot_error",
         words="TPOT uncertainty",
         meaning=(
-            "largest error of the TPOT of a request: (first + last timestamp uncertainty) / "
-            "(n - n1)"
+            "(timestamp uncertainty of the first token + that of the last token) / (n - n1) "
+            "of a request"
         ),
         values=request_metrics.tpot_error,
         needs="tokens",
@@ -281,8 +289,7 @@ ROWS = (
         name="max_gap_error",
         words="Max ITL uncertainty",
         meaning=(
-            "largest error of the max ITL of a request: the timestamp uncertainty of the "
-            "event that ends it"
+            "the timestamp uncertainty of the event at the end of the longest pause of a request"
         ),
         values=request_metrics.max_gap_error,
         needs="tokens",

@@ -86,7 +86,7 @@ class WorkloadFile(Part):
     # wait, and the run is then `cancelled` and not valid. A closed loop with a `count` ends with
     # its last response.
     grace_ns: GracePeriod = Field(default=None, validation_alias="grace")
-    # The longest time of a request, from the time when it is due to the end of its response.
+    # The longest time of a request, from its scheduled time to the end of its response.
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=DEFAULT_TIMEOUT_NS, validation_alias="timeout"
     )
@@ -94,13 +94,13 @@ class WorkloadFile(Part):
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=DEFAULT_STALL_TIMEOUT_NS, validation_alias="stall_timeout"
     )
-    # The largest number of requests in flight in an open loop. A request that is due when so many
-    # are in flight is `dropped` and never sent late. If more than 5 % are dropped, the run is not
-    # valid, unless the other requests miss the SLO as well.
+    # The largest number of requests in flight in an open loop. A request whose scheduled time
+    # comes when so many are in flight is `dropped` and never sent late. If more than 5 % are
+    # dropped, the run is INVALID, unless the other requests miss the SLO as well.
     max_in_flight: Whole | None = None
     # The largest number of streamed requests that were sent and have no output yet. A virtual user
-    # of a closed loop waits until there is room, and its request is due then. An open loop drops a
-    # request for which there is no room.
+    # of a closed loop waits until there is room, and its request is scheduled then. An open loop
+    # drops a request for which there is no room.
     max_in_prefill: Whole | None = None
     # Rules that end the run early.
     stop_when: tuple[StopRuleField, ...] = ()
@@ -112,8 +112,8 @@ class WorkloadFile(Part):
     # A word that changes the generated texts, but not their lengths or the arrivals. `fresh` draws
     # a new one for each run. By default the texts depend on the seed alone.
     salt: Salt | None = None
-    # The limits beyond which a run is INVALID. Beyond `event_error_share`, inter-token latencies
-    # and gaps are withheld instead, and beyond `tpot_error_share` TPOT is.
+    # The limits beyond which a run is INVALID. Beyond `event_error_share`, only
+    # inter-token latencies are not reported, and beyond `tpot_error_share` only TPOT is not.
     limits: Limits = Limits.model_construct()
 
     @classmethod
