@@ -1,7 +1,8 @@
 """The client SDK of loadgen: measure, throttle, retry and record the LLM calls of an application.
 
-All public names are listed here and described in docs/reference/sdk.md. A name is imported when it is first
-used, so that importing this package is cheap. It imports neither openai nor numpy nor pydantic.
+All public names are listed here and described in docs/reference/sdk.md. A name is imported when it
+is first used, so that importing this package is cheap. It imports neither openai nor numpy nor
+pydantic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`loadgen answers`: scores by hand and by the packages' published examples; two endpoints; what is undecided."""
+"""Tests of `loadgen answers`: scores, two endpoints, and verdicts that stay undecided."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str) -> None:
 
 @pytest.fixture(scope="module")
 def endpoints() -> Iterator[tuple[str, str, str]]:
-    """An endpoint, the same again, and one that answers with other words at a tenth of the places."""
+    """Yield the URLs of an endpoint, of an equal one, and of one with 10 % other words."""
     fast = {"ttft": "1ms", "itl": "0", "seed": 3}
     with (
         start(Options(**fast)) as good,  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_without_references_nothing_says_whose_answer_is_right(
 
 
 def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
-    """100 pairs of equal scores: 3.6 % of all answers may be lost and none be among them (0.025 ** (1 / 100))."""
+    """With 100 equal pairs, up to 3.6 % of all responses may still differ (0.025 ** (1 / 100))."""
     questions = [_question("yes") for _ in range(100)]
     (part,) = summarize_scores(score_prompts(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
     change = part.changes[0]
@@ -279,7 +279,7 @@ def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None
         run_command_line(["answers", str(data), "--url", url])
 
 
-# -- contracts ----------------------------------------------------------------------------------------------------
+# -- contracts -------------------------------------------------------------------------------------
 
 CONTRACT = """\
 name: fp4
@@ -341,7 +341,7 @@ def test_a_data_set_that_is_none_is_refused_with_the_contract(
 def test_a_contract_about_answers_from_the_file_to_the_bundle(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The load in virtual time; the prompts over HTTP, to an endpoint with wrong words and to a good one."""
+    """The load runs in virtual time, and the prompts go to two servers over HTTP."""
     good, _, worse = endpoints
     _write(tmp_path / "d.jsonl", ROWS)
     _asked(

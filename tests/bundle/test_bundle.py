@@ -1,4 +1,4 @@
-"""Bundles: every kind of result comes out again, every change is named, and nothing in a file is trusted."""
+"""Tests of bundles: every result is reproduced, every change is named, no file is trusted."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ name: poc
 horizon: 5s
 prices: prices.yaml
 levels:
-  - {name: steady, workload: qa, rate: "${RATE}/s", duration: 60s, must: [{errors: 5%}, {requests: 2/s}]}
+  - name: steady
+    workload: qa
+    rate: "${RATE}/s"
+    duration: 60s
+    must: [{errors: 5%}, {requests: 2/s}]
 """
-PRICES = "currency: USD\nprices: [{name: ours, per: gpu-hour, price: 2.5, date: 2026-11-01, source: quote}]\n"
+PRICES = """
+currency: USD
+prices: [{name: ours, per: gpu-hour, price: 2.5, date: 2026-11-01, source: quote}]
+"""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of each kind, in virtual time."""
+    """Return a directory with a result of each kind, in virtual time."""
     root = tmp_path_factory.mktemp("results")
     (root / "prices.yaml").write_text(PRICES)
     (root / "poc.yaml").write_text(CONTRACT.replace("prices: prices.yaml\n", ""))
@@ -133,13 +140,16 @@ def test_every_derived_file_comes_out_again(
     assert as_text.render(report(found)).startswith("VERIFIED: all ")
 
 
-# -- a change is found and named ---------------------------------------------------------------------------------------
+# -- a change is found and named -------------------------------------------------------------------
 
 
 def changed(
     bundle: Path, name: str, change: Callable[[bytes], bytes] | None, *, hashes: bool = True
 ) -> Path:
-    """The bundle with one file changed (None: taken out); with `hashes` as somebody leaves it who lists it anew."""
+    """Return a copy of a bundle with one file changed, or removed if `change` is None.
+
+    With `hashes`, the list of hashes is written again, as a forger would do.
+    """
     with zipfile.ZipFile(bundle) as old:
         files = {entry: old.read(entry) for entry in old.namelist()}
     before = files.pop(name)
@@ -277,7 +287,7 @@ def test_a_page_that_nothing_makes_is_named(made: Path, tmp_path: Path) -> None:
     assert "result/capacity.json" in {one.file for one in found.differences}
 
 
-# -- what goes in ------------------------------------------------------------------------------------------------------
+# -- what goes in ----------------------------------------------------------------------------------
 
 
 def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path) -> None:
@@ -332,7 +342,7 @@ def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_pa
         write_bundle(made / "run", tmp_path / "x.zip")
 
 
-# -- nothing in a file is trusted --------------------------------------------------------------------------------------
+# -- nothing in a file is trusted ------------------------------------------------------------------
 
 
 def hostile(
@@ -378,7 +388,7 @@ def test_names_that_lead_elsewhere(
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    """A gigabyte of zeros in five megabytes: the directory of the archive says so before a byte is read."""
+    """The directory of the archive announces a gigabyte, so that no byte need be unpacked."""
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("bundle.json", "{}")
@@ -468,7 +478,7 @@ def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> No
     assert {one.location for one in other} == {"a", "why"}
 
 
-# -- signatures --------------------------------------------------------------------------------------------------------
+# -- signatures ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

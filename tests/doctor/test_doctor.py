@@ -1,4 +1,4 @@
-"""The preflight tells what a measurement would suffer from: on live endpoints, and on tables of sights."""
+"""Tests of the checks of `loadgen doctor`, on live servers and on tables of observations."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_answer_that_comes_at_once_is_no_stream() -> None:
 
 @pytest.mark.processes
 def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
-    """The stream itself is sound: events come together since server and client get the cores late."""
+    """The server streams; its tokens arrive in groups because both processes get a core late."""
     spin = [sys.executable, "-S", "-c", "while True: pass"]
     with start(Options(ttft="5ms", itl="2ms")) as server:
         others = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
@@ -174,7 +174,8 @@ NGINX = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error;
 events {{}}
 http {{
-    access_log off; client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+    access_log off; client_body_temp_path {folder}/1; proxy_temp_path {folder}/2;
+    fastcgi_temp_path {folder}/3;
     uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
     server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; proxy_buffering on; }} }}
 }}
@@ -277,7 +278,7 @@ TOGETHER = Trial(output_tokens=4, event_times_ns=(5, 5, 5, 9 * MS))
 
 
 def in_turns(pairs: int, by_ms: float, jitter_ms: float = 0.0) -> tuple[list[Trial], list[Trial]]:
-    """Answers of 64 tokens in 4 arrivals over 300 ms, the first of which comes later than that of a short one."""
+    """Return responses of 64 tokens in 4 reads, whose first token is later than in a short one."""
 
     def trial(first_ms: float, tokens: int) -> Trial:
         instants = [int((first_ms + 100 * (n // 16)) * MS) for n in range(tokens)]

@@ -42,5 +42,5 @@ def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_was_said_before() -> None:
-    """What a process says once, each test hears."""
+    """Reset the warnings that a process gives only once, so that each test can get them."""
     warn_once.cache_clear()

@@ -1,4 +1,4 @@
-"""The client over real sockets: every fault of the embedded endpoint, the pool, TLS, timeouts, what is left behind."""
+"""Tests of the client over real sockets: injected failures, the pool, TLS and timeouts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def client_of(
 
 
 def ask(url: str, count: int = 1, **options: Any) -> list[Completion]:
-    """Ask this many times, one after the other, on one client."""
+    """Send requests one after the other with one client, and return the completions."""
 
     async def work() -> list[Completion]:
         async with client_of(url, **options) as client:
@@ -101,7 +101,7 @@ def send(
     return client._pool.send(None, sent, monotonic_ns(), done.set_result, EventTimeline()), done
 
 
-# -- faults ------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 class Outcome(NamedTuple):
@@ -140,22 +140,20 @@ OUTCOMES: dict[str, Outcome] = {
 }
 CUT_SHORT = ("clamp@2", "one_event", "no_text")
 COMPLETIONS = OUTCOMES | {"engine_error@2": Outcome("error_event", "", 200, 3, None)}
-WHOLE = (
-    {  # an answer that is not a stream: one event, and faults of streams strike it where they have a meaning
-        name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
-        for name, outcome in OUTCOMES.items()
-        if name != "stall@2"
-    }
-    | {
-        "truncate@2": Outcome("truncated", "after 0 output events", 200, 0, None),
-        "reset_after@2": Outcome("reset", "Connection reset by peer", 200, 0, None),
-        "malformed@2": Outcome("malformed", "not JSON", 200, 0, None),
-        "error_event@2": Outcome("http_5xx", "", 500, 0, None),
-        "engine_error@2": Outcome("http_5xx", "", 500, 0, None),
-        "no_finish": Outcome("no_finish_reason", "", 200, 1),
-        "no_text": Outcome(events=1),
-    }
-)
+# A response that is not a stream has one event, and only some failures of streams.
+WHOLE = {
+    name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
+    for name, outcome in OUTCOMES.items()
+    if name != "stall@2"
+} | {
+    "truncate@2": Outcome("truncated", "after 0 output events", 200, 0, None),
+    "reset_after@2": Outcome("reset", "Connection reset by peer", 200, 0, None),
+    "malformed@2": Outcome("malformed", "not JSON", 200, 0, None),
+    "error_event@2": Outcome("http_5xx", "", 500, 0, None),
+    "engine_error@2": Outcome("http_5xx", "", 500, 0, None),
+    "no_finish": Outcome("no_finish_reason", "", 200, 1),
+    "no_text": Outcome(events=1),
+}
 
 
 def test_every_fault_is_in_the_table() -> None:
@@ -239,7 +237,7 @@ def test_a_truthful_stream(endpoint: EmbeddedServer) -> None:
     assert done.bytes_received > 1000
 
 
-# -- the pool ----------------------------------------------------------------------------------------------------
+# -- the pool --------------------------------------------------------------------------------------
 
 RESET, SILENCE, END = b"<reset>", b"<silence>", b"<end>"
 GOOD = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
@@ -251,7 +249,7 @@ def whole(more: bytes = b"", body: bytes = GOOD) -> bytes:
 
 
 class Scripted:
-    """A server that gives the answers it was given, in order, whoever asks; it counts connections and requests."""
+    """A server that sends given responses in order, and counts connections and requests."""
 
     def __init__(self, answers: list[bytes]) -> None:
         self.answers = answers
@@ -304,7 +302,7 @@ async def scripted(
 
 
 def talk(answers: list[bytes], count: int, **options: Any) -> tuple[list[Completion], int]:
-    """Ask this many times, one after the other; what came of it, and how many connections that took."""
+    """Send requests one after the other. Return the completions and the number of connections."""
 
     async def work() -> tuple[list[Completion], int]:
         async with scripted(*answers) as server, client_of(server.url, **options) as client:
@@ -398,7 +396,7 @@ def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> N
 def test_an_idle_connection_given_up_as_the_request_is_sent(
     last_words: bytes, answered_before: bool
 ) -> None:
-    """The server's end, or its 408, is in the socket already, and nobody has read it when the request is sent."""
+    """The end of the connection, or a 408, waits in the socket when the request is sent."""
 
     async def work() -> tuple[list[Completion], int]:
         loop, done = asyncio.get_running_loop(), []
@@ -489,13 +487,13 @@ def test_connections_are_opened_before_they_are_needed(endpoint: EmbeddedServer)
 
 @pytest.mark.processes
 def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer) -> None:
-    """Between two ticks (100 ms apart) of a wire without traffic: polls; a busy machine is given fifty tries."""
+    """Without traffic there is no poll between two ticks. A busy machine gets fifty tries."""
 
     async def work(hold_ns: int, ticks: int) -> int:
         async with client_of(endpoint.url) as client:
             await client.open(1)
             polls: list[int] = []
-            client._pool.reactor.on_tick = lambda now: polls.append(
+            client._pool.reactor.on_tick = lambda _now: polls.append(
                 client._pool.reactor._receiver.poll_count
             )
             client._pool.reactor.turn_ns = hold_ns
@@ -514,7 +512,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer)
 
 @pytest.mark.processes
 def test_a_backlog_leaves_the_loop_to_others(endpoint: EmbeddedServer) -> None:
-    """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
+    """A callback of the loop waits for a pass or two, however many reads wait for decoding."""
 
     async def work() -> int:
         async with client_of(endpoint.url) as client:
@@ -572,7 +570,7 @@ def test_the_loop_need_not_be_uvloop(endpoint: EmbeddedServer) -> None:
     assert asyncio.run(work()).failure is None
 
 
-# -- no connection -----------------------------------------------------------------------------------------------
+# -- no connection ---------------------------------------------------------------------------------
 
 
 def closed_port() -> int:
@@ -600,7 +598,7 @@ def test_no_such_host() -> None:
         ask("http://no-such-host.invalid:8000")
 
 
-def test_ipv6(tmp_path: Path) -> None:
+def test_connects_over_ipv6() -> None:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             pass
@@ -614,11 +612,11 @@ def test_ipv6(tmp_path: Path) -> None:
     assert run(work()).failure is None
 
 
-# -- much and large ----------------------------------------------------------------------------------------------
+# -- much and large --------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_a_prompt_larger_than_the_socket_takes(endpoint: EmbeddedServer) -> None:
+def test_sends_a_prompt_larger_than_the_socket_buffer() -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
         async with scripted(whole()) as server, client_of(server.url) as client:
@@ -730,7 +728,7 @@ def test_many_at_once_leave_no_descriptor_behind(endpoint: EmbeddedServer) -> No
     ]
 
 
-# -- time --------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
@@ -848,7 +846,7 @@ def test_an_application_sees_events_and_one_error(endpoint: EmbeddedServer) -> N
     assert run(failing()) == 3
 
 
-# -- TLS ---------------------------------------------------------------------------------------------------------
+# -- TLS -------------------------------------------------------------------------------------------
 
 
 class Papers(NamedTuple):
@@ -917,7 +915,7 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
 
 
 def tls_records(papers: Papers, tls: TlsStream, texts: list[bytes]) -> list[bytes]:
-    """Complete the handshake of a client in memory, and return a TLS record of the server for each text."""
+    """Complete the handshake of a client in memory. Return a TLS record for each text."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(papers.cert, papers.key)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -991,7 +989,7 @@ def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
 def test_tls_without_the_certificate_that_the_server_wants(
     papers: Papers, version: ssl.TLSVersion
 ) -> None:
-    """Before 1.3 the handshake fails; with it the alert comes after the client's part of the handshake is over."""
+    """Before TLS 1.3 the handshake fails; since then an alert comes after the client's part."""
     listener = socket.create_server(("127.0.0.1", 0))
     kept: list[socket.socket] = []
 
@@ -1033,7 +1031,7 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
             Tls(**{name: str(path)}).context()
 
 
-# -- what is sent ------------------------------------------------------------------------------------------------
+# -- what is sent ----------------------------------------------------------------------------------
 
 
 def test_the_server_gets_the_body_and_our_name_for_it() -> None:
@@ -1060,7 +1058,7 @@ def test_the_server_gets_the_body_and_our_name_for_it() -> None:
 
 
 def test_an_address_that_does_not_answer_is_given_up() -> None:
-    """By injected time: a connection that is still being made after CONNECT_NS makes way for the next address."""
+    """A connection that takes longer than CONNECT_NS makes way for the next address."""
 
     async def scenario() -> None:
         reactor = Reactor(asyncio.get_running_loop())
@@ -1071,7 +1069,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             reactor=reactor,
         )
         told: list[tuple[str, str]] = []
-        client.connection_failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
+        client.connection_failed = lambda _line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
         with (
             socket.socket() as listening
         ):  # its queue is full: further connections stay in the making

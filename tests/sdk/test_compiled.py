@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -87,112 +88,152 @@ STEPS = st.lists(
 
 
 def script(steps: list[tuple[int, Any]], buffer_class: Any, receiver_class: Any) -> list[Any]:
-    """What a receiver says at each step; sockets by their number, without the instants, which are checked here."""
+    """Return what a receiver reports at each step, with sockets by number and without times."""
+    session = ReceiverSession(buffer_class, receiver_class)
+    try:
+        for number, step in steps:
+            session.do(number, step)
+        return session.finish()
+    finally:
+        session.close()
 
-    class Connection(buffer_class):  # type: ignore[misc]
-        __slots__ = ("number", "sock")
 
-    poll, held = select.epoll(), select.epoll()
-    queue: deque[Any] = deque()
-    timer = TimerFd()
-    made = receiver_class(poll, held, timer, queue)
-    pairs = []
-    learn(PLAIN)
-    learn(TWO)
-    learn(PLAIN.replace(b"word", b'wo"d'))
-    for number in range(3):
-        ours, theirs = make_pair()
-        connection = Connection(ours.fileno(), 1)
-        connection.sock, connection.number, connection.is_readable = ours, number, number < 2
-        made.add(connection)
-        poll.register(ours, select.EPOLLIN)
-        pairs.append((connection, theirs))
-    numbers = {connection.fd: connection.number for connection, _ in pairs}
-    said: list[Any] = []
-    for number, step in steps:
-        connection, theirs = pairs[number]
-        wake_at = FOREVER
-        try:
-            if isinstance(step, int):
-                deliver(bytes([65 + number]) * step, theirs, connection.sock)
-            elif step in BYTES:
-                deliver(BYTES[step], theirs, connection.sock)
-            elif step == "shut":
-                theirs.shutdown(socket.SHUT_WR)
-                wait_for_end(connection.sock)
-            elif step == "reset":
-                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                theirs.close()
-                wait_for_end(connection.sock)
-        except OSError:
-            pass
+class ReceiverSession:
+    """A receiver with three sockets, the last of which is not readable."""
+
+    def __init__(self, buffer_class: Any, receiver_class: Any) -> None:
+        class Connection(buffer_class):  # type: ignore[misc]
+            __slots__ = ("number", "sock")
+
+        for data in (PLAIN, TWO, PLAIN.replace(b"word", b'wo"d')):
+            learn(data)
+        self.poll = select.epoll()
+        self.deferred = select.epoll()
+        self.queue: deque[Any] = deque()
+        self.timer = TimerFd()
+        self.receiver = receiver_class(self.poll, self.deferred, self.timer, self.queue)
+        self.report: list[Any] = []
+        self.connections = []
+        self.senders = []
+        for number in range(3):
+            sock, sender = make_pair()
+            connection = Connection(sock.fileno(), 1)
+            connection.sock = sock
+            connection.number = number
+            connection.is_readable = number < 2
+            self.receiver.add(connection)
+            self.poll.register(sock, select.EPOLLIN)
+            self.connections.append(connection)
+            self.senders.append(sender)
+
+    def do(self, number: int, step: Any) -> None:
+        """Do a step for a socket, receive once, and report the state of all sockets."""
+        receiver = self.receiver
+        connection = self.connections[number]
+        with contextlib.suppress(OSError):
+            self._send(number, step)
+        self._set_options(connection, step)
+        self._take(connection, step)
+        receiver.wake_at = 0 if step == "early" else FOREVER
+        unhandled = receiver.receive(0, 0, FOREVER if number else -1)
+        for other in self.connections:
+            check_times(other)
+        self.report.append((self._numbered(unhandled), *self._state()))
+        assert receiver.next_poll_at > receiver.now - 1_000_000
+        queued = [other for other in self.connections if other.is_queued]
+        assert receiver.queued_reads == sum(len(other.reads) for other in queued)
+
+    def _send(self, number: int, step: Any) -> None:
+        """Send what a step says from the other end of a socket, or end the connection there."""
+        sock = self.connections[number].sock
+        sender = self.senders[number]
+        if isinstance(step, int):
+            deliver(bytes([65 + number]) * step, sender, sock)
+        elif step in BYTES:
+            deliver(BYTES[step], sender, sock)
+        elif step == "shut":
+            sender.shutdown(socket.SHUT_WR)
+            wait_for_end(sock)
+        elif step == "reset":
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sender.close()
+            wait_for_end(sock)
+
+    def _set_options(self, connection: Any, step: Any) -> None:
+        """Change how a socket is read, if the step says so."""
         if step in ("may_batch", "must_not_batch"):
             connection.may_batch = step == "may_batch"
         elif step in ("template", "no template"):
-            said.append(
-                texts(made.take_reads(connection))
-            )  # its owner sees all before it sets this
+            # The owner takes all reads before it changes the template.
+            self.report.append(texts(self.receiver.take_reads(connection)))
             connection.template = (BEFORE, AFTER) if step == "template" else None
-        elif step == "take":
-            said.append(texts(made.take_reads(connection)))
-        elif step == "hand over" and queue:
-            first = queue.popleft()
-            said.append((first.number, texts(made.take_reads(first))))
-            first.is_queued = False
-        elif step == "early":
-            wake_at = 0
         elif step == "release":
-            made.stop_deferring(connection)
+            self.receiver.stop_deferring(connection)
         elif step in ("hold", "hold two") and connection.is_readable and not connection.ended_at:
-            made.defer(connection, 2 if step == "hold two" else 1 << 40)
-        made.wake_at = wake_at
-        others = made.receive(0, 0, FOREVER if number else -1)
-        for one, _ in pairs:
-            for read in one.reads:
-                if len(read) == 3:
-                    stamps = [item if isinstance(item, int) else item[0] for item in read[0]]
-                    assert sorted(stamps) == stamps and stamps[-1] <= read[2]
-                    continue
-                data, stamp, read_at, empty_at, from_kernel = read
-                assert data
-                assert 0 < empty_at <= stamp <= read_at
-                assert isinstance(from_kernel, bool)
+            self.receiver.defer(connection, 2 if step == "hold two" else 1 << 40)
+
+    def _take(self, connection: Any, step: Any) -> None:
+        """Take the reads of a socket, or those of the first one in the queue."""
+        if step == "take":
+            self.report.append(texts(self.receiver.take_reads(connection)))
+        elif step == "hand over" and self.queue:
+            first = self.queue.popleft()
+            self.report.append((first.number, texts(self.receiver.take_reads(first))))
+            first.is_queued = False
+
+    def _numbered(self, unhandled: Any) -> list[tuple[int, int]]:
+        """Return descriptors and events with the numbers of their sockets, in order."""
+        numbers = {connection.fd: connection.number for connection in self.connections}
+        return sorted((numbers[fd], events) for fd, events in unhandled)
+
+    def _state(self) -> tuple[Any, ...]:
+        """Return the reads and flags of each socket, and the counts of the receiver."""
+        reads = [texts(connection.reads) for connection in self.connections]
         flags = [
             (
-                c.is_queued,
-                c.may_hold_more,
-                bool(c.ended_at),
-                c.error,
-                c.is_deferred,
-                c.events_until_urgent,
+                connection.is_queued,
+                connection.may_hold_more,
+                bool(connection.ended_at),
+                connection.error,
+                connection.is_deferred,
+                connection.events_until_urgent,
             )
-            for c, _ in pairs
+            for connection in self.connections
         ]
-        kept = [texts(c.reads) for c, _ in pairs]
-        said.append(
-            (
-                sorted((numbers[fd], events) for fd, events in others),
-                kept,
-                flags,
-                made.ready_count,
-                made.queued_reads,
-            )
-        )
-        assert made.next_poll_at > made.now - 1_000_000
-        assert made.queued_reads == sum(len(c.reads) for c, _ in pairs if c.is_queued)
-    said.append((made.poll_count, made.read_count, [one.number for one in queue]))
-    for connection, theirs in pairs:
-        made.remove(connection)
-        connection.sock.close()
-        theirs.close()
-    timer.close()
-    held.close()
-    poll.close()
-    return said
+        return reads, flags, self.receiver.ready_count, self.receiver.queued_reads
+
+    def finish(self) -> list[Any]:
+        """Return the report of all steps."""
+        queue = [connection.number for connection in self.queue]
+        self.report.append((self.receiver.poll_count, self.receiver.read_count, queue))
+        return self.report
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for connection, sender in zip(self.connections, self.senders, strict=True):
+            self.receiver.remove(connection)
+            connection.sock.close()
+            sender.close()
+        self.timer.close()
+        self.deferred.close()
+        self.poll.close()
+
+
+def check_times(connection: Any) -> None:
+    """Assert that the times of the reads of a socket are in their order."""
+    for read in connection.reads:
+        if len(read) == 3:  # a run of plain events
+            timestamps = [item if isinstance(item, int) else item[0] for item in read[0]]
+            assert sorted(timestamps) == timestamps and timestamps[-1] <= read[2]
+            continue
+        data, timestamp, read_at, empty_at, from_kernel = read
+        assert data
+        assert 0 < empty_at <= timestamp <= read_at
+        assert isinstance(from_kernel, bool)
 
 
 def deliver(data: bytes, sender: socket.socket, receiving: socket.socket) -> None:
-    """Send, and see it arrive: on a busy machine the loopback hands bytes over some time after `send` came back."""
+    """Send data and wait until it has arrived, which takes a while on a busy machine."""
     wanted = bytes_in(receiving, termios.FIONREAD) + sender.send(data)
     while bytes_in(receiving, termios.FIONREAD) < wanted and not bytes_in(sender, SIOCOUTQNSD):
         os.sched_yield()  # what waits in the sender will not arrive: the other end is full
@@ -210,7 +251,7 @@ def wait_for_end(receiving: socket.socket) -> None:
 
 
 def texts(reads: list[Any]) -> list[Any]:
-    """What was read, without instants; of a run the events of each read, whether they are unsure, and all bytes."""
+    """Return what was read, without times. A run becomes its events and its number of bytes."""
     return [
         read[0]
         if len(read) == 5
@@ -236,7 +277,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 @settings(RELAXED, max_examples=40)
 @given(STEPS)
-# a run that begins while its buffer is still queued, and ends there: in a read of something else, or as it is taken
+# A run begins and ends while its buffer is queued: by another read, or because it is taken.
 @example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
 @example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
 def test_both_receivers_read_queue_and_end_alike(steps: list[tuple[int, Any]]) -> None:
@@ -278,7 +319,7 @@ def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
 def receiving(
     classes: tuple[Any, Any], sockets: int
 ) -> Iterator[tuple[Any, list[Any], list[socket.socket]]]:
-    """A receiver with buffers that know their template, and the other ends."""
+    """Return a receiver whose buffers have a template, and the other ends of its sockets."""
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
     made = classes[1](poll, held, timer, deque())
     buffers, ends = [], []
@@ -447,10 +488,8 @@ PIECE = st.one_of(
 def learn(data: bytes) -> None:
     """Parse chunks, whose sizes the reference then knows."""
     response = http1.ResponseParser()
-    try:
+    with contextlib.suppress(chunk_size.MalformedResponseError):
         response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
-    except chunk_size.MalformedResponseError:
-        pass
 
 
 @settings(RELAXED, max_examples=3 * settings().max_examples)
@@ -573,8 +612,9 @@ def test_removed_connections_are_not_kept_alive() -> None:
 @pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
 def test_an_environment_variable_selects_the_implementation(pure: str, runs: str) -> None:
     script = (
-        "from loadgen_sdk import compiled; from loadgen_sdk.transport.connection import ClientConnection as C;"
-        "print(compiled.RUNS, C.__mro__[1].__module__)"
+        "from loadgen_sdk import compiled\n"
+        "from loadgen_sdk.transport.connection import ClientConnection\n"
+        "print(compiled.RUNS, ClientConnection.__mro__[1].__module__)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script],

@@ -73,7 +73,7 @@ SPACE = st.sampled_from([b"", b"", b"", b" ", b"\t", b"\r"])
 
 
 def fields(**kinds: Any) -> st.SearchStrategy[bytes]:
-    """An object of some of these fields, also twice, and with blanks."""
+    """Draw a JSON object with some of these fields, some twice, with blanks."""
     one = st.sampled_from(sorted(kinds)).flatmap(
         lambda name: st.tuples(st.just(name.encode()), SPACE, kinds[name])
     )

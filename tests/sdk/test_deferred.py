@@ -1,4 +1,4 @@
-"""Reads kept and decoded together, by template where they are plain, say the same as reads decoded one by one."""
+"""Reads that are kept and decoded together give the same result as reads decoded singly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_run(reads: list[tuple[Read, int | Bundle]]) -> list[Run]:
 
 
 def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | None:
-    """What a receiver keeps of a read of plain events only."""
+    """Return what a receiver keeps of a read of plain events only."""
     data, stamp, _, empty_at, _ = read
     chunks, events, used = scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
     if not events or used != len(data):
@@ -42,7 +42,7 @@ def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | 
 def told(
     reads: list[Read], groups: list[int], *, templates: bool
 ) -> tuple[Completion, EventTimeline, bool]:
-    """What a request says of these reads, handed over in groups of these sizes; and whether it was over by itself."""
+    """Return what an exchange reports of reads in groups of these sizes, and if it ended."""
     timeline = EventTimeline()
     heard: list[Completion] = []
     kept: list[Read | Run]
@@ -87,7 +87,7 @@ def one_by_one_events(timeline: EventTimeline) -> tuple[list[int], list[int], li
 
 
 def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
-    """The bytes cut at these instants; each read comes some ns after the one before it, and is read 3 ns later."""
+    """Return reads of the bytes, cut at these positions, with increasing times of arrival."""
     bounds = [0, *sorted(place % (len(data) + 1) for place in instants), len(data)]
     pieces = [data[a:b] for a, b in pairwise(bounds) if a < b]
     at, reads = 100, []

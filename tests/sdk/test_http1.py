@@ -1,4 +1,4 @@
-"""Heads and bodies of answers, however the bytes were cut; and bytes that are no answer: Malformed, nothing else."""
+"""Tests of the HTTP/1.1 parser, with bytes cut anywhere and with invalid bytes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
     ),
     "a head that ends like a last chunk": (
         OK
-        + b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        + b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+        + b"1\r\na\r\n0\r\n\r\n",
         200,
         b"a",
         True,
@@ -299,7 +300,7 @@ def test_any_bytes_are_read_or_malformed(data: bytes, places: list[int]) -> None
         assert response.status == 0 or 200 <= response.status <= 999
         assert response.idle_limit_s is None or response.idle_limit_s < 1e10
         outcomes.append(repr(facts(response, body)))
-    # Bytes that lack their line end may be refused early in one piece and awaited in another, never read differently.
+    # Bytes without a line end may be refused at once or awaited, depending on how they are cut.
     assert len(set(outcomes)) == 1 or "malformed" in outcomes
 
 

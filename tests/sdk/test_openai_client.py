@@ -1,4 +1,4 @@
-"""The reference client sends the same fields and reads the same answer as our own reader does from the same bytes."""
+"""The reference client sends the same fields and reads the same response as ours."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def meet(
     serves: int = 99,
     **options: Any,
 ) -> Heard:
-    """Run `drive` with a client against a server that says `said` to all (None: nothing); what it heard."""
+    """Run `drive` with a client and a server that always sends `said`. Return its requests."""
     heard: Heard = []
     serving: list[asyncio.Task[None]] = []
 

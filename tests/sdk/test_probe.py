@@ -1,4 +1,4 @@
-"""The probe tells what a server is from what it really answers, and says in one error why a target cannot be used."""
+"""Tests of the probe: the detection of servers, and why a target cannot be used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT_TOKENS, LONG_TOKENS = RECORDED_LENGTHS
 
 
 class InMemory:
-    """A server as a table: "METHOD path" or, for generation, "METHOD path max_tokens" -> status, headers, body."""
+    """A server as a table from "METHOD path" (and max_tokens) to status, headers and body."""
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers, self.asked, self.bodies = answers, [], []
@@ -79,7 +79,7 @@ def served(owned_by: str, *ids: str, **more: Any) -> list[Any]:
 
 
 def streamed(tokens: int, events: int, prompt: int | None) -> list[Any]:
-    """A chat stream of so many events that carries (or, without `prompt`, does not carry) a token count."""
+    """Return a chat stream of some events, with a token count unless `prompt` is None."""
     chunks: list[Any] = [
         {"choices": [{"index": 0, "delta": {"content": "x"}}]} for _ in range(events)
     ]
@@ -93,7 +93,7 @@ def streamed(tokens: int, events: int, prompt: int | None) -> list[Any]:
 
 
 def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
-    """A chat server that does all it should: 7 tokens of template."""
+    """Return the table of a complete chat server whose template has 7 tokens."""
     answers = {
         "models": served("vllm"),
         "version": [200, JSON, '{"version":"0.32.0"}'],
@@ -232,7 +232,8 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
                     200,
                     {},
                     'trtllm_num_requests_running{model_name="m",engine_type="pytorch"} 0\n'
-                    'trtllm_model_config_info{model_name="m",dtype="bfloat16",quantization="NVFP4"} 1.0\n'
+                    'trtllm_model_config_info{model_name="m",dtype="bfloat16",'
+                    'quantization="NVFP4"} 1.0\n'
                     'trtllm_cache_config_info{cache_dtype="fp8",block_size="32"} 1.0\n',
                 ],
             },
@@ -346,7 +347,10 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
             self, method: str, path: str, headers: Any, body: bytes
         ) -> HttpResponse:
             if b'"max_tokens"' in body:
-                said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
+                said = (
+                    "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                    "Use 'max_completion_tokens'"
+                )
                 return HttpResponse(400, JSON, json.dumps({"error": {"message": said}}).encode())
             return await super().send_request(method, path, headers, body)
 
@@ -674,7 +678,7 @@ def test_without_a_key_the_hint_is_to_give_one() -> None:
     assert "OPENAI_API_KEY" in caught.value.hint
 
 
-# -- real connections ------------------------------------------------------------------------------------------------
+# -- real connections ------------------------------------------------------------------------------
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -780,7 +784,7 @@ def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
 
 
 def test_direct_does_not_wait_for_ever() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
     with refused(TargetUnusable, "timeout"):

@@ -1,4 +1,4 @@
-"""Answers of real servers, and every trap they are known to set, from their bytes to text, counts and verdict."""
+"""Tests of the response reader on responses of real servers and their known defects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
 
 
 def answered(*pieces: bytes, reset: str = "") -> Completion:
-    """What a client says of an answer that arrives in these pieces, 10 ns apart, and then the connection closes."""
+    """Return the completion of a response that arrives in these pieces, 10 ns apart."""
     made, heard = exchange()
     at = 100
     for piece in pieces:
@@ -207,7 +207,7 @@ def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
     assert kinds == {("reset", False), ("truncated", False), ("reset", True)}
 
 
-# -- traps -------------------------------------------------------------------------------------------------------
+# -- traps -----------------------------------------------------------------------------------------
 
 
 def event(*, finish: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
@@ -223,8 +223,11 @@ def piece(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 def stream(*events: Any, end: bytes = b"0\r\n\r\n") -> bytes:
-    """A chunked answer of one event per chunk; bytes are sent as they are."""
-    out = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+    """Return a chunked response with one event per chunk. Bytes are sent as they are."""
+    out = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
     for value in events:
         data = (
             value if isinstance(value, bytes) else b"data: " + json.dumps(value).encode() + b"\n\n"
@@ -930,7 +933,7 @@ def test_any_split_says_the_same(name: str, places: list[int]) -> None:
         assert said(answered(*cut(data, places))) == said(answered(data))
 
 
-# -- the stamp error of every output event ----------------------------------------------------------------------------
+# -- the stamp error of every output event ---------------------------------------------------------
 
 
 def one_chunk(*events: Any) -> bytes:
@@ -938,7 +941,7 @@ def one_chunk(*events: Any) -> bytes:
 
 
 def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any]:
-    """Events of one answer from (bytes, stamp, empty_at) of each read: the timeline, and the Completion."""
+    """Return the timeline and the completion of reads given as (bytes, timestamp, empty_at)."""
     timeline = EventTimeline()
     heard: list[Any] = []
     made = Exchange(None, b"", b"", 0, heard.append, timeline, stream=True)
@@ -979,7 +982,7 @@ def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_erro
 
 
 def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most() -> None:
-    """A client that stood still for 100 while the last token and the end came: TPOT is hardly wrong, so it is kept."""
+    """The client paused while the last token and the end came; TPOT is still reliable."""
     tokens = [(chunk(A), at, at - 1) for at in (60, 65, 70, 75)]
     ending = (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 80, -100)
     _, done = read_errors([(stream(end=b""), 50, 40), *tokens, ending])

@@ -1,4 +1,4 @@
-"""Beside other instrumentations of the same client: OpenLLMetry (`opentelemetry-instrumentation-openai`)."""
+"""Tests beside another instrumentation of the same client, such as OpenLLMetry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = ("blocking", "async")
 
 
 class Proxy:
-    """A stream as wrapt's ObjectProxy shows it: what it lacks, and all that is set, is the stream's."""
+    """A stream like wrapt's ObjectProxy, which passes all attributes on to the stream."""
 
     def __init__(self, wrapped: Any) -> None:
         object.__setattr__(self, "__wrapped__", wrapped)
@@ -55,7 +55,7 @@ class Proxy:
 
 
 class Instrumentor:
-    """An instrumentation as BaseInstrumentor keeps it: one object of a class, and whether it is active."""
+    """An instrumentation like BaseInstrumentor: a single object, which may be active."""
 
     _instance: Any = None
     _is_instrumented_by_opentelemetry = False
@@ -100,7 +100,7 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def unwrap() -> None:
-    """What the package's own `uninstrument` leaves wrapped, for the tests that come after."""
+    """Restore what the `uninstrument` of the package leaves wrapped."""
     modules = [
         module for name, module in [*sys.modules.items()] if name.startswith("openai.resources")
     ]
@@ -123,7 +123,7 @@ def client(way: str, url: str, observers: Any) -> Any:
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("way", WAYS)
 def test_streams_through_another_instrumentation(other: Any, order: str, way: str) -> None:
-    """`with stream:` and `stream.close()` raised in the application: the proxy has no `close` of its own."""
+    """`with stream:` and `stream.close()` work, although the proxy has no `close` of its own."""
     told: list[Measurement] = []
 
     def use(own: Any) -> None:

@@ -1,4 +1,4 @@
-"""A budget stops: what is booked, settled and refused, in one process and over several; and prices from a file."""
+"""Tests of budgets, in one process and shared by several, and of price files."""
 
 from __future__ import annotations
 
@@ -326,7 +326,10 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
 
 
 WHOLE = "currency: USD\nper_token:\n"
-ENTRY = "- {model: m, provider: p, source: s, as_of: 2025, per_million_input: 1, per_million_output: 2}\n"
+ENTRY = (
+    "- {model: m, provider: p, source: s, as_of: 2025, "
+    "per_million_input: 1, per_million_output: 2}\n"
+)
 
 
 @pytest.mark.parametrize(

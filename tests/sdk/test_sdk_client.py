@@ -1,6 +1,4 @@
-"""The project's own client as applications use it: a URL is enough, calls are throttled, retried and measured, and
-the blocking face is the same client.
-"""
+"""Tests of the project's own client as applications use it, blocking and async."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def quick(**more: Any) -> Retry:
 def run(
     said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any
 ) -> tuple[Any, Told, list[Any]]:
-    """`use(client)` against a server that says this: its result, the measurements, what was heard."""
+    """Run `use(client)` against a server. Return its result, the measurements and requests."""
     told: Told = []
 
     async def go(url: str) -> Any:

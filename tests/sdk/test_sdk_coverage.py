@@ -1,4 +1,4 @@
-"""What applications call beside a plain `create`: structured output, streams with helpers, tools, answers cut short."""
+"""Tests of other calls than a plain `create`: structured output, helpers, tools, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, A
 def asked(
     way: str, said: bytes, use: Callable[[Any], Any], **options: Any
 ) -> tuple[Any, list[Measurement]]:
-    """What `use(client)` gives (of an async client: what its coroutine gives), and the measurements."""
+    """Return the result of `use(client)`, awaited if it is a coroutine, and the measurements."""
     told: list[Measurement] = []
     with serving(said) as server:
         if way == "blocking":
@@ -265,7 +265,7 @@ UNFIT = {
 @pytest.mark.parametrize("way", ["blocking", "async"])
 @pytest.mark.parametrize("case", UNFIT)
 def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
-    """As of `parse`: it has failed, and the server bills it. One that fails in the middle is not read to its end."""
+    """The call fails in the application, but the server bills it. The stream is not read on."""
     api = case.partition(",")[0]
 
     def stream_of(own: Any) -> Any:

@@ -73,7 +73,7 @@ def test_the_examples_run(
 
 
 def checked(tmp_path: Path, *command: str) -> None:
-    """A type checker accepts what the page shows, as in an application's own code."""
+    """Check the examples of the page with a type checker, as in an application's code."""
     for number, example in enumerate(EXAMPLES):
         (tmp_path / f"example_{number}.py").write_text(example, "utf-8")
     files = sorted(file.name for file in tmp_path.glob("*.py"))
@@ -98,7 +98,7 @@ def test_the_examples_are_typed(tmp_path: Path) -> None:
 @pytest.mark.commands
 @pytest.mark.processes
 def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
-    """By basedpyright, which brings its own Node.js; `.ci/run` installs it elsewhere, as it has 300 MB."""
+    """Run basedpyright, which brings its own Node.js; `.ci/run` installs it elsewhere."""
     program = shutil.which(os.environ.get("PYRIGHT", "basedpyright"))
     if program is None:
         pytest.skip("there is no basedpyright")

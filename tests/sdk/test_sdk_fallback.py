@@ -1,4 +1,4 @@
-"""A second endpoint takes over: when, with whose limits, and what the circuit breaker does between the two."""
+"""Tests of the fallback to a second endpoint, and of the circuit breaker."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_projects_own_client(stream: bool) -> None:
 
 
 def anthropic_client() -> Any:
-    """Its package is imported where it is used: it costs every worker a quarter of its collection."""
+    """Return a client of anthropic, whose import is slow, so that only this test pays for it."""
     return importlib.import_module("anthropic").Anthropic(api_key="k")
 
 

@@ -1,4 +1,4 @@
-"""What applications do with their clients, and must not notice of ours: errors, lost permits, changed requests."""
+"""Tests of what applications do with their clients and must not notice of measuring."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_flight(throttle: Throttle) -> int:
 
 
 def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
-    """A second attempt, or a second endpoint, found the generator used up, and asked about nothing."""
+    """A retry and a fallback send a generator of messages again, though it is used up."""
     with serving(BUSY, answer(CHAT), BUSY, answer(CHAT)) as server, blocking(server.url) as client:
         again = instrument(
             client, retry=Retry(2, first_wait_s=0.001), throttle=Throttle(tokens="90000/min")
@@ -65,7 +65,7 @@ def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> None:
-    """`with_raw_response` gives it, whatever is in it; parsing it is what fails. It was `create` that did."""
+    """`with_raw_response` returns a body that cannot be parsed. Only `parse` then fails."""
     told: list[Measurement] = []
 
     async def go(url: str) -> Any:
@@ -154,12 +154,12 @@ def test_a_stream_of_no_known_make_reaches_the_application(
 
 
 def test_an_error_of_the_http_library_without_a_request() -> None:
-    """A client that fetches a token before each call: its error raised another one where its request was asked for."""
+    """A client that fetches a token before each call raises its own error if that fails."""
     told: list[Measurement] = []
     library: Any = next(sys.modules[name] for name in ("httpx2", "httpx") if name in sys.modules)
 
     class Own(openai.OpenAI):
-        def _prepare_options(self, options: Any) -> Any:
+        def _prepare_options(self, options: Any) -> Any:  # noqa: ARG002 - as in the package
             raise library.ConnectError("the server of tokens is away")
 
     with Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=0) as client:
@@ -172,7 +172,7 @@ def test_an_error_of_the_http_library_without_a_request() -> None:
 
 
 def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
-    """A web framework keeps `stream.close` for the end of its answer; it raised when the stream was gone."""
+    """A web framework may keep `stream.close` and call it when the stream is gone."""
     told: list[Measurement] = []
 
     def kept(stream: Any) -> Callable[[], Any]:
@@ -225,7 +225,7 @@ def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api: str) -> None:
-    """It closes the response, not the stream: the next call of the same function waited for ever."""
+    """An application closes the response and not the stream, which frees the permit, too."""
     told: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
 

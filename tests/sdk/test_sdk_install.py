@@ -1,4 +1,4 @@
-"""The SDK installs alone, with its wire, and with the generator, whose wheel holds what the two others hold."""
+"""Tests of the installed packages: the SDK alone, with its compiled part, and loadgen."""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ async def main():
         throttle = loadgen_sdk.Throttle(requests="10/s", pacer=pacer)
         (await throttle.acquire(model="m")).done()
     HAS_WIRE and loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
-    for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
-                        (lambda: loadgen_sdk.instrument(object()), "not a client of a known package"),
-                        (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis")):
+    for make, missing in (
+        (loadgen_sdk.OpenTelemetry, "opentelemetry-api"),
+        (loadgen_sdk.Prometheus, "prometheus-client"),
+        (lambda: loadgen_sdk.instrument(object()), "known package"),
+        (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis"),
+    ):
         try:
             make()
         except loadgen_sdk.WrongUse as error:
-            assert words in str(error), error
+            assert missing in str(error), error
         else:
-            raise AssertionError(words)
+            raise AssertionError(missing)
 
 asyncio.run(main())
 assert not {"numpy", "pyarrow", "typer", "tiktoken", "openai", "loadgen"} & set(sys.modules)
@@ -78,7 +81,7 @@ def only_what_it_needs(folder: Path) -> None:
 
 
 def use(*folders: Path) -> str:
-    """What `USE_OF_EVERYTHING` prints in an interpreter without site-packages."""
+    """Return what `USE_OF_EVERYTHING` prints in an interpreter without site-packages."""
     script = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n{USE_OF_EVERYTHING}"
     )
@@ -96,7 +99,7 @@ def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
 
 
 def quick_compiler(folder: Path) -> Path:
-    """The compiler of this machine without optimising, which is most of its work. An installation has optimised."""
+    """Return the compiler of this machine without optimisation, which saves most of its time."""
     words = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
     program = folder / "quick-cc"
     program.write_text(f'#!/bin/sh\nexec {words} "$@" -O0 -U_FORTIFY_SOURCE\n')
@@ -175,5 +178,5 @@ def test_a_compiler_of_several_words_is_called_as_it_is_given(
         (tmp_path / "log").read_text().startswith("real-compiler -m32 -O2 -fstack-protector-strong")
     )
     (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "\\177ELF\\001" > {library}\n')
-    assert "makes code of 32 bits" in hook["compile_into"](source, library)
+    assert "32-bit" in hook["compile_into"](source, library)
     assert not library.exists(), "nothing is installed that cannot be loaded"

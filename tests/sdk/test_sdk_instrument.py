@@ -1,4 +1,4 @@
-"""`instrument`: the application gets what it always got, and every way a call can end is measured once."""
+"""Tests of `instrument`: results do not change, and each call is measured once."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def run(
 
 
 def ask(way: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
-    """A use: one call, and what came of it: the answer, or the stream and its events."""
+    """Return a function that makes one call and returns the response, or stream and events."""
     arguments = {"model": "m", **CALLS[api][1], **({"stream": True} if stream else {}), **more}
 
     def use(own: Any) -> Any:
@@ -205,7 +205,7 @@ def test_latest_measurement_is_that_of_this_context(way: str) -> None:
 
 
 def test_latest_measurement_after_a_wait_with_a_limit() -> None:
-    """`asyncio.wait_for` made a task of its own until Python 3.11: the measurement is still that of this call."""
+    """`asyncio.wait_for` creates a task until Python 3.11, and the measurement is still found."""
     told: Told = []
 
     async def use(own: Any) -> None:
@@ -431,7 +431,7 @@ def test_the_request_stays_as_the_application_made_it(way: str) -> None:
 
 
 class TakesResponsesElsewhere(openai.OpenAI):
-    """A client as a later version of the package may have it: the argument with the response has another name."""
+    """A later version of the package may rename the argument with the response."""
 
     def _process_response(self, *args: Any, taken: Any, **kwargs: Any) -> Any:
         return super()._process_response(*args, response=taken, **kwargs)
@@ -635,13 +635,13 @@ def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
 
 
 def bad_uses() -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    yield "wrong_type", lambda own: instrument("gpt-4o")
-    yield "wrong_type", lambda own: instrument(openai.OpenAI)
+    yield "wrong_type", lambda _client: instrument("gpt-4o")
+    yield "wrong_type", lambda _client: instrument(openai.OpenAI)
     yield "wrong_type", lambda own: instrument(own.completions)
     yield "wrong_type", lambda own: instrument(own, prices=2.5)
     yield "wrong_type", lambda own: instrument(own, prices={"m": 2.5})
-    yield "out_of_range", lambda own: TokenPrice(1, -1)
-    yield "out_of_range", lambda own: TokenPrice(float("nan"), 1)
+    yield "out_of_range", lambda _client: TokenPrice(1, -1)
+    yield "out_of_range", lambda _client: TokenPrice(float("nan"), 1)
     yield "wrong_type", lambda own: instrument(own, (3,))
     yield "wrong_type", lambda own: instrument(own, throttle=5)
     yield "wrong_type", lambda own: instrument(own, retry=3)
@@ -1090,7 +1090,7 @@ class Fits(pydantic.BaseModel):
 
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
 def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> None:
-    """`parse` raises where the answer is not of the class that was asked for, or was cut. The server bills it."""
+    """`parse` raises if the response does not fit its class. The server bills it all the same."""
     choice = {**CHAT["choices"][0], "finish_reason": reason}
     told: list[Measurement] = []
     asked: dict[str, Any] = {
@@ -1128,7 +1128,7 @@ def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> N
 
 
 def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) -> None:
-    """`stream` of the responses API passes on every argument that it knows, with a mark in those that are not given."""
+    """`stream` of the Responses API passes a mark for each argument that was not given."""
     created = {
         "type": "response.created",
         "sequence_number": 0,

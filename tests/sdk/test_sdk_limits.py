@@ -1,4 +1,4 @@
-"""Throttle and retry: the arithmetic without a clock, the waiting with events, and what is refused outright."""
+"""Tests of throttles and retries: the arithmetic, the waiting, and invalid options."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("headers", "tokens", "again"),
     [
-        # The reset is when the bucket is full: of 140 requests in 59.9 s, one is back after 0.428 s.
+        # At the reset the bucket is full: of 140 requests in 59.9 s, one is back after 0.428 s.
         (bucket("requests", 140, 0, "59.9s"), 10, int(59.9 * S / 140) + 1),
         (bucket("requests", 140, 1, "59.9s"), 10, 0),
         (
@@ -395,7 +395,7 @@ def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
 @pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_processes_share_a_limit(tmp_path: Path) -> None:
-    """Four processes with one limit of 20 in an hour get 20 permits together, and see each other's corrections."""
+    """Four processes with one limit of 20 per hour get 20 permits together."""
 
     def permits(_: int) -> int:
         throttle, got = (
@@ -432,7 +432,7 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
-    """A Redis server of this machine."""
+    """Yield a Redis server of this machine."""
     redis, program = pytest.importorskip("redis"), shutil.which("redis-server")
     if program is None:
         pytest.skip("there is no redis-server")
@@ -458,7 +458,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.processes
 def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
-    """Two clients of one Redis, one in an event loop: 6 permits of an hour together, with each other's corrections."""
+    """Two clients of one Redis get 6 permits per hour together, with each other's corrections."""
 
     async def permits(throttle: Throttle) -> int:
         got = 0
@@ -608,7 +608,7 @@ def test_the_server_and_the_application_have_the_last_word() -> None:
 
 
 def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(failure: Failure) -> bool:
+    def broken(_failure: Failure) -> bool:
         raise RuntimeError("broken")
 
     retry = Retry(3, retry_if=broken)
@@ -619,7 +619,7 @@ def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixtur
 
 
 def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> None:
-    """150 calls of which three of four attempts fail: with two retries each, as the openai package makes them."""
+    """Of 150 calls, three of four attempts fail. The openai package would retry each twice."""
     retry, draw = Retry(), random.Random(1)
     ok, ok_with_theirs = 0, 0
     for _ in range(150):

@@ -1,4 +1,4 @@
-"""Pictures and sounds that an application has made or read: measured, throttled and budgeted as its other calls."""
+"""Tests of pictures and sounds: they are measured, throttled and budgeted like other calls."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Streaming:
-    """Functions of LiteLLM that stream as this package meets it: what they return is an iterator of its own kind."""
+    """Functions of LiteLLM that stream: they return an iterator of a type of their own."""
 
     def completion(self, **_: Any) -> Iterator[Any]:
         return iter([ChatCompletionChunk.model_validate(value) for value in CHAT_EVENTS])
@@ -317,7 +317,7 @@ class Streaming:
 
 
 def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`for piece in litellm.completion(…)` was told as left before its first event, and gave its permit back then."""
+    """A stream that only its loop refers to is measured until its end and keeps its permit."""
     module, streaming = ModuleType("litellm"), Streaming()
     module.completion, module.acompletion = streaming.completion, streaming.acompletion  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
@@ -349,15 +349,15 @@ class Routed:
     def __init__(self, model_list: list[str]) -> None:
         self.model_list = model_list
 
-    def completion(self, model: str, messages: list[Any], **arguments: Any) -> str:
+    def completion(self, model: str, messages: list[Any], **_: Any) -> str:  # noqa: ARG002
         return f"{model} by {self.model_list[0]}"
 
-    async def acompletion(self, model: str, messages: list[Any], **arguments: Any) -> str:
+    async def acompletion(self, model: str, messages: list[Any], **_: Any) -> str:
         return self.completion(model, messages)
 
 
 class Sealed:
-    """The same since LiteLLM 1.110 (router.py): it has no subclasses, and what it lacks itself its core has."""
+    """The Router since LiteLLM 1.110: it allows no subclass and looks attributes up elsewhere."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         raise TypeError("litellm.Router cannot be subclassed")
@@ -406,7 +406,7 @@ def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
 
 
 def test_batches_of_files() -> None:
-    """Their tokens are told once, when the batch is first seen to be complete, and have no price here."""
+    """The tokens of a batch are reported once, when it is first seen to be complete."""
     told: list[Measurement] = []
     batch: dict[str, Any] = {
         "id": "batch_1",
@@ -446,7 +446,7 @@ SDK = places.ROOT / "sdk"
 START = """
 import site, sys
 for _ in range(2):
-    site.addsitedir(sys.argv[2])  # as Python does with each folder of installed packages: two may have it
+    site.addsitedir(sys.argv[2])  # as Python does; two of its directories may have the file
 import openai
 client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
 client.chat.completions.create(model="m", messages=[])

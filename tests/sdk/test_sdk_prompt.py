@@ -1,4 +1,4 @@
-"""Estimated tokens of a prompt: pictures, sounds and files by the providers' rules, schemas as text, ids one by one."""
+"""Tests of estimated prompt tokens: pictures, sounds, files, schemas and token ids."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Strange(dict[str, Any]):
 
 
 def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
-    """One of 1 MB was booked as 250,113 tokens: it timed out, and everybody behind it waited a minute."""
+    """A picture of 1 MB has few tokens, so it must not be booked by its number of bytes."""
 
     async def go(url: str) -> None:
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)

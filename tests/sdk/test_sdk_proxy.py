@@ -25,7 +25,7 @@ KNOWN: dict[str, Any] = {"model": "llama", "server": "vllm"}
 async def tunnelling(
     status: str = "200 Connection established",
 ) -> AsyncIterator[tuple[str, list[list[str]]]]:
-    """A proxy that opens tunnels, and the lines it heard. Its answer comes in two pieces."""
+    """Yield a proxy that opens tunnels, and the lines it gets. It responds in two pieces."""
     heard: list[list[str]] = []
     writers: list[asyncio.StreamWriter] = []
 
@@ -64,7 +64,7 @@ async def tunnelling(
 
 @pytest.fixture
 def papers(tmp_path: Path) -> tuple[str, Path, Path]:
-    """The authority's certificate, and a server's certificate and key, as files."""
+    """Return files with a CA certificate, and with a server certificate and its key."""
     authority = trustme.CA()
     paper = authority.issue_cert("127.0.0.1", "localhost")
     files = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"

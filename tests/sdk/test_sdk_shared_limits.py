@@ -1,4 +1,4 @@
-"""Limits that processes share: the line in which they wait, in a file and in Redis, and the event loop beside it."""
+"""Tests of limits that processes share, in a file and in Redis."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_file_that_stays_locked_is_said_and_the_process_goes_on_alone(
 
 @pytest.mark.processes
 def test_a_fork_in_the_middle_of_a_step_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The child has the locked file open as well: as long as it lived, nobody shared limits or a budget."""
+    """A child process has the locked file open as well, and must not keep the lock."""
     path, (ended, end) = tmp_path / "limits", os.pipe()
     with locked_file(str(path)):
         if (child := os.fork()) == 0:

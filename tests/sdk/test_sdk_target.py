@@ -1,4 +1,4 @@
-"""Every form of URL users write leads to the right place, and none of its secrets ever leaves it."""
+"""Tests of target URLs: every form leads to the right place, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> Non
 
 
 def test_no_cut_of_a_text_shows_a_secret() -> None:
-    """Whatever a reader cuts off a server's text, in quotes or not, at most three characters of the key are seen."""
+    """However a text of the server is cut, at most three characters of the key are shown."""
     key = "key-4f81aa-90b2"
     target = Target.parse("http://h")
     echo = f"the header was Authorization: {key} and more"

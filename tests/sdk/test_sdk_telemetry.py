@@ -1,7 +1,8 @@
-"""What reaches OpenTelemetry and Prometheus: the conventions' names and units, the right parents, and no content."""
+"""Tests of OpenTelemetry and Prometheus: names, units, parents, and no content."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -74,14 +75,12 @@ def call(said: bytes, observer: Any, **options: Any) -> None:
         openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as own,
     ):
         client = instrument(own, observer, **options)
-        try:
+        with contextlib.suppress(openai.BadRequestError):
             list(
                 client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": SECRET}], stream=True
                 )
             )
-        except openai.BadRequestError:
-            pass
 
 
 def test_metrics_by_the_conventions() -> None:
@@ -365,7 +364,7 @@ def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("shared", [False, True])
 def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -> None:
-    """As under gunicorn --preload. shared: with PROMETHEUS_MULTIPROC_DIR, whose reader is another process."""
+    """As with gunicorn --preload. `shared` sets PROMETHEUS_MULTIPROC_DIR."""
     code = """if True:
         import os
         from loadgen_sdk import Measurement, Prometheus
@@ -375,14 +374,17 @@ def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -
         observer = Prometheus(registry)
         def tell(count):
             for _ in range(count):
-                observer(Measurement(api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, done=5))
+                observer(Measurement(
+                    api="chat", streamed=False, status="ok", started=1, started_unix_ns=1, done=5
+                ))
         def counted():
             read = registry
             if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
                 flush()  # this process's own; the others' have ended
                 read = CollectorRegistry()
                 multiprocess.MultiProcessCollector(read)
-            return read.get_sample_value("llm_client_duration_seconds_count", {"api": "chat", "model": ""})
+            labels = {"api": "chat", "model": ""}
+            return read.get_sample_value("llm_client_duration_seconds_count", labels)
         tell(7)  # told before the fork, and perhaps not counted
         for _ in range(2):
             if os.fork() == 0:
@@ -415,7 +417,7 @@ def test_a_missing_package_is_named(
 
 
 def test_every_reading_has_every_call_that_has_ended() -> None:
-    """Calls are counted in the background, or when a reader asks: as the periodic one does, by flush and at its end."""
+    """Calls are counted in the background, at a read, at a flush and at the end."""
     told: list[int] = []
 
     class Exporter(MetricExporter):
@@ -428,7 +430,7 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
             assert "loadgen.client.uncounted" not in {one.name for one in scope.metrics}
             return MetricExportResult.SUCCESS
 
-        def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
             return True
 
         def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:

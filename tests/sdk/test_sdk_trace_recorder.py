@@ -1,6 +1,4 @@
-"""Shape-only traces: no text in them, sessions and common beginnings found, a full disk survived; and recorded traffic
-replayed, whose shape is the recorded one.
-"""
+"""Tests of shape-only traces: they have no text, and a replay has the recorded shape."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def recorded(
     path: Path, *calls: dict[str, Any], api: str = "chat", **options: Any
 ) -> list[dict[str, Any]]:
-    """What is written for these calls, answered alike."""
+    """Return the trace of these calls, which all get the same response."""
     said = answer(CHAT) if api == "chat" else answer(RESPONSE)
     with serving(said) as server, record_shape(path, **options) as shape:
         with openai.OpenAI(base_url=server.url, api_key="sk-key-123456", max_retries=0) as own:
@@ -183,7 +181,7 @@ def test_recorders_that_cannot_be(path: str, options: dict[str, Any], code: str)
 
 @pytest.mark.processes
 def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path) -> None:
-    """The whole way: an application with conversations, recorded, replayed by the command line, compared."""
+    """Record an application with conversations, replay the trace, and compare both."""
     draw = random.Random(3)
     path = tmp_path / "traffic.jsonl"
     prompts: list[str] = []

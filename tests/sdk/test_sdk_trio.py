@@ -1,4 +1,4 @@
-"""Calls of an application that runs on trio, as the openai package allows: anyio runs it on either loop."""
+"""Tests of calls in an application that runs on trio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of a body, however its bytes were cut, against a decoder that is slow and plainly follows the grammar."""
+"""Tests of the event decoder, however its bytes are cut, against a slow reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadgen_sdk.wire_formats.sse import MAX_EVENT_BYTES, EventTooLargeError, Na
 
 
 def reference(body: bytes) -> list[bytes | NamedEvent]:
-    """Line by line, as the WHATWG grammar says it; the event that lacks its blank line at the end is given as well."""
+    """Yield events line by line, as the WHATWG grammar says, an incomplete last one included."""
     events: list[bytes | NamedEvent] = []
     name, error, data = b"", b"", []
     for line in [*re.split(rb"\r\n|\n|\r", body.removeprefix(b"\xef\xbb\xbf")), b""]:
@@ -152,7 +152,7 @@ def test_an_event_without_end_is_refused() -> None:
 
 
 def _cpu_s(kib: int) -> float:
-    """CPU time to decode one event of so many KiB that comes in reads of 64 bytes; the least of three."""
+    """Return the CPU time to decode one event in reads of 64 bytes, the least of three."""
     pieces = [b"data: ", *[b"x" * 64] * (16 * kib), b"\n\n"]
     times = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The bytes sent to each server are exactly what its row of the table allows, and what the user asked for on top."""
+"""Tests of request bodies: only what a server accepts, and what the user adds."""
 
 from __future__ import annotations
 

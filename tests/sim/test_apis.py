@@ -127,9 +127,7 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
         (response("in_progress"), False),
     ],
 )
-def test_response_events_end_with_their_status(
-    last: dict[str, Any], ok: bool, tmp_path: Path
-) -> None:
+def test_response_events_end_with_their_status(last: dict[str, Any], ok: bool) -> None:
     import msgspec
     from loadgen_sdk.wire_formats.event_timeline import EventTimeline
     from loadgen_sdk.wire_formats.response_reader import ResponseReader
@@ -217,7 +215,7 @@ WHOLE = MESSAGE | {
 
 
 def read(*said: dict[str, Any], streamed: bool = True) -> Any:
-    """The reading of these events, one read each, or of whole answers."""
+    """Return the reading of these events, one per read, or of whole responses."""
     import msgspec
     from loadgen_sdk.wire_formats.event_timeline import EventTimeline
     from loadgen_sdk.wire_formats.response_reader import ResponseReader

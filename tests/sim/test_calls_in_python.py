@@ -56,7 +56,7 @@ def test_requests_need_few_calls_and_quiet_iterations_none(name: str) -> None:
     simulate(schedule, sizes, system)  # numpy and what is loaded at first use
     calls = 0
 
-    def count(frame: Any, event: str, what: Any) -> None:
+    def count(_frame: Any, event: str, _argument: Any) -> None:
         nonlocal calls
         calls += event == "call"
 

@@ -63,7 +63,7 @@ def blocks_of(prefix: int, tokens: int, per_block: int) -> list[Any]:
 def script(
     cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> list[Any]:
-    """What a replica says after each step; after every so many ends some request is cancelled, done or not."""
+    """Return what a replica reports after each step, with some requests cancelled."""
     replica = cls(COSTS, limits)
     due, waiting = 0, []
     for key, (apart, tokens, output, prefix) in enumerate(asked):
@@ -131,7 +131,7 @@ def test_both_implementations_have_the_same_state_after_each_step(
 def test_both_implementations_end_quiet_iterations_alike(
     limits: ServerLimits, sequences: list[tuple[int, int]], replica_count: int, step_ns: int
 ) -> None:
-    """Iterations that start and end no request are ended together; the others are seen one by one."""
+    """Iterations at which no request starts or ends are simulated together."""
 
     def events(replica_class: Any, before_ns: int) -> list[Any]:
         replicas = [
@@ -181,7 +181,7 @@ def test_pack_writes_request_fields_in_order() -> None:
 
 
 def test_garbage_collector_frees_cycles_through_requests() -> None:
-    """An endpoint keeps an answer as the key of its request, and the request in the answer: a circle."""
+    """A response that is the key of its request refers to itself and must be collectable."""
 
     class Answer:
         served: Any

@@ -72,8 +72,8 @@ def test_preset_of_another_model_is_computed_from_its_dimensions(tmp_path: Path)
     own.write_text(
         """
 extends: gb300-vm
-model: {name: llama-3.1-8b, layers: 32, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 14336, vocab: 128256,
-        weights: fp8, kv_cache: fp8}
+model: {name: llama-3.1-8b, layers: 32, hidden: 4096, heads: 32, kv_heads: 8,
+        intermediate: 14336, vocab: 128256, weights: fp8, kv_cache: fp8}
 hardware: {overhead_ms: 5}
 server: {max_seq_len: 8192}
 """
@@ -129,7 +129,8 @@ def test_errors_of_a_preset_file_are_reported(
 def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
-        "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\nreplicas_at: {soon: 2}\n"
+        "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\n"
+        "replicas_at: {soon: 2}\n"
     )
     with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(own))

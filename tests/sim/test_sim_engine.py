@@ -62,7 +62,7 @@ def assert_all_blocks_are_free(replica: Replica) -> None:
         )
 
 
-# -- one iteration is the formula --------------------------------------------------------------------------------
+# -- one iteration is the formula ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_duration_of_a_single_prompt_follows_the_roofline(
 def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
     replica = Replica(COSTS, WIDE)
     drive(replica, [SimRequest(i, 0, 16, 3) for i in range(2)])
-    # The first begins alone at its arrival; then its second token beside the second one's prompt, and so on.
+    # The first begins alone at its arrival. Its second token is computed with the next prompt.
     lengths = np.diff([0, *replica.ends])
     weights = 15 * MS
     assert lengths.tolist() == [
@@ -132,7 +132,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
     assert replica.admissible(512) and not replica.admissible(513)
 
 
-# -- admission ---------------------------------------------------------------------------------------------------
+# -- admission -------------------------------------------------------------------------------------
 
 
 def test_batch_size_limits_active_sequences() -> None:
@@ -155,7 +155,7 @@ def test_batch_size_limits_active_sequences() -> None:
 def test_blocks_are_reserved_at_admission_or_taken_when_needed(
     guaranteed: bool, at_once: int
 ) -> None:
-    """128 blocks of 16; each request 256 + 700 tokens: 60 blocks reserved at once, or 16 at first."""
+    """With 128 blocks of 16, a request of 956 tokens reserves 60 blocks, or 16 at first."""
     limits = ServerLimits(
         max_batch_size=64,
         max_num_tokens=4096,
@@ -197,7 +197,7 @@ def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
         replica.finish()
         replica.begin(end)
         paused += [(request.key, first, last) for request, first, last in replica.paused]
-    # 4 blocks each; at its 5th decoded token (60 + 4 = 64) a sequence needs a 5th block, and there is none.
+    # 4 blocks each. At its 5th token (60 + 4 = 64) a sequence needs a 5th block, but none is free.
     assert paused == [("newer", 0, 4)]
     assert (older.first_iteration, older.last_iteration) == (0, 39)
     assert (
@@ -208,7 +208,7 @@ def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
     assert_all_blocks_are_free(replica)
 
 
-# -- prefix cache ------------------------------------------------------------------------------------------------
+# -- prefix cache ----------------------------------------------------------------------------------
 
 REUSE = ServerLimits(
     max_batch_size=8,
@@ -267,7 +267,7 @@ class CountedCache(OrderedDict[Any, None]):
 
 
 def test_eviction_does_not_search_the_cache() -> None:
-    """A plain dict keeps a hole for what has left it, and a search for its first entry steps over all of them."""
+    """A plain dict would have to step over the holes of all entries that were removed."""
     replica = reference.Replica(COSTS, REUSE)
     assert type(replica._shared._unused) is OrderedDict
     cache = replica._shared._unused = CountedCache()
@@ -281,7 +281,7 @@ def test_eviction_does_not_search_the_cache() -> None:
     assert_all_blocks_are_free(replica)
 
 
-# -- anything that may come --------------------------------------------------------------------------------------
+# -- anything that may come ------------------------------------------------------------------------
 
 REQUESTS = st.lists(
     st.tuples(
@@ -374,11 +374,11 @@ def test_emissions_of_an_iteration_are_spaced() -> None:
         assert at_once[3] <= one[3] < at_once[3] + length / 2
 
 
-# -- closed forms ------------------------------------------------------------------------------------------------
+# -- closed forms ----------------------------------------------------------------------------------
 
 
 def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
-    """M/D/1: mean wait rho D / (2 (1 - rho)). Waits of one run are correlated, so 60 independent runs are compared."""
+    """M/D/1: the mean wait is rho D / (2 (1 - rho)). Independent runs are compared."""
     service = 10 * MS
     costs = Costs(
         overhead_ns=service - 1, weights_ns=0.0, kv_token_ns=0.0, token_ns=0.0, attended_ns=0.0
@@ -406,7 +406,7 @@ def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
 
 
 def test_littles_law_holds_over_a_busy_period() -> None:
-    """Requests in the system, counted at every change as the engine itself says, against the sum of their stays."""
+    """The mean number of requests in the system equals the sum of their stays (Little's law)."""
     rng = np.random.default_rng(7)
     requests = [
         SimRequest(i, int(at), int(rng.integers(1, 300)), int(rng.integers(1, 200)))
@@ -430,7 +430,7 @@ def test_littles_law_holds_over_a_busy_period() -> None:
     assert inside == 0 and area == stays
 
 
-# -- routing and both faces --------------------------------------------------------------------------------------
+# -- routing and both faces ------------------------------------------------------------------------
 
 
 def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
@@ -453,7 +453,7 @@ def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
 def test_fleet_emissions_do_not_depend_on_when_the_caller_advances(
     apart_ns: int, every_ns: int
 ) -> None:
-    """HTTP face: the schedule is absolute, however seldom it is asked, and requests are read before it is asked."""
+    """Times over HTTP are absolute, however seldom the engine is polled."""
 
     def emitted(step_ns: int) -> list[Any]:
         fleet = Fleet(

@@ -137,7 +137,7 @@ def log_of(endpoint: EmbeddedServer) -> SentRequests:
 
 
 def events(chunks: list[bytes]) -> list[Any]:
-    """The JSON of the data events; `[DONE]` and named events stay bytes."""
+    """Return the JSON of the data events. `[DONE]` and named events stay bytes."""
     for chunk in chunks:
         assert chunk.endswith(b"\n\n") and b"\n\n" not in chunk[:-2], "one event per chunk"
     return [json.loads(chunk[6:]) if chunk.startswith(b"data: {") else chunk for chunk in chunks]
@@ -162,7 +162,10 @@ def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     said = [steady(chunk) for chunk in chunks]
-    start_ = 'data: {"id":"chatcmpl-N","object":"chat.completion.chunk","created":T,"model":"m","choices":['
+    start_ = (
+        'data: {"id":"chatcmpl-N","object":"chat.completion.chunk","created":T,"model":"m",'
+        '"choices":['
+    )
     assert (
         said[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'
     )  # the blank is theirs
@@ -172,7 +175,10 @@ def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     ):
         delta = f'{{"index":0,"delta":{{"content":"{word}","reasoning_content":""}},'
         assert line == start_ + delta + finish + '"avg_decoded_tokens_per_iter":1.0}]}\n\n'
-    counts = f'{{"prompt_tokens":{TEMPLATE_TOKENS + 3},"total_tokens":{TEMPLATE_TOKENS + 6},"completion_tokens":3,'
+    counts = (
+        f'{{"prompt_tokens":{TEMPLATE_TOKENS + 3},"total_tokens":{TEMPLATE_TOKENS + 6},'
+        '"completion_tokens":3,'
+    )
     assert (
         said[4]
         == start_ + f'],"usage":{counts}"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
@@ -185,7 +191,10 @@ def test_a_completion_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     _, _, chunks = ask(endpoint, COMPLETIONS, completion(2, [5, 6, 7], stream_options={}))
     start_ = 'data: {"id":"cmpl-N","object":"text_completion","created":T,"model":"m","choices":['
     word = text(chunks[:1])
-    rest = '"token_ids":null,"logprobs":null,"finish_reason":null,"stop_reason":null,"avg_decoded_tokens_per_iter":1.0}'
+    rest = (
+        '"token_ids":null,"logprobs":null,"finish_reason":null,"stop_reason":null,'
+        '"avg_decoded_tokens_per_iter":1.0}'
+    )
     assert (
         steady(chunks[0]) == start_ + f'{{"index":0,"text":"{word}",' + rest + '],"usage":null}\n\n'
     )
@@ -663,7 +672,10 @@ def test_endpoint_that_cannot_start_reports_why(wrong: dict[str, str]) -> None:
 
 @pytest.mark.processes
 def test_the_endpoint_ends_with_its_parent() -> None:
-    code = "import sys; from loadgen.sim.server.embedded import start; print(start().url, flush=True); sys.stdin.read()"
+    code = (
+        "import sys; from loadgen.sim.server.embedded import start; "
+        "print(start().url, flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:

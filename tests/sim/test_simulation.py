@@ -40,7 +40,7 @@ COSTS = Costs(
 
 
 class Graphs(SessionSequence):
-    """Chains of any form: single requests, conversations, tasks whose branches meet, users who leave."""
+    """Draw sessions: single requests, conversations, and tasks whose users may leave."""
 
     max_parallel_turns = 1
 
@@ -205,7 +205,7 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
 
 
 class OneByOne(Replica):
-    """A replica whose iterations are all seen by the simulation, also those at which nothing happens."""
+    """A replica whose iterations are all simulated one by one."""
 
     @staticmethod
     def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def visited(
     speeds: tuple[float, ...],
     interval: int,
 ) -> dict[int, list[tuple[int, int]]]:
-    """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
+    """Return (time, tokens) of every event over HTTP for requests that arrive at given times."""
     fleet = Fleet(SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval))
     arrivals = sorted((int(row["due_ns"]), int(row["slot"])) for row in rows)
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -150,7 +150,7 @@ def test_weighted_histogram_equals_adding_every_value() -> None:
     assert int(one.counts[bucket_numbers(np.array([5]))[0]]) == 2
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 TARGET = "sim:gb300-vm"
 
@@ -196,7 +196,7 @@ def test_conversations_wait_for_tools_and_reuse_cached_history(
     assert summary.sessions is not None and summary.sessions.ok == 6
     assert (rows["due_ns"][:, 1:] - rows["done_ns"][:, :-1] == 200 * MS).all()
     assert rows["input_tokens"][0].tolist() == [364, 484, 604]
-    # Full blocks of 32: the system's two are there from the second conversation on, then each turn's whole prompt.
+    # Full blocks of 32: two of the system prompt, then the whole prompt of each earlier turn.
     assert rows["cached_tokens"][-1].tolist() == [64, 352, 480]
     assert (rows["virtual_user"][:, 0] == [0, 1, 0, 1, 0, 1]).all()
 
@@ -276,9 +276,10 @@ def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
 
 
 def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
-    """What follows is due when the server has answered: it is the tail of the run, however much is due in it."""
+    """Turns that follow after the server's last response belong to the tail of the run."""
     text = (
-        "requests: {input_tokens: 100, output_tokens: 500, turns: {count: 4, tool_result_tokens: 10, tool_time: 1s}}\n"
+        "requests: {input_tokens: 100, output_tokens: 500, "
+        "turns: {count: 4, tool_result_tokens: 10, tool_time: 1s}}\n"
         "stages: [{arrival: {constant: 2/s}, count: 20}]"
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
@@ -290,7 +291,8 @@ def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
 def test_prompt_beyond_the_context_is_refused_and_output_clamped(tmp_path: Path) -> None:
     """A load with few such requests is sent as asked; one with more is refused before it begins."""
     text = (
-        "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, output_tokens: 500}\n"
+        "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, "
+        "output_tokens: 500}\n"
         "stages: [{arrival: {constant: 20/s}, count: 100}]\nlimits: {failure_share: 50%}"
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
@@ -328,7 +330,7 @@ def test_trace_requests_share_their_hashed_prefixes(tmp_path: Path) -> None:
         rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2
         and (rows["output_tokens"] == 5).all()
     )
-    # Hashes of 512 tokens: two in common, then one; when the trace comes again, it comes with other text.
+    # Hashes of 512 tokens: two in common, then one. A repetition of the trace has other texts.
     assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
 
 

@@ -1,4 +1,4 @@
-"""`--otel`: a span per request under the trace that the server got, the metrics, and a collector that is away."""
+"""Tests of `--otel`: a span per request, the metrics, and a collector that is away."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_word_that_is_no_signal_is_refused() -> None:
 
 @contextmanager
 def collecting() -> Iterator[tuple[str, dict[str, list[bytes]], list[str]]]:
-    """A server that is both: a model of one word, and a collector. What came: bodies by path, and traceparents."""
+    """Yield a server that is a model and a collector, with the requests it has got."""
     bodies: dict[str, list[bytes]] = {}
     traces: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The metrics of a run that goes on: what a scrape says is what the rows say, and each scrape adds what is new."""
+"""Tests of the metrics of a run in progress: each scrape has what the records have."""
 
 from __future__ import annotations
 

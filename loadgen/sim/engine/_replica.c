@@ -21,11 +21,11 @@
 #define MAX_SEQ_LEN ((int64_t)1 << 28)
 #define OBJECT(pointer) ((PyObject *)(pointer))
 
-#define PACKED_FIELDS 13     /* number of replica.REQUEST_FIELDS */
-#define PREFETCH_DISTANCE 8  /* blocks: so far ahead of a search their slots are fetched */
-#define INITIAL_SLOTS 512    /* of a block table; a power of two */
+#define PACKED_FIELDS 13    /* number of replica.REQUEST_FIELDS */
+#define PREFETCH_DISTANCE 8 /* blocks: so far ahead of a search their slots are fetched */
+#define INITIAL_SLOTS 512   /* of a block table; a power of two */
 #define INITIAL_BLOCKS 256
-#define INITIAL_REQUESTS 16  /* of an array of requests, or of the blocks of a request */
+#define INITIAL_REQUESTS 16 /* of an array of requests, or of the blocks of a request */
 #define INITIAL_END_TIMES 512
 
 /* Results of a search for a block. */
@@ -132,7 +132,7 @@ typedef struct {
 
 static PyTypeObject *request_type, *replica_type;
 
-/* -- arithmetic ------------------------------------------------------------------------------- */
+/* -- arithmetic -------------------------------------------------------------------------------- */
 
 static int64_t floor_divide(int64_t dividend, int64_t divisor)
 {
@@ -158,10 +158,10 @@ static int64_t minimum(int64_t first, int64_t second)
     return first < second ? first : second;
 }
 
-/* -- arrays and queues ------------------------------------------------------------------------ */
+/* -- arrays and queues ------------------------------------------------------------------------- */
 
-/* Double the capacity of an array and return the new array, or NULL with an exception if there is no memory.
-   An empty array gets the capacity `initial`. */
+/* Double the capacity of an array and return the new array, or NULL with an exception if there is
+   no memory. An empty array gets the capacity `initial`. */
 static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, size_t item_size)
 {
     Py_ssize_t new_capacity = *capacity ? 2 * *capacity : initial;
@@ -176,7 +176,8 @@ static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, s
 static int append_time(TimeArray *array, int64_t value)
 {
     if (array->count == array->capacity) {
-        int64_t *values = grow_array(array->values, &array->capacity, INITIAL_END_TIMES, sizeof(int64_t));
+        int64_t *values =
+            grow_array(array->values, &array->capacity, INITIAL_END_TIMES, sizeof(int64_t));
         if (values == NULL)
             return -1;
         array->values = values;
@@ -189,7 +190,8 @@ static int append_time(TimeArray *array, int64_t value)
 static int append_request(RequestArray *array, Request *request)
 {
     if (array->count == array->capacity) {
-        Request **items = grow_array(array->items, &array->capacity, INITIAL_REQUESTS, sizeof(Request *));
+        Request **items =
+            grow_array(array->items, &array->capacity, INITIAL_REQUESTS, sizeof(Request *));
         if (items == NULL)
             return -1;
         array->items = items;
@@ -307,7 +309,7 @@ static void remove_from_bucket(Replica *self, Request *request)
     request->bucket_next = NULL;
 }
 
-/* -- SimRequest ------------------------------------------------------------------------------- */
+/* -- SimRequest -------------------------------------------------------------------------------- */
 
 static int as_int64(PyObject *object, int64_t *value)
 {
@@ -315,9 +317,9 @@ static int as_int64(PyObject *object, int64_t *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Convert an int or any hashable object. A large int is kept as an object.
-   Most hashes are ints of at most 64 bits, which need no object and are compared at once. -1 is a value
-   that the C API also returns for an error, so PyErr_Occurred decides. */
+/* Convert an int or any hashable object. A large int is kept as an object. Most hashes are ints of
+   at most 64 bits, which need no object and are compared at once. -1 is a value that the C API also
+   returns for an error, so PyErr_Occurred decides. */
 static int as_block_hash(PyObject *object, BlockHash *hash)
 {
     if (PyLong_CheckExact(object)) {
@@ -364,7 +366,8 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
     PyObject *key, *due_object, *input_object, *output_object, *blocks = NULL;
     int64_t due_ns, input_tokens, output_tokens;
-    if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due_object, &input_object, &output_object, &blocks))
+    if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due_object, &input_object,
+                           &output_object, &blocks))
         return NULL;
     if (as_int64(due_object, &due_ns) < 0 || as_int64(input_object, &input_tokens) < 0 ||
         as_int64(output_object, &output_tokens) < 0)
@@ -484,7 +487,8 @@ static PyObject *request_pack(PyObject *none, PyObject *args)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef request_methods[] = {{"pack", request_pack, METH_VARARGS | METH_STATIC, NULL}, {NULL}};
+static PyMethodDef request_methods[] = {{"pack", request_pack, METH_VARARGS | METH_STATIC, NULL},
+                                        {NULL}};
 
 static PyMemberDef request_members[] = {
     {"key", T_OBJECT_EX, offsetof(Request, key), 0, NULL},
@@ -523,7 +527,7 @@ static PyType_Spec request_spec = {
     .slots = request_slots,
 };
 
-/* -- the table of shared blocks --------------------------------------------------------------- */
+/* -- the table of shared blocks ---------------------------------------------------------------- */
 
 /* Multiplicative (Fibonacci) hashing: neighbouring numbers get distant slots. */
 static uint32_t mix_hash(int64_t value)
@@ -542,7 +546,8 @@ static int64_t block_in_slot(uint64_t slot)
     return (int64_t)(uint32_t)slot - 1;
 }
 
-/* Fetch the slot of a block that is searched soon: neighbouring blocks have distant slots, which are rarely cached. */
+/* Fetch the slot of a block that is searched soon: neighbouring blocks have distant slots, which
+   are rarely cached. */
 static void prefetch_slot(const BlockTable *table, const Request *request, Py_ssize_t position)
 {
     if (table->slots == NULL || position >= request->block_count)
@@ -564,9 +569,9 @@ static int is_same_hash(const BlockHash *first, const BlockHash *second)
     return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
-/* Return the index of a shared block, NOT_FOUND, or SEARCH_FAILED.
-   The search begins at the slot of the hash and ends at the first empty slot (linear probing). The upper
-   half of a slot has the hash, so that most other blocks are passed over without reading them. */
+/* Return the index of a shared block, NOT_FOUND, or SEARCH_FAILED. The search begins at the slot of
+   the hash and ends at the first empty slot (linear probing). The upper half of a slot has the
+   hash, so that most other blocks are passed over without reading them. */
 static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
@@ -617,10 +622,10 @@ static int double_slots(BlockTable *table)
     return 0;
 }
 
-/* Empty the slot of a block, and move the entries after it that would not be found any more.
-   An empty slot ends a search. So an entry behind the hole moves into it, unless its search begins behind
-   the hole (its home slot). Then the slot of the moved entry is the hole. Distances are taken modulo the
-   number of slots, because the last slot is followed by the first. */
+/* Empty the slot of a block, and move the entries after it that would not be found any more. An
+   empty slot ends a search. So an entry behind the hole moves into it, unless its search begins
+   behind the hole (its home slot). Then the slot of the moved entry is the hole. Distances are
+   taken modulo the number of slots, because the last slot is followed by the first. */
 static void remove_slot(BlockTable *table, int64_t block)
 {
     int64_t mask = table->slots_mask;
@@ -697,7 +702,8 @@ static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
         return -1;
     int64_t index = table->first_free;
     table->first_free = table->blocks[index].newer;
-    table->blocks[index] = (Block){.hash = *block_hash, .users = 1, .older = NO_BLOCK, .newer = NO_BLOCK};
+    table->blocks[index] =
+        (Block){.hash = *block_hash, .users = 1, .older = NO_BLOCK, .newer = NO_BLOCK};
     Py_XINCREF(block_hash->object);
     insert_slot(table, (uint64_t)mix_hash(block_hash->value) << 32 | (uint64_t)(index + 1));
     table->pinned_count++;
@@ -732,7 +738,8 @@ static void use_block(BlockTable *table, int64_t index)
     }
 }
 
-/* Count one request less that uses a block. Without users it stays in the table until it is evicted. */
+/* Count one request less that uses a block. Without users it stays in the table until it is
+   evicted. */
 static void stop_using_block(BlockTable *table, int64_t index)
 {
     if (--table->blocks[index].users == 0) {
@@ -741,7 +748,7 @@ static void stop_using_block(BlockTable *table, int64_t index)
     }
 }
 
-/* -- blocks and tokens of a replica's requests ------------------------------------------------ */
+/* -- blocks and tokens of a replica's requests ------------------------------------------------- */
 
 /* The number of blocks that are free or could be evicted. */
 static int64_t free_blocks(const Replica *self)
@@ -753,8 +760,8 @@ static int64_t free_blocks(const Replica *self)
 static int append_shared_block(Request *request, int64_t index)
 {
     if (request->shared_count == request->shared_capacity) {
-        int64_t *blocks =
-            grow_array(request->shared_blocks, &request->shared_capacity, INITIAL_REQUESTS, sizeof(int64_t));
+        int64_t *blocks = grow_array(request->shared_blocks, &request->shared_capacity,
+                                     INITIAL_REQUESTS, sizeof(int64_t));
         if (blocks == NULL)
             return -1;
         request->shared_blocks = blocks;
@@ -763,9 +770,10 @@ static int append_shared_block(Request *request, int64_t index)
     return 0;
 }
 
-/* Set `shared_blocks` to the blocks of a prompt that exist already, and return how many of them have no users.
-   They are the first blocks of the prompt, up to the first that does not exist. Blocks without users would
-   be taken from the free ones, so the caller has to know their number. */
+/* Set `shared_blocks` to the blocks of a prompt that exist already, and return how many of them
+   have no users. They are the first blocks of the prompt, up to the first that does not exist.
+   Blocks without users would be taken from the free ones, so the caller has to know their number.
+   */
 static int64_t match_blocks(Replica *self, Request *request)
 {
     int64_t unused_count = 0;
@@ -800,9 +808,9 @@ static void count_cached_tokens(Replica *self, Request *request)
     }
 }
 
-/* Take the blocks for a waiting request. Return 1, or 0 if there are not enough.
-   The blocks at the beginning of the prompt that exist already are shared. The others are private: no other
-   request uses them. With `guaranteed`, blocks for the whole output are taken now. */
+/* Take the blocks for a waiting request. Return 1, or 0 if there are not enough. The blocks at the
+   beginning of the prompt that exist already are shared. The others are private: no other request
+   uses them. With `guaranteed`, blocks for the whole output are taken now. */
 static int admit(Replica *self, Request *request)
 {
     int64_t tokens = request->prefill_tokens;
@@ -821,14 +829,16 @@ static int admit(Replica *self, Request *request)
     self->private_used += private_blocks;
     evict_blocks(&self->shared, free_blocks(self));
     request->private_blocks = private_blocks;
-    request->prefill_left = request->prefill_tokens - request->shared_count * self->tokens_per_block;
+    request->prefill_left =
+        request->prefill_tokens - request->shared_count * self->tokens_per_block;
     count_cached_tokens(self, request);
     request->state = PREFILLING;
     self->active++;
     return 1;
 }
 
-/* Share the computed blocks of a prompt with later requests, up to the first that another request has shared. */
+/* Share the computed blocks of a prompt with later requests, up to the first that another request
+   has shared. */
 static int share_prompt_blocks(Replica *self, Request *request)
 {
     int64_t full_blocks = request->input_tokens / self->tokens_per_block;
@@ -850,7 +860,8 @@ static int share_prompt_blocks(Replica *self, Request *request)
     return 0;
 }
 
-/* Free the private blocks of a request and stop using its shared ones, the end of the prefix first. */
+/* Free the private blocks of a request and stop using its shared ones, the end of the prefix first.
+   */
 static void release_blocks(Replica *self, Request *request, int64_t private_blocks)
 {
     self->private_used -= private_blocks;
@@ -860,8 +871,8 @@ static void release_blocks(Replica *self, Request *request, int64_t private_bloc
     request->private_blocks = 0;
 }
 
-/* In which iterations, modulo tokens_per_block, a decoding request needs a new block.
-   In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and adds one. It
+/* In which iterations, modulo tokens_per_block, a decoding request needs a new block. In iteration
+   `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and adds one. It
    needs a new block if that number is a multiple of tokens_per_block. */
 static int64_t growing_phase(const Replica *self, const Request *request)
 {
@@ -875,9 +886,9 @@ static int64_t last_token_iteration(const Replica *self, const Request *request)
     return minimum(self->iteration - 1, request->last_iteration);
 }
 
-/* Remove a decoding request before its end. The caller takes over the reference.
-   The key and the value of its last token are not in the cache: they are computed together with the token
-   after it. Without `guaranteed`, it has also taken blocks since its prefill, which are freed, too. */
+/* Remove a decoding request before its end. The caller takes over the reference. The key and the
+   value of its last token are not in the cache: they are computed together with the token after it.
+   Without `guaranteed`, it has also taken blocks since its prefill, which are freed, too. */
 static void remove_decoding(Replica *self, Request *request)
 {
     int64_t decoded_tokens = last_token_iteration(self, request) - request->resumed_iteration;
@@ -892,7 +903,8 @@ static void remove_decoding(Replica *self, Request *request)
         int64_t per_block = self->tokens_per_block;
         int64_t phase = growing_phase(self, request);
         self->growing[phase]--;
-        private_blocks += ceil_divide(cached_tokens, per_block) - ceil_divide(request->prefill_tokens, per_block);
+        private_blocks +=
+            ceil_divide(cached_tokens, per_block) - ceil_divide(request->prefill_tokens, per_block);
         if (self->is_under_way && self->iteration % per_block == phase)
             private_blocks++; /* the current iteration has already taken a block for it */
     }
@@ -905,7 +917,8 @@ static void remove_decoding(Replica *self, Request *request)
 static int64_t count_generated(const Replica *self, const Request *request)
 {
     int64_t before_pause = request->output_tokens - request->remaining_tokens;
-    int has_decoded = request->state == DECODING || (request->state == DONE && request->last_iteration >= 0);
+    int has_decoded =
+        request->state == DECODING || (request->state == DONE && request->last_iteration >= 0);
     if (!has_decoded)
         return before_pause;
     int64_t since_resumed = last_token_iteration(self, request) - request->resumed_iteration + 1;
@@ -923,9 +936,9 @@ static int record_pause(Replica *self, Request *request, int64_t first, int64_t 
     return failed;
 }
 
-/* Pause the request admitted last: it waits first in the queue, and is computed again later.
-   Its prompt and the tokens that it has got are prefilled again then. A request that is still in prefill is
-   newer than all decoding ones, and has got no token (an empty range of iterations). */
+/* Pause the request admitted last: it waits first in the queue, and is computed again later. Its
+   prompt and the tokens that it has got are prefilled again then. A request that is still in
+   prefill is newer than all decoding ones, and has got no token (an empty range of iterations). */
 static int pause_one(Replica *self)
 {
     int64_t first_iteration = 0;
@@ -951,7 +964,7 @@ static int pause_one(Replica *self)
     return record_pause(self, request, first_iteration, last_iteration);
 }
 
-/* -- iterations ------------------------------------------------------------------------------- */
+/* -- iterations -------------------------------------------------------------------------------- */
 
 /* Replace the list of paused requests, which the caller may still hold, by an empty one. */
 static int clear_paused(Replica *self)
@@ -983,8 +996,8 @@ static int grow_decoding(Replica *self)
     return 0;
 }
 
-/* Admit the request that waits first, and set `admitted` to it, or to NULL if it has to wait.
-   It waits if the batch is full, if it is not due yet, if its prompt exceeds the budget and cannot be
+/* Admit the request that waits first, and set `admitted` to it, or to NULL if it has to wait. It
+   waits if the batch is full, if it is not due yet, if its prompt exceeds the budget and cannot be
    prefilled in parts, or if too few blocks are free. No later request overtakes it. */
 static int admit_next(Replica *self, int64_t budget, int64_t now_ns, Request **admitted)
 {
@@ -1004,8 +1017,8 @@ static int admit_next(Replica *self, int64_t budget, int64_t now_ns, Request **a
     return 0;
 }
 
-/* Add a part of a prompt that begins after `start` of its tokens.
-   Each of its tokens attends to `start` tokens and, on average over the part, to half of the part. */
+/* Add a part of a prompt that begins after `start` of its tokens. Each of its tokens attends to
+   `start` tokens and, on average over the part, to half of the part. */
 static void add_chunk(Work *work, int64_t start, int64_t tokens)
 {
     work->tokens_read += start + tokens;
@@ -1014,8 +1027,8 @@ static void add_chunk(Work *work, int64_t start, int64_t tokens)
     work->context_requests++;
 }
 
-/* Compute at most `budget` tokens of prompts, in order of arrival.
-   A prompt that exceeds the rest of the budget is prefilled in part and continued in the next iteration. */
+/* Compute at most `budget` tokens of prompts, in order of arrival. A prompt that exceeds the rest
+   of the budget is prefilled in part and continued in the next iteration. */
 static int prefill(Replica *self, Work *work, int64_t budget, int64_t now_ns)
 {
     while (budget > 0) {
@@ -1094,7 +1107,8 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
         int64_t private_blocks = request->private_blocks;
         if (!self->guaranteed) {
             self->growing[growing_phase(self, request)]--;
-            private_blocks = ceil_divide(cached_tokens, self->tokens_per_block) - request->shared_count;
+            private_blocks =
+                ceil_divide(cached_tokens, self->tokens_per_block) - request->shared_count;
         }
         release_blocks(self, request, private_blocks);
         self->decoding--;
@@ -1106,7 +1120,8 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
     return 0;
 }
 
-/* Start decoding after the prefill, which gave the first token. A request for one token is appended to `done`. */
+/* Start decoding after the prefill, which gave the first token. A request for one token is appended
+   to `done`. */
 static int start_decoding(Replica *self, Request *request, int64_t iteration, PyObject *done)
 {
     if (request->first_iteration < 0)
@@ -1131,7 +1146,8 @@ static int start_decoding(Replica *self, Request *request, int64_t iteration, Py
     return 0;
 }
 
-/* End the current iteration and append the requests that are done to a list, which may be NULL if there are none. */
+/* End the current iteration and append the requests that are done to a list, which may be NULL if
+   there are none. */
 static int finish_iteration(Replica *self, PyObject *done)
 {
     int64_t iteration = self->iteration++;
@@ -1144,14 +1160,16 @@ static int finish_iteration(Replica *self, PyObject *done)
     for (Py_ssize_t i = 0; i < self->ready.count; i++) {
         Request *request = self->ready.items[i];
         Py_INCREF(OBJECT(request));
-        if (append_request(&self->started, request) < 0 || start_decoding(self, request, iteration, done) < 0)
+        if (append_request(&self->started, request) < 0 ||
+            start_decoding(self, request, iteration, done) < 0)
             return -1;
     }
     self->ready.count = 0;
     return 0;
 }
 
-/* Whether the caller need not see this iteration: it starts and ends no request, and the next one pauses none. */
+/* Whether the caller need not see this iteration: it starts and ends no request, and the next one
+   pauses none. */
 static int is_quiet(const Replica *self)
 {
     if (self->decoding == 0 && self->partial == NULL) /* all were cancelled: it becomes idle */
@@ -1163,10 +1181,10 @@ static int is_quiet(const Replica *self)
     return self->growing[(self->iteration + 1) % self->tokens_per_block] <= free_blocks(self);
 }
 
-/* -- cancellation ----------------------------------------------------------------------------- */
+/* -- cancellation ------------------------------------------------------------------------------ */
 
-/* Remove a request from the queue. The caller takes over the reference.
-   Only the first request of a queue has no predecessor, so another one without one is in no queue. */
+/* Remove a request from the queue. The caller takes over the reference. Only the first request of a
+   queue has no predecessor, so another one without one is in no queue. */
 static int remove_waiting(Replica *self, Request *request)
 {
     if (request->previous == NULL && request != self->waiting.head) {
@@ -1216,7 +1234,7 @@ static int cancel_request(Replica *self, Request *request)
     return 0;
 }
 
-/* -- the methods of Replica ------------------------------------------------------------------- */
+/* -- the methods of Replica -------------------------------------------------------------------- */
 
 static int read_float(PyObject *object, const char *name, double *number)
 {
@@ -1277,9 +1295,9 @@ static int read_limits(Replica *self, PyObject *limits)
     return 0;
 }
 
-/* Create the buckets: a power of two, and enough for the longest output.
-   The bucket of an iteration is its number modulo their number. No request ends so late that its bucket
-   would be that of an earlier iteration. */
+/* Create the buckets: a power of two, and enough for the longest output. The bucket of an iteration
+   is its number modulo their number. No request ends so late that its bucket would be that of an
+   earlier iteration. */
 static int create_buckets(Replica *self)
 {
     int64_t bucket_count = 2;
@@ -1427,7 +1445,8 @@ static PyObject *replica_finish(Replica *self, PyObject *none)
     return done;
 }
 
-/* Return the replicas of a list as a new array of borrowed references, or NULL if it is empty or has other items. */
+/* Return the replicas of a list as a new array of borrowed references, or NULL if it is empty or
+   has other items. */
 static Replica **replicas_of_list(PyObject *list, Py_ssize_t *count)
 {
     *count = PyList_Size(list);
@@ -1468,7 +1487,8 @@ static PyObject *replica_next_iteration(PyObject *none, PyObject *args)
 {
     PyObject *list, *before;
     int64_t before_ns;
-    if (!PyArg_UnpackTuple(args, "next_iteration", 2, 2, &list, &before) || as_int64(before, &before_ns) < 0)
+    if (!PyArg_UnpackTuple(args, "next_iteration", 2, 2, &list, &before) ||
+        as_int64(before, &before_ns) < 0)
         return NULL;
     Py_ssize_t count;
     Replica **replicas = replicas_of_list(list, &count);
@@ -1610,14 +1630,10 @@ static PyGetSetDef replica_values[] = {
 };
 
 static PyType_Slot replica_slots[] = {
-    {Py_tp_init, replica_init},
-    {Py_tp_dealloc, replica_dealloc},
-    {Py_tp_traverse, replica_traverse},
-    {Py_tp_clear, replica_clear},
-    {Py_tp_methods, replica_methods},
-    {Py_tp_members, replica_members},
-    {Py_tp_getset, replica_values},
-    {0, NULL},
+    {Py_tp_init, replica_init},         {Py_tp_dealloc, replica_dealloc},
+    {Py_tp_traverse, replica_traverse}, {Py_tp_clear, replica_clear},
+    {Py_tp_methods, replica_methods},   {Py_tp_members, replica_members},
+    {Py_tp_getset, replica_values},     {0, NULL},
 };
 
 static PyType_Spec replica_spec = {
@@ -1627,7 +1643,7 @@ static PyType_Spec replica_spec = {
     .slots = replica_slots,
 };
 
-/* -- the module ------------------------------------------------------------------------------- */
+/* -- the module -------------------------------------------------------------------------------- */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
@@ -1642,7 +1658,8 @@ PyMODINIT_FUNC PyInit__replica(void)
     if (module == NULL)
         return NULL;
     PyObject *request = PyType_FromSpec(&request_spec), *replica = PyType_FromSpec(&replica_spec);
-    if (request == NULL || replica == NULL || PyModule_AddObjectRef(module, "SimRequest", request) < 0 ||
+    if (request == NULL || replica == NULL ||
+        PyModule_AddObjectRef(module, "SimRequest", request) < 0 ||
         PyModule_AddObjectRef(module, "Replica", replica) < 0 ||
         PyObject_SetAttrString(replica, "Request", request) < 0 ||
         PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {

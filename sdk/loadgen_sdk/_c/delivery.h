@@ -1,4 +1,5 @@
-/* Delivers reads to exchanges, and sends and ends requests where nothing else is to be done. Part of _compiled.c.
+/* Delivers reads to exchanges, and sends and ends requests where nothing else is to be done. Part
+   of _compiled.c.
 
    What is not usual is left to the reactor and the pool in Python. */
 
@@ -17,16 +18,19 @@ static int begins_usual_response(const SocketBuffer *buffer)
     return first->size > 10 && memcmp(first->data, "HTTP/1.1 2", 10) == 0;
 }
 
-/* Return the exchange (borrowed) to which the reads of a buffer can be delivered here, or NULL. The connection has no TLS,
-   and so few events were requested that no template is learned. */
+/* Return the exchange (borrowed) to which the reads of a buffer can be delivered here, or NULL. The
+   connection has no TLS, and so few events were requested that no template is learned. */
 static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
 {
     Exchange *exchange = (Exchange *)buffer->exchange;
-    int is_ordinary = !buffer->ended_at && !buffer->is_closed && !buffer->is_deferred && buffer->run_count == 0 &&
-                      buffer->template == Py_None && buffer->tls == Py_None;
-    if (!is_ordinary || buffer->reads == NULL || !PyList_Check(buffer->reads) || count_reads(buffer) < 1)
+    int is_ordinary = !buffer->ended_at && !buffer->is_closed && !buffer->is_deferred &&
+                      buffer->run_count == 0 && buffer->template == Py_None &&
+                      buffer->tls == Py_None;
+    if (!is_ordinary || buffer->reads == NULL || !PyList_Check(buffer->reads) ||
+        count_reads(buffer) < 1)
         return NULL;
-    if (exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
+    if (exchange == NULL || exchange_class == NULL ||
+        Py_TYPE((PyObject *)exchange) != exchange_class ||
         Py_TYPE(exchange->reader) != reader_class)
         return NULL;
     if (((ResponseReader *)exchange->reader)->learned != NO_MORE_TEMPLATES)
@@ -84,19 +88,21 @@ static PyObject *receiver_deliver(PyObject *self, PyObject *value)
     return delivery == DELIVERY_FAILED ? NULL : PyLong_FromLong(delivery);
 }
 
-/* -- sending a request ----------------------------------------------------------------------------------------------- */
+/* -- sending a request ------------------------------------------------------------------------- */
 
 /* Return whether everything that was sent on a connection has been accepted by its socket. */
 static int has_sent_all(const SocketBuffer *buffer)
 {
-    return buffer->unsent != NULL && PyList_Check(buffer->unsent) && PyList_Size(buffer->unsent) == 0;
+    return buffer->unsent != NULL && PyList_Check(buffer->unsent) &&
+           PyList_Size(buffer->unsent) == 0;
 }
 
 enum { NOT_SENT = -1, SENDING_FAILED = -2 };
 
-/* Send a request, whose head and body are bytes, on an idle connection. Return how many bytes the socket did not accept,
-   or SENDING_FAILED with an exception. */
-static int64_t send_on_connection(Exchange *exchange, PyObject *connection, PyObject *open_exchanges)
+/* Send a request, whose head and body are bytes, on an idle connection. Return how many bytes the
+   socket did not accept, or SENDING_FAILED with an exception. */
+static int64_t send_on_connection(Exchange *exchange, PyObject *connection,
+                                  PyObject *open_exchanges)
 {
     SocketBuffer *buffer = (SocketBuffer *)connection;
     set_object(&buffer->exchange, (PyObject *)exchange);
@@ -111,8 +117,10 @@ static int64_t send_on_connection(Exchange *exchange, PyObject *connection, PyOb
     if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
         return SENDING_FAILED;
     struct iovec vectors[] = {
-        {.iov_base = PyBytes_AsString(exchange->head), .iov_len = (size_t)PyBytes_Size(exchange->head)},
-        {.iov_base = PyBytes_AsString(exchange->payload), .iov_len = (size_t)PyBytes_Size(exchange->payload)},
+        {.iov_base = PyBytes_AsString(exchange->head),
+         .iov_len = (size_t)PyBytes_Size(exchange->head)},
+        {.iov_base = PyBytes_AsString(exchange->payload),
+         .iov_len = (size_t)PyBytes_Size(exchange->payload)},
     };
     int64_t total_bytes = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
     int64_t started_at;
@@ -120,7 +128,8 @@ static int64_t send_on_connection(Exchange *exchange, PyObject *connection, PyOb
     exchange->ready = started_at;
     exchange->sent = started_at;
     exchange->bytes_sent += total_bytes;
-    return sent_bytes < 0 ? 0 : total_bytes - sent_bytes; /* An error is reported by the next read. */
+    return sent_bytes < 0 ? 0
+                          : total_bytes - sent_bytes; /* An error is reported by the next read. */
 }
 
 /* Return whether a value is a connection that can carry a request now. */
@@ -134,9 +143,11 @@ static int is_usable_connection(PyObject *value, int64_t reuse_ns)
 }
 
 /* Receiver.send_on_idle(exchange, idle, reuse_ns, open_exchanges) */
-static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
+static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args,
+                                       Py_ssize_t count)
 {
-    if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class || !PySet_Check(args[3]))
+    if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class ||
+        !PySet_Check(args[3]))
         return PyLong_FromLong(NOT_SENT);
     Exchange *exchange = (Exchange *)args[0];
     PyObject *idle = args[1];
@@ -149,7 +160,8 @@ static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *cons
                     PyBytes_Check(exchange->payload) && is_usable_connection(connection, reuse_ns);
     if (is_usable) {
         PyObject *popped = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
-        unsent_bytes = popped == NULL ? SENDING_FAILED : send_on_connection(exchange, connection, args[3]);
+        unsent_bytes =
+            popped == NULL ? SENDING_FAILED : send_on_connection(exchange, connection, args[3]);
         Py_XDECREF(popped);
     } else
         PyErr_Clear();
@@ -157,14 +169,16 @@ static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *cons
     return unsent_bytes == SENDING_FAILED ? NULL : PyLong_FromLongLong(unsent_bytes);
 }
 
-/* -- ending a request ------------------------------------------------------------------------------------------------ */
+/* -- ending a request -------------------------------------------------------------------------- */
 
-/* Return whether a connection whose response is complete can carry another request, without any limit by the server. */
+/* Return whether a connection whose response is complete can carry another request, without any
+   limit by the server. */
 static int can_recycle(const SocketBuffer *buffer)
 {
     const Exchange *exchange = (Exchange *)buffer->exchange;
-    if (exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
-        exchange->is_reported || Py_TYPE(exchange->response) != response_class)
+    if (exchange == NULL || exchange_class == NULL ||
+        Py_TYPE((PyObject *)exchange) != exchange_class || exchange->is_reported ||
+        Py_TYPE(exchange->response) != response_class)
         return 0;
     const ResponseParser *response = (ResponseParser *)exchange->response;
     return response->complete && response->reusable && response->uses_left == Py_None &&
@@ -205,14 +219,15 @@ static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssiz
     if (!failed) {
         set_object(&((Exchange *)exchange)->connection, Py_None);
         set_object(&((Exchange *)exchange)->payload, no_bytes);
-        failed = remove_from_flight(exchange, args[2], args[3]) < 0 || add_to_idle(args[1], args[0]) < 0;
+        failed =
+            remove_from_flight(exchange, args[2], args[3]) < 0 || add_to_idle(args[1], args[0]) < 0;
     }
     if (failed)
         Py_CLEAR(exchange);
     return exchange;
 }
 
-/* -- delivering the queue -------------------------------------------------------------------------------------------- */
+/* -- delivering the queue ---------------------------------------------------------------------- */
 
 /* Call `response_completed` of the owner of a connection. Return -1 with an exception. */
 static int report_completed(PyObject *connection)
@@ -225,8 +240,8 @@ static int report_completed(PyObject *connection)
     return result == NULL ? -1 : 0;
 }
 
-/* Deliver the first buffer in the queue. `*called_python` becomes 1 if Python was called for it. Return -1 with an
-   exception. */
+/* Deliver the first buffer in the queue. `*called_python` becomes 1 if Python was called for it.
+   Return -1 with an exception. */
 static int deliver_first(Receiver *receiver, PyObject *deliver_in_python, int *called_python)
 {
     PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL);
@@ -255,8 +270,10 @@ static int deliver_first(Receiver *receiver, PyObject *deliver_in_python, int *c
 
 enum { DELIVERIES_PER_CLOCK_READING = 8 };
 
-/* Receiver.deliver_queued: return the time, or -1 with an exception. `*called_python` becomes 1 if Python was called. */
-static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python, int *called_python)
+/* Receiver.deliver_queued: return the time, or -1 with an exception. `*called_python` becomes 1 if
+   Python was called. */
+static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
+                             int *called_python)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC);
     int64_t slice_end = now + slice_ns;

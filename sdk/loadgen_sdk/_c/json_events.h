@@ -1,9 +1,10 @@
 /* Reads the JSON of usual events. Part of _compiled.c.
 
-   Whatever is not understood here, for whatever reason, is left to Python. All `skip_*` and `parse_*` functions take the
-   position of a value and the end of the data. They return the position after the value, or NULL if it is something else. */
+   Whatever is not understood here, for whatever reason, is left to Python. All `skip_*` and
+   `parse_*` functions take the position of a value and the end of the data. They return the
+   position after the value, or NULL if it is something else. */
 
-/* -- skipping values ---------------------------------------------------------------------------------------------- */
+/* -- skipping values --------------------------------------------------------------------------- */
 
 static const char *skip_space(const char *at, const char *end)
 {
@@ -12,8 +13,9 @@ static const char *skip_space(const char *at, const char *end)
     return at;
 }
 
-/* Return whether the eight bytes at `at` are ASCII without a quote, a backslash or a control character. Each of these is
-   found in all bytes at once: `x - 1 & ~x` has the high bit where a byte of `x` is zero. */
+/* Return whether the eight bytes at `at` are ASCII without a quote, a backslash or a control
+   character. Each of these is found in all bytes at once: `x - 1 & ~x` has the high bit where a
+   byte of `x` is zero. */
 static int are_plain_bytes(const char *at)
 {
     const uint64_t ones = 0x0101010101010101;
@@ -150,19 +152,19 @@ static const char *skip_value(const char *at, const char *end, int depth)
     }
 }
 
-/* -- what is read of an event ------------------------------------------------------------------------------------- */
+/* -- what is read of an event ------------------------------------------------------------------ */
 
 /* What an event says. */
 typedef struct {
     const char *finish; /* the finish reason, or NULL */
     Py_ssize_t finish_size;
     PyObject *usage; /* as Python decodes it, or NULL */
-    char output; /* it has output */
-    char answer; /* it has output that is not reasoning */
+    char output;     /* it has output */
+    char answer;     /* it has output that is not reasoning */
 } EventContent;
 
-/* How the value of a field is read. A field that is not known is skipped. If a known field occurs twice, only the last
-   one counts, so such an event is left to Python. */
+/* How the value of a field is read. A field that is not known is skipped. If a known field occurs
+   twice, only the last one counts, so such an event is left to Python. */
 enum Kind {
     ANYTHING,   /* any value, which is skipped */
     REFUSED,    /* events of other APIs have this field */
@@ -188,23 +190,42 @@ typedef struct {
 #define END_OF_FIELDS {NULL, 0, ANYTHING}
 
 static const Field event_fields[] = {
-    FIELD("choices", CHOICES), FIELD("usage", USAGE),   FIELD("error", NOTHING), FIELD("message", NOTHING),
-    FIELD("detail", NOTHING),  FIELD("timings", NOTHING), FIELD("nvext", NOTHING), FIELD("metrics", NOTHING),
-    FIELD("data", NOTHING),    FIELD("results", NOTHING), FIELD("output", NOTHING), FIELD("type", REFUSED),
+    FIELD("choices", CHOICES),
+    FIELD("usage", USAGE),
+    FIELD("error", NOTHING),
+    FIELD("message", NOTHING),
+    FIELD("detail", NOTHING),
+    FIELD("timings", NOTHING),
+    FIELD("nvext", NOTHING),
+    FIELD("metrics", NOTHING),
+    FIELD("data", NOTHING),
+    FIELD("results", NOTHING),
+    FIELD("output", NOTHING),
+    FIELD("type", REFUSED),
     END_OF_FIELDS,
 };
 
 static const Field choice_fields[] = {
-    FIELD("delta", DELTA),       FIELD("text", TEXT),
-    FIELD("finish_reason", FINISH), FIELD("token_ids", NOTHING),
-    FIELD("message", NOTHING),   FIELD("meta_info", NOTHING),
-    FIELD("speculative_decoding", NOTHING), END_OF_FIELDS,
+    FIELD("delta", DELTA),
+    FIELD("text", TEXT),
+    FIELD("finish_reason", FINISH),
+    FIELD("token_ids", NOTHING),
+    FIELD("message", NOTHING),
+    FIELD("meta_info", NOTHING),
+    FIELD("speculative_decoding", NOTHING),
+    END_OF_FIELDS,
 };
 
 static const Field delta_fields[] = {
-    FIELD("role", ANYTHING),        FIELD("content", CONTENT),     FIELD("reasoning_content", REASONING),
-    FIELD("reasoning", REASONING),  FIELD("tool_calls", NO_CALLS), FIELD("function_call", NO_CALLS),
-    FIELD("refusal", EMPTY_TEXT),   FIELD("token_ids", NOTHING),   END_OF_FIELDS,
+    FIELD("role", ANYTHING),
+    FIELD("content", CONTENT),
+    FIELD("reasoning_content", REASONING),
+    FIELD("reasoning", REASONING),
+    FIELD("tool_calls", NO_CALLS),
+    FIELD("function_call", NO_CALLS),
+    FIELD("refusal", EMPTY_TEXT),
+    FIELD("token_ids", NOTHING),
+    END_OF_FIELDS,
 };
 
 /* A value of an event that may differ in the next event of the same pattern. */
@@ -214,9 +235,14 @@ typedef struct {
     enum Kind kind;
 } Variable;
 
-enum ChoicesFound { NO_CHOICES = 0, CHOICES_LIST = 1, CHOICES_NULL = 2 }; /* flags: the field may occur as both */
+enum ChoicesFound {
+    NO_CHOICES = 0,
+    CHOICES_LIST = 1,
+    CHOICES_NULL = 2
+}; /* flags: the field may occur as both */
 
-/* What was found in an event while it was parsed. `has_content` and the like mean a text that is not empty. */
+/* What was found in an event while it was parsed. `has_content` and the like mean a text that is
+   not empty. */
 typedef struct {
     char has_delta;
     char has_content;
@@ -228,7 +254,7 @@ typedef struct {
     Variable variables[MAX_VARIABLES];
 } EventScan;
 
-/* -- usage -------------------------------------------------------------------------------------------------------- */
+/* -- usage ------------------------------------------------------------------------------------- */
 
 /* Return whether a value is a count of tokens: an int, not a bool, that fits into 31 bits. */
 static int is_count(PyObject *value)
@@ -238,8 +264,8 @@ static int is_count(PyObject *value)
     return fits && number >= 0 && number < 1LL << 31;
 }
 
-/* Return the value of an attribute that is a count of tokens, or -1 if it is none. Set an exception if the attribute does
-   not exist. */
+/* Return the value of an attribute that is a count of tokens, or -1 if it is none. Set an exception
+   if the attribute does not exist. */
 static int64_t count_attribute(PyObject *owner, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(owner, name);
@@ -257,8 +283,8 @@ static int64_t read_output_tokens(PyObject *usage)
     return count_attribute(usage, name_completion_tokens);
 }
 
-/* The usages that were decoded last, because many responses have the same one. Nothing changes them. `output_tokens` is
-   the result of `read_output_tokens`, or NOT_READ. */
+/* The usages that were decoded last, because many responses have the same one. Nothing changes
+   them. `output_tokens` is the result of `read_output_tokens`, or NOT_READ. */
 enum { CACHED_USAGES = 4, USAGE_BYTES = 256, NOT_READ = -2 };
 static struct {
     PyObject *decoded;
@@ -291,13 +317,15 @@ static void cache_usage(const char *at, const char *end, PyObject *decoded)
     oldest = (oldest + 1) % CACHED_USAGES;
 }
 
-/* Parse a usage. `*usage` becomes a new reference to what Python decodes, or NULL if Python fails. */
+/* Parse a usage. `*usage` becomes a new reference to what Python decodes, or NULL if Python fails.
+   */
 static const char *parse_usage(const char *at, const char *end, PyObject **usage)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {
         Py_ssize_t size = usages[i].size;
         /* What begins with a whole object is that object. */
-        if (usages[i].decoded != NULL && end - at >= size && memcmp(usages[i].bytes, at, (size_t)size) == 0) {
+        if (usages[i].decoded != NULL && end - at >= size &&
+            memcmp(usages[i].bytes, at, (size_t)size) == 0) {
             *usage = usages[i].decoded;
             Py_INCREF(*usage);
             return at + size;
@@ -316,10 +344,10 @@ static const char *parse_usage(const char *at, const char *end, PyObject **usage
     return after;
 }
 
-/* -- parsing an event ---------------------------------------------------------------------------------------------- */
+/* -- parsing an event -------------------------------------------------------------------------- */
 
-static const char *parse_object(const char *at, const char *end, const Field *fields, EventContent *content,
-                                EventScan *scan);
+static const char *parse_object(const char *at, const char *end, const Field *fields,
+                                EventContent *content, EventScan *scan);
 
 /* Return whether a string, from its opening quote to the position after it, is not empty. */
 static int is_full_string(const char *at, const char *after)
@@ -328,7 +356,8 @@ static int is_full_string(const char *at, const char *after)
 }
 
 /* Parse a list of at most one choice. */
-static const char *parse_choices(const char *at, const char *end, EventContent *content, EventScan *scan)
+static const char *parse_choices(const char *at, const char *end, EventContent *content,
+                                 EventScan *scan)
 {
     if (at >= end || *at != '[')
         return NULL;
@@ -363,10 +392,11 @@ static const char *parse_finish_reason(const char *at, const char *end, EventCon
 }
 
 /* Parse the value of a field. */
-static const char *parse_value(enum Kind kind, const char *at, const char *end, EventContent *content,
-                               EventScan *scan)
+static const char *parse_value(enum Kind kind, const char *at, const char *end,
+                               EventContent *content, EventScan *scan)
 {
-    const char *after_null = kind != REFUSED && at < end && *at == 'n' ? skip_literal(at, end, "null") : NULL;
+    const char *after_null =
+        kind != REFUSED && at < end && *at == 'n' ? skip_literal(at, end, "null") : NULL;
     if (after_null != NULL) {
         if (kind == CHOICES) /* as if there were none: an event of another API */
             scan->choices |= CHOICES_NULL;
@@ -409,11 +439,11 @@ static void note_variable(EventScan *scan, const char *start, const char *end, e
     scan->variable_count++;
 }
 
-/* Parse the value of a field, and note whether another value in its place would say the same: any value that is skipped,
-   and any text in the place of a text. In a field of the delta that is not known, a text may be output, so that only a
-   text may take the place of a text there. */
-static const char *parse_and_note_value(enum Kind kind, int is_unknown_in_delta, const char *at, const char *end,
-                                        EventContent *content, EventScan *scan)
+/* Parse the value of a field, and note whether another value in its place would say the same: any
+   value that is skipped, and any text in the place of a text. In a field of the delta that is not
+   known, a text may be output, so that only a text may take the place of a text there. */
+static const char *parse_and_note_value(enum Kind kind, int is_unknown_in_delta, const char *at,
+                                        const char *end, EventContent *content, EventScan *scan)
 {
     const char *after = parse_value(kind, at, end, content, scan);
     int is_text = is_full_string(at, after);
@@ -441,8 +471,8 @@ static const Field *find_field(const Field *fields, const char *name, size_t siz
 }
 
 /* Parse an object with these fields, of which each may occur once. */
-static const char *parse_object(const char *at, const char *end, const Field *fields, EventContent *content,
-                                EventScan *scan)
+static const char *parse_object(const char *at, const char *end, const Field *fields,
+                                EventContent *content, EventScan *scan)
 {
     unsigned seen_fields = 0; /* a bit for each */
     if (at >= end || *at != '{')
@@ -464,7 +494,8 @@ static const char *parse_object(const char *at, const char *end, const Field *fi
         at = skip_colon(name_end, end);
         if (at == NULL)
             return NULL;
-        at = parse_and_note_value(field->kind, fields == delta_fields && !is_known, at, end, content, scan);
+        at = parse_and_note_value(field->kind, fields == delta_fields && !is_known, at, end,
+                                  content, scan);
         if (at == NULL)
             return NULL;
         at = skip_space(at, end);
@@ -478,10 +509,10 @@ static const char *parse_object(const char *at, const char *end, const Field *fi
     }
 }
 
-/* -- patterns of events --------------------------------------------------------------------------------------------- */
+/* -- patterns of events ------------------------------------------------------------------------ */
 
-/* An event that was parsed lately. Another event that has the same bytes around values of the same kinds says the same, so
-   it is not parsed again. Positions are offsets into `bytes`. */
+/* An event that was parsed lately. Another event that has the same bytes around values of the same
+   kinds says the same, so it is not parsed again. Positions are offsets into `bytes`. */
 typedef struct {
     Py_ssize_t size;
     int variable_count;
@@ -498,16 +529,17 @@ typedef struct {
 static EventPattern patterns[PATTERNS];
 static int next_pattern;
 
-/* Return whether this byte may continue a number. What follows a value is compared as well, so that no value ends too
-   early. */
+/* Return whether this byte may continue a number. What follows a value is compared as well, so that
+   no value ends too early. */
 static int continues_number(char byte)
 {
     return (byte >= '0' && byte <= '9') || byte == '.';
 }
 
-/* Skip a value in the place of variable `i` of a pattern. `*usage` becomes a new reference if it is a usage. */
-static const char *match_variable(const EventPattern *pattern, int i, const char *value, const char *end,
-                                  PyObject **usage)
+/* Skip a value in the place of variable `i` of a pattern. `*usage` becomes a new reference if it is
+   a usage. */
+static const char *match_variable(const EventPattern *pattern, int i, const char *value,
+                                  const char *end, PyObject **usage)
 {
     enum Kind kind = pattern->kind[i];
     if (kind == USAGE)
@@ -525,7 +557,8 @@ static const char *match_variable(const EventPattern *pattern, int i, const char
 }
 
 /* Return whether an event matches a pattern. If it does, `*content` becomes what it says. */
-static int match_pattern(const EventPattern *pattern, const char *at, const char *end, EventContent *content)
+static int match_pattern(const EventPattern *pattern, const char *at, const char *end,
+                         EventContent *content)
 {
     Py_ssize_t matched = 0; /* bytes of the pattern */
     Py_ssize_t tail = pattern->size;
@@ -533,8 +566,9 @@ static int match_pattern(const EventPattern *pattern, const char *at, const char
     PyObject *usage = NULL;
     if (pattern->variable_count > 0)
         tail -= pattern->end[pattern->variable_count - 1];
-    int has_same_tail = pattern->size > 0 && end - at >= tail &&
-                        memcmp(end - tail, pattern->bytes + pattern->size - tail, (size_t)tail) == 0;
+    int has_same_tail =
+        pattern->size > 0 && end - at >= tail &&
+        memcmp(end - tail, pattern->bytes + pattern->size - tail, (size_t)tail) == 0;
     if (!has_same_tail)
         return 0;
     for (int i = 0; i < pattern->variable_count; i++) {
@@ -564,7 +598,8 @@ no_match:
 }
 
 /* Keep an event that was parsed as a pattern, in the place of the oldest one. */
-static void remember_pattern(const char *at, const char *end, const EventContent *content, const EventScan *scan)
+static void remember_pattern(const char *at, const char *end, const EventContent *content,
+                             const EventScan *scan)
 {
     if (end - at > PATTERN_BYTES || scan->variable_count > MAX_VARIABLES)
         return;

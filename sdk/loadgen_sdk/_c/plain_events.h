@@ -1,10 +1,11 @@
-/* Recognises plain events, which differ from an earlier event of the same response in their text alone. Part of _compiled.c.
+/* Recognises plain events, which differ from an earlier event of the same response in their text
+   alone. Part of _compiled.c.
 
-   The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions return the position
-   after what they skip, or NULL if it is something else. */
+   The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions
+   return the position after what they skip, or NULL if it is something else. */
 
-/* The bytes around the text of a plain event's payload. `before` ends with the opening quote of the text, and `after`
-   begins with the closing quote. */
+/* The bytes around the text of a plain event's payload. `before` ends with the opening quote of the
+   text, and `after` begins with the closing quote. */
 typedef struct {
     const char *before, *after;
     Py_ssize_t before_size, after_size;
@@ -89,9 +90,10 @@ static int hex_value(char digit)
     return -1;
 }
 
-/* Parse a whole chunk that is not empty and has no extensions. Its content is from `*content` to `*content_end`. Return
-   the position after the chunk, or NULL. */
-static const char *parse_chunk(const char *at, const char *end, const char **content, const char **content_end)
+/* Parse a whole chunk that is not empty and has no extensions. Its content is from `*content` to
+   `*content_end`. Return the position after the chunk, or NULL. */
+static const char *parse_chunk(const char *at, const char *end, const char **content,
+                               const char **content_end)
 {
     int64_t size = 0; /* The digits may be more than a Py_ssize_t of 32 bits holds. */
     int digits = 0;
@@ -109,9 +111,10 @@ static const char *parse_chunk(const char *at, const char *end, const char **con
     return skip_bytes(*content_end, end, "\r\n", 2);
 }
 
-/* Parse a chunk that holds plain events only. `*events` becomes their number. Return the position after the chunk, or
-   NULL. */
-static const char *parse_plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
+/* Parse a chunk that holds plain events only. `*events` becomes their number. Return the position
+   after the chunk, or NULL. */
+static const char *parse_plain_chunk(const char *at, const char *end, const Template *template,
+                                     Py_ssize_t *events)
 {
     const char *content, *content_end;
     const char *next = parse_chunk(at, end, &content, &content_end);
@@ -125,9 +128,10 @@ static const char *parse_plain_chunk(const char *at, const char *end, const Temp
     return next;
 }
 
-/* -- functions for Python --------------------------------------------------------------------------------------------- */
+/* -- functions for Python ---------------------------------------------------------------------- */
 
-/* Append the number of plain events, if there are any, and reset it. Return -1 with an exception. */
+/* Append the number of plain events, if there are any, and reset it. Return -1 with an exception.
+   */
 static int append_plain_count(PyObject *events, Py_ssize_t *plain_events)
 {
     if (*plain_events == 0)
@@ -158,10 +162,10 @@ static int has_line_events_only(const char *at, const char *end)
     return at != NULL;
 }
 
-/* Append the events of a content that has line events only. Plain ones are added to `*plain_events`. Return -1 with an
-   exception. */
-static int append_line_events(PyObject *events, const char *at, const char *end, const Template *template,
-                              Py_ssize_t *plain_events)
+/* Append the events of a content that has line events only. Plain ones are added to
+   `*plain_events`. Return -1 with an exception. */
+static int append_line_events(PyObject *events, const char *at, const char *end,
+                              const Template *template, Py_ssize_t *plain_events)
 {
     while (at < end) {
         const char *next = skip_line_event(at, end);
@@ -182,8 +186,8 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     const char *data;
     Py_ssize_t size;
     Template template;
-    if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size, &template.after,
-                          &template.after_size))
+    if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size,
+                          &template.after, &template.after_size))
         return NULL;
     PyObject *events = PyList_New(0);
     if (events == NULL)
@@ -233,8 +237,8 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *events;
     Py_ssize_t start;
     Template template;
-    if (!PyArg_ParseTuple(args, "Ony#y#", &events, &start, &template.before, &template.before_size, &template.after,
-                          &template.after_size))
+    if (!PyArg_ParseTuple(args, "Ony#y#", &events, &start, &template.before, &template.before_size,
+                          &template.after, &template.after_size))
         return NULL;
     if (!PyList_Check(events) || start < 0) {
         PyErr_SetString(PyExc_TypeError, "events are a list");

@@ -1,15 +1,17 @@
 /* Receiver: reads the sockets of two epoll instances in one loop. Part of _compiled.c.
 
-   The reference is transport/receiver.py, which describes the fields and says what the methods do. */
+   The reference is transport/receiver.py, which describes the fields and says what the methods do.
+   */
 
 typedef struct {
     PyObject_HEAD
     PyObject *queue;
     PyObject *queue_append, *queue_popleft; /* its methods */
-    SocketBuffer **buffers; /* by descriptor, NULL where there is none */
+    SocketBuffer **buffers;                 /* by descriptor, NULL where there is none */
     int buffers_size;
     int epoll, deferred_epoll, timer;
-    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for, reads_when_planned, wake_at;
+    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for,
+        reads_when_planned, wake_at;
     long long ready_count, queued_reads, poll_count, read_count;
     long long last_deferred_poll, deferred_count, deferred_reads, timely_reads, shared_reads;
     long long period_start, defer_again_at, pause_ns;
@@ -107,7 +109,7 @@ static void receiver_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* -- the buffers ----------------------------------------------------------------------------------------------------- */
+/* -- the buffers ------------------------------------------------------------------------------- */
 
 /* Return the buffer of a descriptor (borrowed), or NULL. */
 static SocketBuffer *find_buffer(const Receiver *receiver, int fd)
@@ -126,7 +128,8 @@ static int reserve_buffer(Receiver *receiver, int fd)
         PyErr_NoMemory();
         return -1;
     }
-    memset(buffers + receiver->buffers_size, 0, (size_t)(size - receiver->buffers_size) * sizeof *buffers);
+    memset(buffers + receiver->buffers_size, 0,
+           (size_t)(size - receiver->buffers_size) * sizeof *buffers);
     receiver->buffers = buffers;
     receiver->buffers_size = size;
     return 0;
@@ -244,17 +247,19 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
         return -1;
     buffer->is_queued = 1;
     receiver->queued_reads += count_reads(buffer);
-    PyObject *result = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
 
-/* -- reading a socket ------------------------------------------------------------------------------------------------ */
+/* -- reading a socket -------------------------------------------------------------------------- */
 
 /* Return the kernel's timestamp of a message on the wall clock, or 0 without one. */
 static int64_t kernel_timestamp(struct msghdr *message)
 {
-    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control; control = CMSG_NXTHDR(message, control)) {
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control;
+         control = CMSG_NXTHDR(message, control)) {
         if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS) {
             struct timespec at;
             memcpy(&at, CMSG_DATA(control), sizeof at);
@@ -264,8 +269,8 @@ static int64_t kernel_timestamp(struct msghdr *message)
     return 0;
 }
 
-/* Read from a socket into the read area. Return the number of bytes, or -1 after an error. `*wall_timestamp` becomes the
-   kernel's timestamp, or 0 without one. */
+/* Read from a socket into the read area. Return the number of bytes, or -1 after an error.
+   `*wall_timestamp` becomes the kernel's timestamp, or 0 without one. */
 static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timestamp)
 {
     union {
@@ -287,8 +292,10 @@ static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timesta
     return size;
 }
 
-/* Return the time at which a read arrived: the kernel's timestamp, within the bounds that are known. */
-static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t read_at, int64_t empty_at)
+/* Return the time at which a read arrived: the kernel's timestamp, within the bounds that are
+   known. */
+static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t read_at,
+                            int64_t empty_at)
 {
     if (!wall_timestamp)
         return read_at;
@@ -318,7 +325,8 @@ static int note_plain_read(Receiver *receiver, SocketBuffer *buffer)
     return buffer->run_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
-/* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return -1 with an exception. */
+/* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return
+   -1 with an exception. */
 static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
     int has_template = buffer->template != NULL && PyTuple_Check(buffer->template);
@@ -379,7 +387,7 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     return keep_read(receiver, buffer, &read) < 0 ? -1 : read_at;
 }
 
-/* -- writing to a socket ---------------------------------------------------------------------------------------------- */
+/* -- writing to a socket ----------------------------------------------------------------------- */
 
 /* Shorten the vectors to MAX_WRITE_BYTES together and return how many of them are left. */
 static size_t limit_vectors(struct iovec *vectors, size_t count)
@@ -395,21 +403,19 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
     return count;
 }
 
-/* Write to a socket, at most MAX_WRITE_BYTES. Return how many bytes it accepted, or -1 after an error. `*started_at`
-   becomes the time before the first byte. */
+/* Write to a socket, at most MAX_WRITE_BYTES. Return how many bytes it accepted, or -1 after an
+   error. `*started_at` becomes the time before the first byte. */
 static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
     ssize_t written;
     *started_at = clock_ns(CLOCK_MONOTONIC);
-    Py_BEGIN_ALLOW_THREADS
-    do
-        written = sendmsg(fd, &message, MSG_NOSIGNAL);
-    while (written < 0 && errno == EINTR);
+    Py_BEGIN_ALLOW_THREADS do written = sendmsg(fd, &message, MSG_NOSIGNAL);
+    while (written < 0 && errno == EINTR)
+        ;
     if (written < 0)
         written = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    Py_END_ALLOW_THREADS
-    return written;
+    Py_END_ALLOW_THREADS return written;
 }
 
 enum { MAX_PARTS = 4 };
@@ -436,7 +442,8 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
         vectors[view_count] = (struct iovec){.iov_base = view->buf, .iov_len = (size_t)view->len};
     }
     int64_t started_at;
-    long long written = write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &started_at);
+    long long written =
+        write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &started_at);
     result = Py_BuildValue("LL", (long long)started_at, written);
 release:
     while (view_count-- > 0)
@@ -444,7 +451,7 @@ release:
     return result;
 }
 
-/* -- time --------------------------------------------------------------------------------------------------------------- */
+/* -- time -------------------------------------------------------------------------------------- */
 
 /* Set the timer. Return -1 with an exception. */
 static int arm_timer(Receiver *receiver, int64_t at)
@@ -459,7 +466,8 @@ static int arm_timer(Receiver *receiver, int64_t at)
     return -1;
 }
 
-/* Plan the next poll. Set the timer for it or for `due_at`, if that is not negative. Return -1 with an exception. */
+/* Plan the next poll. Set the timer for it or for `due_at`, if that is not negative. Return -1 with
+   an exception. */
 static int plan_next_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
     int is_busy = receiver->read_count - receiver->reads_when_planned > BUSY_READS;
@@ -480,9 +488,10 @@ static int64_t read_clocks(Receiver *receiver)
     return now;
 }
 
-/* -- deferred sockets --------------------------------------------------------------------------------------------------- */
+/* -- deferred sockets -------------------------------------------------------------------------- */
 
-/* Poll the deferred sockets once and read those that are ready. Return the time, or -1 with an exception. */
+/* Poll the deferred sockets once and read those that are ready. Return the time, or -1 with an
+   exception. */
 static int64_t receive_deferred(Receiver *receiver, int64_t now)
 {
     int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MANY_READY, 0);
@@ -517,11 +526,13 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
     return now;
 }
 
-/* Defer while there are many events, unless that makes too many timestamps uncertain. Return -1 with an exception. */
+/* Defer while there are many events, unless that makes too many timestamps uncertain. Return -1
+   with an exception. */
 static int decide_whether_to_defer(Receiver *receiver, int64_t now)
 {
     long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
-    int has_too_many_shared = receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
+    int has_too_many_shared =
+        receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
     receiver->deferred_reads = 0;
     receiver->timely_reads = 0;
     receiver->shared_reads = 0;
@@ -546,7 +557,7 @@ static int decide_whether_to_defer(Receiver *receiver, int64_t now)
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
-/* -- receiving ------------------------------------------------------------------------------------------------------------ */
+/* -- receiving --------------------------------------------------------------------------------- */
 
 /* Poll once. Return the number of ready descriptors, or -1 with an exception. */
 static int poll_once(Receiver *receiver, int wait_ms)
@@ -557,8 +568,8 @@ static int poll_once(Receiver *receiver, int wait_ms)
     if (wait_ms == 0)
         ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
     else {
-        Py_BEGIN_ALLOW_THREADS
-        ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
+        Py_BEGIN_ALLOW_THREADS ready =
+            epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
         Py_END_ALLOW_THREADS
     }
     if (ready >= 0)
@@ -570,7 +581,8 @@ static int poll_once(Receiver *receiver, int wait_ms)
     return PyErr_CheckSignals() < 0 ? -1 : 0;
 }
 
-/* Append a descriptor and its events to a list, which is made where it is NULL. Return -1 with an exception. */
+/* Append a descriptor and its events to a list, which is made where it is NULL. Return -1 with an
+   exception. */
 static int append_other(PyObject **others, int fd, uint32_t events)
 {
     if (*others == NULL && (*others = PyList_New(0)) == NULL)
@@ -581,10 +593,11 @@ static int append_other(PyObject **others, int fd, uint32_t events)
     return failed ? -1 : 0;
 }
 
-/* Read the sockets that a poll reported, and append what is not for the receiver to `*others`. `*is_deferred_ready`
-   becomes 1 if a deferred socket is ready. Return the time, or -1 with an exception. */
-static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, int64_t now, PyObject **others,
-                          int *is_deferred_ready)
+/* Read the sockets that a poll reported, and append what is not for the receiver to `*others`.
+   `*is_deferred_ready` becomes 1 if a deferred socket is ready. Return the time, or -1 with an
+   exception. */
+static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, int64_t now,
+                          PyObject **others, int *is_deferred_ready)
 {
     for (int i = 0; i < ready; i++) {
         int fd = receiver->events[i].data.fd;
@@ -609,7 +622,8 @@ static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, 
 }
 
 /* Receiver.receive. `*others` is NULL if there are none. Return -1 with an exception. */
-static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_at, PyObject **others)
+static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_at,
+                   PyObject **others)
 {
     int64_t wake_at = receiver->wake_at;
     *others = NULL;
@@ -642,9 +656,11 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
         }
         receiver->poll_started = now;
         receiver->now = now;
-        if (now - receiver->period_start > DECISION_PERIOD_NS && decide_whether_to_defer(receiver, now) < 0)
+        if (now - receiver->period_start > DECISION_PERIOD_NS &&
+            decide_whether_to_defer(receiver, now) < 0)
             goto failed;
-        int is_time_to_plan = !receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2;
+        int is_time_to_plan =
+            !receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2;
         if (is_time_to_plan && plan_next_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
             goto failed;
         int nothing_came = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
@@ -668,10 +684,11 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
 }
 
 static int64_t read_number(PyObject *value, int *fits);
-static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python, int *called_python);
+static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
+                             int *called_python);
 
-/* Return whether the timer fired and nothing else came that is not for the receiver. If so, clear the timer as
-   Reactor._clear_timer does. */
+/* Return whether the timer fired and nothing else came that is not for the receiver. If so, clear
+   the timer as Reactor._clear_timer does. */
 static int clear_lone_timer(Receiver *receiver, PyObject *others)
 {
     uint64_t expirations;
@@ -714,8 +731,9 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
     RunArguments arguments;
-    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.until, &arguments.tick_at, &PySet_Type,
-                          &arguments.open_exchanges, &arguments.slice_ns, &arguments.deliver))
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.until, &arguments.tick_at,
+                          &PySet_Type, &arguments.open_exchanges, &arguments.slice_ns,
+                          &arguments.deliver))
         return NULL;
     int called_python = 0;
     for (;;) {
@@ -732,7 +750,8 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
         if (receiver->now >= receiver->wake_at)
             return PyList_New(0);
         if (PyObject_Size(receiver->queue) > 0) {
-            receiver->now = deliver_slice(receiver, arguments.slice_ns, arguments.deliver, &called_python);
+            receiver->now =
+                deliver_slice(receiver, arguments.slice_ns, arguments.deliver, &called_python);
             if (receiver->now < 0)
                 return NULL;
         }
@@ -745,14 +764,14 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
     }
 }
 
-/* -- the type --------------------------------------------------------------------------------------------------------------- */
+/* -- the type ---------------------------------------------------------------------------------- */
 
 static PyObject *receiver_deliver(PyObject *self, PyObject *value);
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
-#define FAST_METHOD(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+#define FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
@@ -788,9 +807,12 @@ static PyMemberDef receiver_members[] = {
 };
 
 static PyType_Slot receiver_slots[] = {
-    {Py_tp_init, receiver_init},         {Py_tp_dealloc, receiver_dealloc},
-    {Py_tp_traverse, receiver_traverse}, {Py_tp_clear, receiver_clear},
-    {Py_tp_methods, receiver_methods},   {Py_tp_members, receiver_members},
+    {Py_tp_init, receiver_init},
+    {Py_tp_dealloc, receiver_dealloc},
+    {Py_tp_traverse, receiver_traverse},
+    {Py_tp_clear, receiver_clear},
+    {Py_tp_methods, receiver_methods},
+    {Py_tp_members, receiver_members},
     {0, NULL},
 };
 

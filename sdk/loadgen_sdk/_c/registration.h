@@ -20,13 +20,15 @@ STATE_TYPE(response, ResponseParser, RESPONSE_PARSER)
 STATE_TYPE(decoder, SseDecoder, SSE_DECODER)
 STATE_TYPE(reader, ResponseReader, RESPONSE_READER)
 
-/* register_classes(exchange, response, decoder, reader, known_heads, decode_usage, endings): the subclasses in Python of
-   the types above, the cache of parsed heads, the function that decodes a usage, and the usual finish reasons. */
+/* register_classes(exchange, response, decoder, reader, known_heads, decode_usage, endings): the
+   subclasses in Python of the types above, the cache of parsed heads, the function that decodes a
+   usage, and the usual finish reasons. */
 static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *exchange, *response, *decoder, *reader, *heads, *usage_decoder, *finish_reasons;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder,
-                          &PyType_Type, &reader, &PyDict_Type, &heads, &usage_decoder, &finish_reasons))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response,
+                          &PyType_Type, &decoder, &PyType_Type, &reader, &PyDict_Type, &heads,
+                          &usage_decoder, &finish_reasons))
         return NULL;
     set_object((PyObject **)&exchange_class, exchange);
     set_object((PyObject **)&response_class, response);

@@ -1,44 +1,56 @@
-/* The state of a response: the fields of `Exchange`, `ResponseParser`, `SseDecoder` and `ResponseReader`, and their initial
-   values. Part of _compiled.c.
+/* The state of a response: the fields of `Exchange`, `ResponseParser`, `SseDecoder` and
+   `ResponseReader`, and their initial values. Part of _compiled.c.
 
-   The reference is transport/response_state.py and wire_formats/reference.py, which describe the fields. The fields are
-   members of these types, so that the methods of their subclasses in Python use them too. */
+   The reference is transport/response_state.py and wire_formats/reference.py, which describe the
+   fields. The fields are members of these types, so that the methods of their subclasses in Python
+   use them too. */
 
-/* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied to each of them, with
-   the type `T`. */
-#define EXCHANGE_OBJECTS(F, T)                                                                                         \
-    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, timeline) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
-    F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink) F(T, template)
-#define EXCHANGE_NUMBERS(F, T)                                                                                         \
-    F(T, requested_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
-    F(T, due) F(T, first_byte) F(T, progress) F(T, ready) F(T, resent) F(T, sent) F(T, tcp) F(T, tls) F(T, tries)
-#define EXCHANGE_FLAGS(F, T)                                                                                           \
-    F(T, at_chunk_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, is_reported) F(T, may_batch)    \
-    F(T, reused) F(T, splits_chunks) F(T, stream)
-#define RESPONSE_PARSER_OBJECTS(F, T)                                                                                         \
-    F(T, _bytes_left) F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
+/* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied
+   to each of them, with the type `T`. */
+#define EXCHANGE_OBJECTS(F, T)                                                                     \
+    F(T, body_parts)                                                                               \
+    F(T, connection) F(T, decoder) F(T, failure) F(T, head) F(T, incomplete_chunk) F(T, on_done)   \
+        F(T, on_first) F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink)          \
+            F(T, template) F(T, timeline)
+#define EXCHANGE_NUMBERS(F, T)                                                                     \
+    F(T, body_bytes)                                                                               \
+    F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done) F(T, due)     \
+        F(T, first_byte) F(T, progress) F(T, ready) F(T, requested_output) F(T, resent) F(T, sent) \
+            F(T, tcp) F(T, tls) F(T, tries)
+#define EXCHANGE_FLAGS(F, T)                                                                       \
+    F(T, at_chunk_start)                                                                           \
+    F(T, is_event_stream) F(T, is_reported) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp)  \
+        F(T, may_batch) F(T, reused) F(T, splits_chunks) F(T, stream)
+#define RESPONSE_PARSER_OBJECTS(F, T)                                                              \
+    F(T, _bytes_left)                                                                              \
+    F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
 #define RESPONSE_PARSER_NUMBERS(F, T) F(T, status)
 #define RESPONSE_PARSER_FLAGS(F, T) F(T, chunked) F(T, complete) F(T, reusable) F(T, until_close)
 #define SSE_DECODER_OBJECTS(F, T) F(T, _earlier) F(T, _earlier_bytes) F(T, _unparsed)
 #define SSE_DECODER_NUMBERS(F, T)
 #define SSE_DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
-#define RESPONSE_READER_OBJECTS(F, T)                                                                                          \
-    F(T, error) F(T, finish_reason) F(T, timeline) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)            \
-    F(T, response_id)                                                                                                  \
-    F(T, server_timing) F(T, sink) F(T, template) F(T, tool_deltas) F(T, usage_counts)
-#define RESPONSE_READER_NUMBERS(F, T)                                                                                          \
-    F(T, end) F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)             \
-    F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events) F(T, plain_events) F(T, stamp_error)               \
-    F(T, unknown_outputs) F(T, unsure_at) F(T, unsure_error)
+#define RESPONSE_READER_OBJECTS(F, T)                                                              \
+    F(T, error)                                                                                    \
+    F(T, finish_reason) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)           \
+        F(T, response_id) F(T, server_timing) F(T, sink) F(T, template) F(T, timeline)             \
+            F(T, tool_deltas) F(T, usage_counts)
+#define RESPONSE_READER_NUMBERS(F, T)                                                              \
+    F(T, end)                                                                                      \
+    F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token)                \
+        F(T, last_token) F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events)       \
+            F(T, plain_events) F(T, stamp_error) F(T, unknown_outputs) F(T, unsure_at)             \
+                F(T, unsure_error)
 #define RESPONSE_READER_FLAGS(F, T)
 
 #define OBJECT(T, name) PyObject *name;
 #define NUMBER(T, name) long long name;
 #define FLAG(T, name) char name;
-#define FIELDS(TABLE, T) PyObject_HEAD TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)
-#define STATE(T, TABLE)                                                                                                \
-    typedef struct {                                                                                                   \
-        FIELDS(TABLE, T)                                                                                               \
+#define FIELDS(TABLE, T)                                                                           \
+    PyObject_HEAD                                                                                  \
+    TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)
+#define STATE(T, TABLE)                                                                            \
+    typedef struct {                                                                               \
+        FIELDS(TABLE, T)                                                                           \
     } T;
 STATE(Exchange, EXCHANGE)
 STATE(ResponseParser, RESPONSE_PARSER)
@@ -46,7 +58,15 @@ STATE(SseDecoder, SSE_DECODER)
 STATE(ResponseReader, RESPONSE_READER)
 
 /* Limits of what is understood here. A response with more is left to Python. */
-enum { MAX_EVENTS = 16, MAX_DEPTH = 16, MAX_NUMBER_DIGITS = 17, LAST_EVENTS = 4, MAX_VARIABLES = 12, PATTERNS = 8, PATTERN_BYTES = 1024 };
+enum {
+    MAX_EVENTS = 16,
+    MAX_DEPTH = 16,
+    MAX_NUMBER_DIGITS = 17,
+    LAST_EVENTS = 4,
+    MAX_VARIABLES = 12,
+    PATTERNS = 8,
+    PATTERN_BYTES = 1024
+};
 #define NO_MORE_TEMPLATES (1LL << 60)
 #define NEVER (-1)
 
@@ -58,13 +78,15 @@ static PyObject *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
-static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
+static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type,
+    *name_content_encoding;
 
-/* Call a function with one argument, whose reference is taken over, and drop the result. The argument may be NULL with an
-   exception. Return -1 with an exception. */
+/* Call a function with one argument, whose reference is taken over, and drop the result. The
+   argument may be NULL with an exception. Return -1 with an exception. */
 static int call_with(PyObject *function, PyObject *argument)
 {
-    PyObject *result = argument == NULL ? NULL : PyObject_CallFunctionObjArgs(function, argument, NULL);
+    PyObject *result =
+        argument == NULL ? NULL : PyObject_CallFunctionObjArgs(function, argument, NULL);
     Py_XDECREF(argument);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
@@ -88,47 +110,48 @@ static int64_t read_number(PyObject *value, int *fits)
     return number;
 }
 
-/* -- the types of the state -------------------------------------------------------------------------------------------- */
+/* -- the types of the state -------------------------------------------------------------------- */
 
 #define VISIT(T, name) Py_VISIT(((T *)self)->name);
 #define CLEAR(T, name) Py_CLEAR(((T *)self)->name);
 #define OBJECT_MEMBER(T, name) {#name, T_OBJECT_EX, offsetof(T, name), 0, NULL},
 #define NUMBER_MEMBER(T, name) {#name, T_LONGLONG, offsetof(T, name), 0, NULL},
 #define FLAG_MEMBER(T, name) {#name, T_BOOL, offsetof(T, name), 0, NULL},
-#define STATE_TYPE(kind, T, TABLE)                                                                                     \
-    static int kind##_traverse(PyObject *self, visitproc visit, void *arg)                                             \
-    {                                                                                                                  \
-        Py_VISIT(Py_TYPE(self));                                                                                       \
-        TABLE##_OBJECTS(VISIT, T) return 0;                                                                            \
-    }                                                                                                                  \
-    static int kind##_clear(PyObject *self)                                                                            \
-    {                                                                                                                  \
-        TABLE##_OBJECTS(CLEAR, T) return 0;                                                                            \
-    }                                                                                                                  \
-    static void kind##_dealloc(PyObject *self)                                                                         \
-    {                                                                                                                  \
-        PyTypeObject *type = Py_TYPE(self);                                                                            \
-        PyObject_GC_UnTrack(self);                                                                                     \
-        kind##_clear(self);                                                                                            \
-        freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);                                                 \
-        release(self);                                                                                                 \
-        Py_DECREF(type);                                                                                               \
-    }                                                                                                                  \
-    static PyMemberDef kind##_members[] = {                                                                            \
-        TABLE##_OBJECTS(OBJECT_MEMBER, T) TABLE##_NUMBERS(NUMBER_MEMBER, T) TABLE##_FLAGS(FLAG_MEMBER, T){NULL}};      \
-    static PyType_Slot kind##_slots[] = {                                                                              \
-        {Py_tp_init, kind##_init},       {Py_tp_dealloc, kind##_dealloc}, {Py_tp_traverse, kind##_traverse},           \
-        {Py_tp_clear, kind##_clear},     {Py_tp_members, kind##_members}, {Py_tp_methods, kind##_methods},             \
-        {Py_tp_getset, kind##_computed}, {0, NULL},                                                                    \
-    };                                                                                                                 \
-    static PyType_Spec kind##_spec = {                                                                                 \
-        .name = "loadgen_sdk._compiled." #kind "_state",                                                               \
-        .basicsize = sizeof(T),                                                                                        \
-        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,                                        \
-        .slots = kind##_slots,                                                                                         \
+#define STATE_TYPE(kind, T, TABLE)                                                                 \
+    static int kind##_traverse(PyObject *self, visitproc visit, void *arg)                         \
+    {                                                                                              \
+        Py_VISIT(Py_TYPE(self));                                                                   \
+        TABLE##_OBJECTS(VISIT, T) return 0;                                                        \
+    }                                                                                              \
+    static int kind##_clear(PyObject *self)                                                        \
+    {                                                                                              \
+        TABLE##_OBJECTS(CLEAR, T) return 0;                                                        \
+    }                                                                                              \
+    static void kind##_dealloc(PyObject *self)                                                     \
+    {                                                                                              \
+        PyTypeObject *type = Py_TYPE(self);                                                        \
+        PyObject_GC_UnTrack(self);                                                                 \
+        kind##_clear(self);                                                                        \
+        freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);                             \
+        release(self);                                                                             \
+        Py_DECREF(type);                                                                           \
+    }                                                                                              \
+    static PyMemberDef kind##_members[] = {TABLE##_OBJECTS(OBJECT_MEMBER, T) TABLE##_NUMBERS(      \
+        NUMBER_MEMBER, T) TABLE##_FLAGS(FLAG_MEMBER, T){NULL}};                                    \
+    static PyType_Slot kind##_slots[] = {                                                          \
+        {Py_tp_init, kind##_init},         {Py_tp_dealloc, kind##_dealloc},                        \
+        {Py_tp_traverse, kind##_traverse}, {Py_tp_clear, kind##_clear},                            \
+        {Py_tp_members, kind##_members},   {Py_tp_methods, kind##_methods},                        \
+        {Py_tp_getset, kind##_computed},   {0, NULL},                                              \
+    };                                                                                             \
+    static PyType_Spec kind##_spec = {                                                             \
+        .name = "loadgen_sdk._compiled." #kind "_state",                                           \
+        .basicsize = sizeof(T),                                                                    \
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,                    \
+        .slots = kind##_slots,                                                                     \
     };
 
-/* -- initial values --------------------------------------------------------------------------------------------------- */
+/* -- initial values ---------------------------------------------------------------------------- */
 
 /* Initialise a response. Return -1 with an exception. */
 static int init_response(ResponseParser *response)
@@ -179,11 +202,13 @@ static int set_list_or_none(PyObject **place, int is_list)
     return 0;
 }
 
-/* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs more than it saves. Return -1 with an
-   exception. */
-static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink, int expects_few_events)
+/* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs
+   more than it saves. Return -1 with an exception. */
+static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink,
+                       int expects_few_events)
 {
-    if (set_list_or_none(&reader->tool_deltas, 1) < 0 || set_list_or_none(&reader->pieces, keep_text) < 0 ||
+    if (set_list_or_none(&reader->tool_deltas, 1) < 0 ||
+        set_list_or_none(&reader->pieces, keep_text) < 0 ||
         set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
         return -1;
     set_object(&reader->timeline, timeline);
@@ -231,12 +256,14 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
     PyObject *sink = Py_None;
     int keep_text = 0;
     int expects_few_events = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink, &expects_few_events))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink,
+                                     &expects_few_events))
         return -1;
     return init_reader((ResponseReader *)self, timeline, keep_text, sink, expects_few_events);
 }
 
-/* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an exception. */
+/* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an
+   exception. */
 static int set_new_instance(PyObject **place, PyTypeObject *class)
 {
     if (class == NULL) {
@@ -270,11 +297,13 @@ static int init_response_state(Exchange *exchange)
         set_new_instance(&exchange->decoder, decoder_class) < 0 ||
         set_new_instance(&exchange->reader, reader_class) < 0)
         return -1;
-    int expects_few_events = exchange->requested_output > 0 && exchange->requested_output <= LAST_EVENTS;
+    int expects_few_events =
+        exchange->requested_output > 0 && exchange->requested_output <= LAST_EVENTS;
     if (init_response((ResponseParser *)exchange->response) < 0 ||
         init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
-    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text, exchange->sink, expects_few_events);
+    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text,
+                       exchange->sink, expects_few_events);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
@@ -284,7 +313,7 @@ static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(non
     Py_RETURN_NONE;
 }
 
-/* -- making an exchange ------------------------------------------------------------------------------------------------- */
+/* -- making an exchange ------------------------------------------------------------------------ */
 
 /* The arguments of Exchange(), in their order. */
 enum ExchangeArgument {
@@ -304,17 +333,19 @@ enum ExchangeArgument {
     ARGUMENTS,
 };
 
-/* Interned, so that they are looked up as they are. PyArg_ParseTupleAndKeywords would make a new text of each. */
+/* Interned, so that they are looked up as they are. PyArg_ParseTupleAndKeywords would make a new
+   text of each. */
 static PyObject *argument_names[ARGUMENTS];
 
-/* Collect the arguments of a call, borrowed. Those that are missing keep their values. Return whether the call has no
-   others. */
+/* Collect the arguments of a call, borrowed. Those that are missing keep their values. Return
+   whether the call has no others. */
 static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **values)
 {
     Py_ssize_t positional = PyTuple_Size(args);
     Py_ssize_t by_name = 0;
     for (int i = 0; i < ARGUMENTS; i++) {
-        PyObject *value = i < POSITIONAL_ARGUMENTS && i < positional ? PyTuple_GetItem(args, i) : NULL;
+        PyObject *value =
+            i < POSITIONAL_ARGUMENTS && i < positional ? PyTuple_GetItem(args, i) : NULL;
         if (value == NULL && keywords != NULL) {
             value = PyDict_GetItemWithError(keywords, argument_names[i]);
             by_name += value != NULL;
@@ -322,7 +353,8 @@ static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **valu
         if (value != NULL)
             values[i] = value;
     }
-    return positional <= POSITIONAL_ARGUMENTS && (keywords == NULL || PyDict_Size(keywords) == by_name);
+    return positional <= POSITIONAL_ARGUMENTS &&
+           (keywords == NULL || PyDict_Size(keywords) == by_name);
 }
 
 /* Return whether the arguments of an exchange are complete and of the right types. */
@@ -343,7 +375,8 @@ static int init_exchange(Exchange *exchange, PyObject *const *values)
     exchange->due = PyLong_AsLongLong(values[ARG_DUE]);
     if (is_stream < 0 || (exchange->due == -1 && PyErr_Occurred()))
         return -1;
-    exchange->requested_output = PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT], &overflow);
+    exchange->requested_output =
+        PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT], &overflow);
     exchange->stream = (char)is_stream;
     exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
     exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
@@ -374,7 +407,7 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     PyObject *values[ARGUMENTS] = {
         [ARG_REQUESTED_OUTPUT] = zero, [ARG_KEEP_TEXT] = Py_False, [ARG_KEEP_HEADERS] = Py_False,
-        [ARG_SINK] = Py_None,      [ARG_ON_FIRST] = Py_None,
+        [ARG_SINK] = Py_None,          [ARG_ON_FIRST] = Py_None,
     };
     if (!collect_arguments(args, keywords, values) || !are_valid_arguments(values)) {
         if (!PyErr_Occurred())

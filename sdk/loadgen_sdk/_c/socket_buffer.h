@@ -16,8 +16,8 @@ typedef struct WaitingRead {
     Read read;
 } WaitingRead;
 
-/* A read of plain events only. `error` is by how much all events but the last may have arrived before the timestamp, or
-   IN_ONE_CHUNK. */
+/* A read of plain events only. `error` is by how much all events but the last may have arrived
+   before the timestamp, or IN_ONE_CHUNK. */
 enum { IN_ONE_CHUNK = -1 };
 typedef struct {
     long long timestamp, events, error;
@@ -26,7 +26,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *reads; /* a list of the tuples `Read` and `Run` */
-    WaitingRead *first_waiting, *last_waiting; /* the reads after those; while there are any, there is no run */
+    WaitingRead *first_waiting,
+        *last_waiting; /* the reads after those; while there are any, there is no run */
     int waiting_count;
     PyObject *template; /* a tuple (before, after), or None */
     PlainRead *run;
@@ -112,7 +113,7 @@ static int socket_buffer_clear(PyObject *self)
     return 0;
 }
 
-/* -- reads that Python has not asked for ---------------------------------------------------------------------------- */
+/* -- reads that Python has not asked for ------------------------------------------------------- */
 
 /* Remove the waiting reads from a buffer and return the first of them. */
 static WaitingRead *detach_waiting(SocketBuffer *buffer)
@@ -179,7 +180,8 @@ static PyObject *read_tuple(const Read *read)
     return tuple;
 }
 
-/* Move the waiting reads to the list of reads, and return the list, borrowed, or NULL with an exception. */
+/* Move the waiting reads to the list of reads, and return the list, borrowed, or NULL with an
+   exception. */
 static PyObject *materialize_reads(SocketBuffer *buffer)
 {
     if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
@@ -218,7 +220,7 @@ static Py_ssize_t count_reads(const SocketBuffer *buffer)
     return PyList_Size(buffer->reads) + buffer->waiting_count;
 }
 
-/* -- reads of plain events ------------------------------------------------------------------------------------------- */
+/* -- reads of plain events --------------------------------------------------------------------- */
 
 /* Fill in a template from the tuple of a buffer. Return -1 with an exception. */
 static int template_of(const SocketBuffer *buffer, Template *template)
@@ -249,8 +251,8 @@ static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
     return 0;
 }
 
-/* Add a read to the run of a buffer if it holds plain events only. Return whether it does, or -1 with an exception. Of a
-   large read, only the first chunk is looked at. */
+/* Add a read to the run of a buffer if it holds plain events only. Return whether it does, or -1
+   with an exception. Of a large read, only the first chunk is looked at. */
 static int count_if_plain(SocketBuffer *buffer, const Read *read)
 {
     Template template;
@@ -301,7 +303,7 @@ static PyObject *run_tuple(const SocketBuffer *buffer)
     return Py_BuildValue("NLL", arrivals, buffer->run_bytes, buffer->run_read_at);
 }
 
-/* -- the type --------------------------------------------------------------------------------------------------------- */
+/* -- the type ---------------------------------------------------------------------------------- */
 
 static void socket_buffer_dealloc(PyObject *self)
 {

@@ -1,8 +1,9 @@
 /* Feeds reads to an exchange, usual ones without Python. Part of _compiled.c.
 
-   A usual read has a head that was seen before, whole chunks of whole events of one choice, and no template to learn. It is
-   parsed completely before anything of it is used, so that a read that is not usual can be left to Python as it came. The
-   reference is transport/exchange.py with wire_formats/response_reader.py. */
+   A usual read has a head that was seen before, whole chunks of whole events of one choice, and no
+   template to learn. It is parsed completely before anything of it is used, so that a read that is
+   not usual can be left to Python as it came. The reference is transport/exchange.py with
+   wire_formats/response_reader.py. */
 
 /* The result of feeding a read. */
 enum FeedResult {
@@ -29,10 +30,19 @@ static void release_usages(UsualRead *usual)
     usual->event_count = 0;
 }
 
-/* -- parsing a usual read ------------------------------------------------------------------------------------------- */
+/* -- parsing a usual read ---------------------------------------------------------------------- */
 
 /* The items of `ResponseHead` in transport/http1.py. */
-enum { HEAD_STATUS, HEAD_HEADERS, HEAD_MODE, HEAD_LENGTH, HEAD_REUSABLE, HEAD_USES_LEFT, HEAD_IDLE_LIMIT, HEAD_ITEMS };
+enum {
+    HEAD_STATUS,
+    HEAD_HEADERS,
+    HEAD_MODE,
+    HEAD_LENGTH,
+    HEAD_REUSABLE,
+    HEAD_USES_LEFT,
+    HEAD_IDLE_LIMIT,
+    HEAD_ITEMS
+};
 
 /* Return the end of the head, before its blank line, or NULL. */
 static const char *find_head_end(const char *data, const char *end)
@@ -62,8 +72,8 @@ static int is_stream_head(PyObject *head)
            PyDict_GetItemWithError(headers, name_content_encoding) == NULL && !PyErr_Occurred();
 }
 
-/* Find the head at the beginning of a read among the known heads. Return what follows it, or NULL if it is not known or
-   not one of a stream of events. */
+/* Find the head at the beginning of a read among the known heads. Return what follows it, or NULL
+   if it is not known or not one of a stream of events. */
 static const char *parse_usual_head(const char *data, const char *end, UsualRead *usual)
 {
     static PyObject *last_lines, *last_head; /* of a server that repeats itself */
@@ -121,13 +131,15 @@ static int can_read_be_usual(const Exchange *exchange, const Read *read)
     const SseDecoder *decoder = (SseDecoder *)exchange->decoder;
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
     int keeps_nothing = reader->pieces == Py_None && reader->sink == Py_None;
-    int is_between_events =
-        PyObject_Size(decoder->_unparsed) == 0 && !decoder->_after_cr && PyObject_Size(response->_unparsed) == 0;
-    if (!keeps_nothing || !is_between_events || read->size == 0 || read->timestamp < reader->first_token)
+    int is_between_events = PyObject_Size(decoder->_unparsed) == 0 && !decoder->_after_cr &&
+                            PyObject_Size(response->_unparsed) == 0;
+    if (!keeps_nothing || !is_between_events || read->size == 0 ||
+        read->timestamp < reader->first_token)
         return 0;
     if (response->status == 0)
         return response->_mode == mode_head;
-    return exchange->is_event_stream && response->chunked && !response->complete && exchange->at_chunk_start;
+    return exchange->is_event_stream && response->chunked && !response->complete &&
+           exchange->at_chunk_start;
 }
 
 /* Parse a read without changing anything. Return whether it is usual. */
@@ -152,14 +164,15 @@ static int parse_usual_read(const Exchange *exchange, const Read *read, UsualRea
             return 0;
         usual->chunks++;
     }
-    int learns_template = reader->template != Py_None || reader->learned <= 3 + reader->plain_events / 4;
+    int learns_template =
+        reader->template != Py_None || reader->learned <= 3 + reader->plain_events / 4;
     return usual->outputs == 0 || !learns_template;
 }
 
-/* -- feeding events to the reader ----------------------------------------------------------------------------------- */
+/* -- feeding events to the reader -------------------------------------------------------------- */
 
-/* Append a number to the gaps or to the instants of an event timeline, whose lists stay the same. Return -1 with an
-   exception. */
+/* Append a number to the gaps or to the instants of an event timeline, whose lists stay the same.
+   Return -1 with an exception. */
 enum TimelineList { GAPS, INSTANTS };
 static int append_to_timeline(PyObject *timeline, enum TimelineList which, int64_t value)
 {
@@ -182,11 +195,13 @@ static int append_to_timeline(PyObject *timeline, enum TimelineList which, int64
     return failed ? -1 : 0;
 }
 
-/* Append the uncertainty of `count` events to the errors of an event timeline. Return -1 with an exception. */
+/* Append the uncertainty of `count` events to the errors of an event timeline. Return -1 with an
+   exception. */
 static int append_error(PyObject *timeline, int64_t error, int64_t count)
 {
     PyObject *errors = PyObject_GetAttr(timeline, name_errors);
-    PyObject *pair = errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)count);
+    PyObject *pair =
+        errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)count);
     int failed = pair == NULL || PyList_Append(errors, pair) < 0;
     Py_XDECREF(errors);
     Py_XDECREF(pair);
@@ -208,8 +223,8 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
     return count;
 }
 
-/* ResponseReader._read_usage, which is called where the counts are not in the names of chat or say that there is no
-   output. Return -1 with an exception. */
+/* ResponseReader._read_usage, which is called where the counts are not in the names of chat or say
+   that there is no output. Return -1 with an exception. */
 static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
     int64_t output_tokens = output_tokens_of(usage);
@@ -248,7 +263,8 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
 }
 
 /* Feed one event to the reader. Return -1 with an exception. */
-static int feed_event(ResponseReader *reader, const EventContent *event, int64_t timestamp, int64_t error)
+static int feed_event(ResponseReader *reader, const EventContent *event, int64_t timestamp,
+                      int64_t error)
 {
     if (event->output && reader->last_token < 0) {
         reader->first_token = timestamp;
@@ -269,8 +285,8 @@ static int feed_event(ResponseReader *reader, const EventContent *event, int64_t
 }
 
 /* ResponseReader.feed. Return -1 with an exception. */
-static int feed_events(ResponseReader *reader, const EventContent *events, int count, int64_t timestamp,
-                       int64_t error)
+static int feed_events(ResponseReader *reader, const EventContent *events, int count,
+                       int64_t timestamp, int64_t error)
 {
     if (count > 0 && reader->first_event < 0)
         reader->first_event = timestamp;
@@ -280,17 +296,18 @@ static int feed_events(ResponseReader *reader, const EventContent *events, int c
     return 0;
 }
 
-/* ResponseReader.feed_with_uncertainty, where the first `uncertain` events are those that may have arrived earlier, by at
-   most `error` ns. Return -1 with an exception. */
-static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual, int uncertain, int64_t timestamp,
-                                 int64_t error, int is_one_write)
+/* ResponseReader.feed_with_uncertainty, where the first `uncertain` events are those that may have
+   arrived earlier, by at most `error` ns. Return -1 with an exception. */
+static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual, int uncertain,
+                                 int64_t timestamp, int64_t error, int is_one_write)
 {
     int64_t outputs_before = reader->output_events;
     int64_t max_gap_before = reader->max_gap;
     if (feed_events(reader, usual->events, uncertain, timestamp, error) < 0)
         return -1;
     int64_t uncertain_outputs = reader->output_events - outputs_before;
-    if (feed_events(reader, usual->events + uncertain, usual->event_count - uncertain, timestamp, 0) < 0)
+    if (feed_events(reader, usual->events + uncertain, usual->event_count - uncertain, timestamp,
+                    0) < 0)
         return -1;
     int has_certain_output = reader->output_events > outputs_before + uncertain_outputs;
     if (has_certain_output)
@@ -300,23 +317,26 @@ static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual,
         reader->unsure_error = error;
         if (PyObject_Size(reader->finish_reason) > 0) {
             uncertain_outputs--;
-            if (reader->output_events > 1) { /* Both numbers are not negative, because timestamps grow. */
+            if (reader->output_events >
+                1) { /* Both numbers are not negative, because timestamps grow. */
                 int64_t mean_gap = (timestamp - reader->first_token) / (reader->output_events - 1);
                 reader->unsure_error = error < mean_gap ? error : mean_gap;
             }
         }
     }
-    if (uncertain_outputs > 0 && !is_one_write && append_error(reader->timeline, error, uncertain_outputs) < 0)
+    if (uncertain_outputs > 0 && !is_one_write &&
+        append_error(reader->timeline, error, uncertain_outputs) < 0)
         return -1;
     if ((is_one_write || uncertain_outputs == 0) && reader->max_gap > max_gap_before)
         reader->max_gap_error = 0;
     return 0;
 }
 
-/* -- feeding reads to the exchange ---------------------------------------------------------------------------------- */
+/* -- feeding reads to the exchange ------------------------------------------------------------- */
 
 /* Exchange._feed_events. Return -1 with an exception. */
-static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const UsualRead *usual, const Read *read)
+static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const UsualRead *usual,
+                             const Read *read)
 {
     int is_first = reader->first_token < 0;
     int is_one_chunk = usual->chunks == 1;
@@ -343,7 +363,8 @@ static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const U
 static int complete_exchange(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
 {
     int has_usual_end = 0;
-    if (PyObject_Size(reader->error) == 0 && PyObject_Size(reader->malformed) == 0 && reader->first_event >= 0) {
+    if (PyObject_Size(reader->error) == 0 && PyObject_Size(reader->malformed) == 0 &&
+        reader->first_event >= 0) {
         has_usual_end = PySet_Contains(endings, reader->finish_reason);
         if (has_usual_end < 0)
             return -1;
@@ -381,8 +402,9 @@ static void use_head(Exchange *exchange, ResponseParser *response, PyObject *hea
 }
 
 /* Update an exchange by a usual read. */
-static enum FeedResult use_usual_read(Exchange *exchange, ResponseParser *response, ResponseReader *reader,
-                                      const UsualRead *usual, const Read *read)
+static enum FeedResult use_usual_read(Exchange *exchange, ResponseParser *response,
+                                      ResponseReader *reader, const UsualRead *usual,
+                                      const Read *read)
 {
     exchange->bytes_received += read->size;
     if (usual->head != NULL)
@@ -408,8 +430,8 @@ static enum FeedResult use_usual_read(Exchange *exchange, ResponseParser *respon
 /* Feed a read if it is usual. */
 static enum FeedResult feed_usual_read(Exchange *exchange, const Read *read)
 {
-    if (Py_TYPE(exchange->response) != response_class || Py_TYPE(exchange->decoder) != decoder_class ||
-        Py_TYPE(exchange->reader) != reader_class)
+    if (Py_TYPE(exchange->response) != response_class ||
+        Py_TYPE(exchange->decoder) != decoder_class || Py_TYPE(exchange->reader) != reader_class)
         return NOT_USUAL;
     UsualRead usual;
     usual.event_count = usual.chunks = usual.outputs = usual.has_end = 0;
@@ -419,7 +441,8 @@ static enum FeedResult feed_usual_read(Exchange *exchange, const Read *read)
         PyObject *response = exchange->response, *reader = exchange->reader;
         Py_INCREF(response); /* `on_first` may send the request again. */
         Py_INCREF(reader);
-        result = use_usual_read(exchange, (ResponseParser *)response, (ResponseReader *)reader, &usual, read);
+        result = use_usual_read(exchange, (ResponseParser *)response, (ResponseReader *)reader,
+                                &usual, read);
         Py_DECREF(response);
         Py_DECREF(reader);
     }
@@ -427,13 +450,17 @@ static enum FeedResult feed_usual_read(Exchange *exchange, const Read *read)
     return result;
 }
 
-enum { READ_ITEMS = 5, RUN_ITEMS = 3 }; /* of the tuples `Read` and `Run` in transport/response_state.py */
+enum {
+    READ_ITEMS = 5,
+    RUN_ITEMS = 3
+}; /* of the tuples `Read` and `Run` in transport/response_state.py */
 
 /* Fill in `*read` from a tuple. Return 0 if it is something else. */
 static int read_from_tuple(PyObject *tuple, Read *read)
 {
     int fits = 1;
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEMS || !PyBytes_Check(PyTuple_GetItem(tuple, 0)))
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEMS ||
+        !PyBytes_Check(PyTuple_GetItem(tuple, 0)))
         return 0;
     read->data = PyBytes_AsString(PyTuple_GetItem(tuple, 0));
     read->size = PyBytes_Size(PyTuple_GetItem(tuple, 0));
@@ -449,7 +476,8 @@ static enum FeedResult feed_by_python(Exchange *exchange, const char *method_nam
 {
     PyObject *method = PyObject_GetAttrString((PyObject *)exchange, method_name);
     PyObject *arguments = PySequence_Tuple(items);
-    PyObject *is_over = method == NULL || arguments == NULL ? NULL : PyObject_CallObject(method, arguments);
+    PyObject *is_over =
+        method == NULL || arguments == NULL ? NULL : PyObject_CallObject(method, arguments);
     Py_XDECREF(method);
     Py_XDECREF(arguments);
     int result = is_over == NULL ? -1 : PyObject_IsTrue(is_over);
@@ -480,9 +508,11 @@ static enum FeedResult feed_item(Exchange *exchange, PyObject *item)
     if (size < 0)
         return FEED_FAILED;
     if (size == RUN_ITEMS)
-        return feed_by_python(exchange, "_feed_run", item) == FEED_FAILED ? FEED_FAILED : RESPONSE_GOES_ON;
+        return feed_by_python(exchange, "_feed_run", item) == FEED_FAILED ? FEED_FAILED
+                                                                          : RESPONSE_GOES_ON;
     Read read;
-    enum FeedResult result = read_from_tuple(item, &read) ? feed_usual_read(exchange, &read) : NOT_USUAL;
+    enum FeedResult result =
+        read_from_tuple(item, &read) ? feed_usual_read(exchange, &read) : NOT_USUAL;
     return result == NOT_USUAL ? feed_by_python(exchange, "_feed_read", item) : result;
 }
 
@@ -491,8 +521,8 @@ static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    exchange->may_batch = exchange->is_event_stream && response->chunked && reader->first_token >= 0 &&
-                          exchange->sink == Py_None;
+    exchange->may_batch = exchange->is_event_stream && response->chunked &&
+                          reader->first_token >= 0 && exchange->sink == Py_None;
     set_object(&exchange->template, exchange->at_chunk_start ? reader->template : Py_None);
     if (exchange->may_batch && !exchange->at_chunk_start)
         exchange->splits_chunks = 1;

@@ -409,8 +409,8 @@ class Pool:
             timeline: The event timeline that gets the time of each output event.
             name: The value of the header X-Request-Id, or "" for the id of the request.
             header_lines: Further header lines, complete with their line ends.
-            requested_output: The number of output tokens that the body requests, or 0 if unknown. The
-                end of the response is expected with them.
+            requested_output: The number of output tokens that the body requests, or 0 if
+                unknown. The end of the response is expected with them.
             sink: A function called with (text, reasoning, timestamp) for each output event.
             on_first: A function called with the time of the first output event.
 

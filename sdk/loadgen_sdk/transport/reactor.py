@@ -6,10 +6,10 @@ the first. One callback, called a turn, reads every ready socket together with t
 timestamps. It then delivers what it read, in slices of limited duration, so that decoding never
 delays the reading of packets for long. This module knows nothing about HTTP.
 
-How exact a timestamp is (see docs/reference/metrics.md): packets that wait in the receive queue are merged,
-and the merged data has the timestamp of the newest. Each read therefore also reports `empty_at`,
-the last time at which the socket was known to be empty. The data arrived between `empty_at` and
-the timestamp. While a load generator has requests in flight, it polls at least every
+How exact a timestamp is (see docs/reference/metrics.md): packets that wait in the receive queue are
+merged, and the merged data has the timestamp of the newest. Each read therefore also reports
+`empty_at`, the last time at which the socket was known to be empty. The data arrived between
+`empty_at` and the timestamp. While a load generator has requests in flight, it polls at least every
 POLL_EVERY_NS. This bounds the uncertainty of the timestamp when two events arrive in one read.
 """
 

@@ -170,7 +170,6 @@ class ExchangeState:
     """
 
     __slots__ = (
-        "requested_output",
         "at_chunk_start",
         "body_bytes",
         "body_parts",
@@ -199,6 +198,7 @@ class ExchangeState:
         "reader",
         "ready",
         "request",
+        "requested_output",
         "resent",
         "response",
         "reused",

@@ -129,7 +129,8 @@ class ResponseReaderState:
             timeline: The event timeline that gets the time of each output event.
             keep_text: Keep the text, the tool calls and the id of the response.
             sink: A function called with (text, reasoning, timestamp) for each output event.
-            expects_few_events: So few events will come that learning a template costs more than it saves.
+            expects_few_events: So few events will come that learning a template costs more than it
+                saves.
         """
         self.timeline = timeline
         self.sink = sink
