@@ -57,6 +57,16 @@ class NoCapacityError(LoadgenError):
     exit_code = UNSOUND
 
 
+STATE_LABELS: dict[State, str] = {
+    "sustained": "sustained",
+    "confirmed": "confirmed",
+    "held": "passed but not confirmed",
+    "stopped": "stopped",
+    "none": "none",
+}
+"""How far a capacity was shown, as text."""
+
+
 class Capacity(
     msgspec.Struct,
     frozen=True,
@@ -67,7 +77,7 @@ class Capacity(
         "sustained_reason": "sustained_why",
     },
 ):
-    """The highest rate at which every term of the SLO was met; documented in docs/reference/costs.md.
+    """The highest rate at which every objective of the SLO was met (docs/reference/costs.md).
 
     Attributes:
         schema: The version of the format.
@@ -128,14 +138,14 @@ class Capacity(
     def description(self) -> str:
         """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
         if self.state == "none":
-            return "no load held"
+            return "no load passed"
         if self.state == "stopped" and self.rate_per_s == 0:
-            return "stopped, no load was shown to hold"
+            return "stopped before a load passed"
         rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "stopped":
             return f"stopped, at least {rate}"
         bound = "at least " if self.lower_bound else ""
-        state = "" if self.state is None else f", {self.state}"
+        state = "" if self.state is None else f", {STATE_LABELS[self.state]}"
         sustained_period = describe_sustained_period(self.state, self.sustained_s)
         return f"{bound}{rate}{state}{sustained_period}"
 
@@ -147,7 +157,7 @@ class Capacity(
     @property
     def resume_hint(self) -> str:
         """How to resume a search that was stopped, or "" if nothing is left to do."""
-        return f"go on with: {self.resume_command}" if self.resume_command else ""
+        return f"resume with: {self.resume_command}" if self.resume_command else ""
 
     @property
     def comparison_note(self) -> str:
@@ -168,7 +178,7 @@ class Capacity(
         """How far the run named by `evidence` shows its load, as text."""
         if self.sustained:
             return "sustained"
-        return "confirmed" if self.confirmed else "the highest that held"
+        return "confirmed" if self.confirmed else "the highest load that passed"
 
 
 def default_trial_ns(workload: Workload) -> int:
@@ -190,31 +200,31 @@ def default_trial_ns(workload: Workload) -> int:
 
 
 def describe_horizon(horizon_s: float) -> str:
-    """Return which changes of a server an interval or a verdict covers, by how often they recur.
+    """Return which slowdowns of a server an interval or a verdict covers, by how often they recur.
 
-    `horizon_s` is the recurrence horizon: a slow spell of the server that recurs within this time
-    was most likely met by the load, and so is part of the result. If it is shorter than usual, the
-    text adds that rarer slow spells were not looked for.
+    `horizon_s` is the recurrence horizon. A server may slow down for a while, for example while it
+    collects garbage. A slowdown that recurs within the horizon most likely occurred during the
+    load, and so is part of the result. If the horizon is shorter than usual, the text adds that
+    rarer slowdowns may have been missed.
     """
-    covered_changes = f"what comes back within {format.duration(horizon_s)}"
+    covered_slowdowns = f"slowdowns that recur at least every {format.duration(horizon_s)}"
     if horizon_s >= HORIZON_S:
-        return covered_changes
-    usual_horizon = f"(usual: {format.duration(HORIZON_S)})"
+        return covered_slowdowns
     return (
-        f"{covered_changes} {usual_horizon}; "
-        "slow spells of minutes that come back less often were not looked for"
+        f"{covered_slowdowns} (default {format.duration(HORIZON_S)}; rarer ones may have been "
+        "missed)"
     )
 
 
 def describe_sustained_period(state: str | None, sustained_s: float | None) -> str:
-    """Return how long a load was observed, for example " (no trend within 20 min)".
+    """Return how long a load was observed, for example " (no trend in 20 min)".
 
     Return "" unless the load is known to be sustained. The time is stated because a server that
     leaks memory and restarts each hour looks sustained within 20 minutes.
     """
     if state != "sustained" or sustained_s is None:
         return ""
-    return f" (no trend within {format.duration(sustained_s)})"
+    return f" (no trend in {format.duration(sustained_s)})"
 
 
 def rate_unit(summary: Summary) -> Unit:

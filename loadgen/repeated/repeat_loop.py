@@ -1,4 +1,4 @@
-"""Runs a load several times: the seed of each repeat, the pause before it, and the loop over them."""
+"""Runs a load several times: the seed of each repeat, the pauses, and the loop over them."""
 
 from __future__ import annotations
 

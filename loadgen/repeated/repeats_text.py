@@ -1,4 +1,4 @@
-"""Tables and sentences about repeats: the mean of each metric, its interval, the spread of runs. Pure."""
+"""Tables and sentences about repeats: the mean of each metric, its interval, the spread."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def key_metrics(repeats: RepeatSummary) -> list[RepeatedMetric]:
 
 
 def headline(repeats: RepeatSummary) -> str:
-    """Return the key metrics in one sentence, after a mark for a simulation or an invalid result."""
+    """Return the key metrics in one sentence, marked if they are simulated or INVALID."""
     return f"{_headline_mark(repeats)}{describe_repeats(repeats)}"
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,7 @@ from loadgen.search.search_results import (
     CONFIRMING_KINDS,
     SearchResult,
     TrialResult,
+    capacity_interval,
     capacity_state,
     find_capacity_trial,
 )
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.render.section import Report
 
-SEARCH_STOPPED = "the search was stopped before it confirmed a load"
-SWEEP_STOPPED = "the sweep was stopped before all of its load points had run"
+SEARCH_STOPPED = "the search stopped before it confirmed a load"
+SWEEP_STOPPED = "the sweep stopped before all of its load points had run"
 NO_POINT_MET_SLO = "no load point of the sweep is a valid measurement that met the SLO"
 NO_POINT_SUSTAINED = "no load point of the sweep met the SLO and was sustained"
-NO_LOAD_PASSED = "no load held"
-UNCONFIRMED = "loads held, and none of them when it was to be confirmed at full length"
+NO_LOAD_PASSED = "no load passed"
+UNCONFIRMED = "loads passed, but none of them in a full-length confirmation"
 
 RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
 """Stop reasons of a search that has not come to its end, so that it can be resumed."""
@@ -69,13 +70,6 @@ class ExperimentOutcome:
     trials: Sequence[TrialResult]
     result: SearchResult
     curve: sweep_curve.SweepCurve | None = None
-
-
-class _RateInterval(NamedTuple):
-    """The lowest and the highest rate that the capacity may have."""
-
-    low: float
-    high: float
 
 
 def write_outputs(
@@ -249,7 +243,7 @@ def _capacity_of_run(
     """Return the capacity that one run shows, with the interval that the whole search gives it."""
     is_closed_loop = _is_closed_loop_run(summary)
     # In a closed loop the interval of the result is in virtual users, and not in requests.
-    interval = None if is_closed_loop else _interval_with(rate_per_s, result)
+    interval = None if is_closed_loop else capacity_interval(rate_per_s, result)
     is_load_point = best_trial.kind == "level"
     is_longer_trial = best_trial.kind == "sustain"
     return Capacity(
@@ -300,19 +294,6 @@ def _lower_bound_reason(outcome: ExperimentOutcome) -> str:
     if outcome.curve is not None:
         return sweep_curve.lower_bound_reason(outcome.curve)
     return capacity.HIGHEST_LOAD_PASSED if outcome.result.lowest_failed is None else ""
-
-
-def _interval_with(rate: float, result: SearchResult) -> _RateInterval | None:
-    """Return the interval of a search, widened to include `rate`.
-
-    A load that was not sustained bounds it from above.
-    """
-    if result.interval is None:
-        return None
-    high = result.interval.high
-    if result.unsustained_load is not None:
-        high = min(high, result.unsustained_load)
-    return _RateInterval(min(result.interval.low, rate), max(high, rate))
 
 
 def _is_sustained(best: TrialResult, result: SearchResult) -> bool | None:

@@ -57,7 +57,7 @@ REQUEST_SETTINGS = (
 
 IDENTITY_FIELDS = {
     "command_name": "command",
-    "load_kind": "levels",
+    "load_kind": "loads",
     "workload": "workload",
     "source_text": "workload",
     "target": "target",
@@ -161,9 +161,9 @@ def read_plan(output_dir: Path) -> ExperimentPlan:
     if not (output_dir / PLAN_FILE).is_file():
         raise UserError(
             "no_result",
-            "no search to go on with",
+            "no search to resume",
             f"--resume {output_dir}",
-            f"a folder with {PLAN_FILE}",
+            f"give a directory with {PLAN_FILE}",
         )
     refuse_links(output_dir)
     return _decode_plan(output_dir / PLAN_FILE)
@@ -174,7 +174,7 @@ def read_search_plan(output_dir: Path) -> ExperimentPlan:
     plan = read_plan(output_dir)
     if plan.command_name != "search":
         name = plan.command_name
-        hint = f"a {name} goes on where its own command is given again, with the same --out"
+        hint = f"resume a {name} by repeating its command with the same --out"
         raise UserError("mismatch", f"a {name}, not a search", f"--resume {output_dir}", hint)
     return plan
 
@@ -227,9 +227,9 @@ def begin(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
     elif output_dir.exists() and _holds_runs(output_dir):
         raise UserError(
             "mismatch",
-            f"the folder holds runs, and no {plan.command_name}",
+            f"the directory has runs that are not those of a {plan.command_name}",
             str(output_dir),
-            "give another --out",
+            "use another --out",
         )
     output_dir.mkdir(parents=True, exist_ok=True)
     checksums.begin(output_dir)
@@ -262,9 +262,9 @@ def check_same_experiment(
     changed_options = _describe_changed_options(stored, requested)
     raise UserError(
         "mismatch",
-        f"another {stored.command_name} was begun here, with other {labels}{changed_options}",
+        f"the directory has another {stored.command_name} with different {labels}{changed_options}",
         str(output_dir),
-        "give the same command again, or another --out",
+        "repeat the same command, or use another --out",
     )
 
 
@@ -309,13 +309,13 @@ def _command_words(plan: ExperimentPlan) -> str:
 def load_unit(plan: ExperimentPlan, counted: Unit) -> str:
     """Return the unit of the loads of a search, as it is written after a number.
 
-    Examples are "/s", " conversations/s" and " in flight". `counted` is what its rates count.
+    Examples are " req/s", " conversations/s" and " in flight". `counted` is what its rates count.
     """
     if plan.load_kind == "concurrency":
         return " in flight"
     if plan.is_by_mlperf_rules:
         return " queries/s"
-    return "/s" if counted == "requests" else f" {counted}/s"
+    return " req/s" if counted == "requests" else f" {counted}/s"
 
 
 def counted_unit(workload: Workload) -> Unit:
@@ -403,6 +403,6 @@ def read_search(output_dir: Path) -> StoredSearch | None:
         path.read_bytes(),
         StoredSearch,
         str(path),
-        "the answer of a search",
+        "the result of a search",
         f"loadgen search --resume {shlex.quote(str(output_dir))} writes it",
     )

@@ -73,7 +73,7 @@ def forecast_search(
 def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
     """Return a forecast as text: the expected trials and time, and the largest possible ones.
 
-    An example is "about 9 trials, 1 h 12 min of load (...); at most 40 trials, 6 h 40 min".
+    An example is "9 trials, 1 h 12 min of load plus drain time (at most 40 trials, 6 h 40 min)".
     """
     most = f"at most {format.duration(forecast.most_seconds)}"
     if forecast.most_trials is not None:
@@ -83,8 +83,8 @@ def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
         return most
     load = "simulated load" if virtual else "load"
     trials = format.counted(round(forecast.trials), "trial")
-    expected = f"about {trials}, {format.duration(forecast.seconds)} of {load}"
-    return f"{expected} (the time of the last answers comes on top); {most}"
+    expected = f"{trials}, {format.duration(forecast.seconds)} of {load} plus drain time"
+    return f"{expected} ({most})"
 
 
 class DryRun(NamedTuple):
@@ -118,16 +118,16 @@ class DryRun(NamedTuple):
         from loadgen.core.execution.load_description import describe_load
 
         described = describe_load(self.first_trial, self.settings)
-        print(f"first trial:\n{described.text}")
+        print(f"First trial:\n{described.text}")
         if described.error is not None:
             raise described.error
         forecast = forecast_search(self.search, self.trial_s, runs_to_end=self.runs_to_end)
         if forecast is None:
-            print("search: nothing is left to do")
+            print("Search: nothing is left to do")
             return
-        print(f"search: {describe_forecast(forecast, virtual=self.settings.virtual)}")
+        print(f"Search: {describe_forecast(forecast, virtual=self.settings.virtual)}")
         if self.budget is None:
-            print("cost: add --prices FILE to see it")
+            print("Cost: add --prices FILE to see it")
             return
         load = described.load if self.is_load_known else described.load._replace(requests=None)
         self._show_cost(forecast, load, self.budget)
@@ -142,14 +142,14 @@ class DryRun(NamedTuple):
         largest_cost = _forecast_cost(first_load, forecast.most_seconds, self.settings, budget)
         if expected_cost is None or largest_cost is None:
             print(
-                "cost: unknown, since the price depends on requests and the load is not known yet"
+                "Cost: unknown, because the price depends on requests and the load is not known yet"
             )
             return
         is_virtual = self.settings.virtual
         note = " on a real server; a simulation costs nothing" if is_virtual else ""
         expected_amount = budget.format_amount(expected_cost)
         largest_amount = budget.format_amount(largest_cost)
-        print(f"cost: about {expected_amount}, at most {largest_amount}{note}")
+        print(f"Cost: about {expected_amount}, at most {largest_amount}{note}")
         if not is_virtual:
             budget.check_limit(expected_cost, "this search")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import Columns
@@ -28,6 +29,7 @@ FAILED: Final = "over"
 INVALID: Final = "invalid"
 """The outcome of a trial that says nothing about its load."""
 
+NS_PER_MS = 1_000_000
 ROUNDING = 1e-9  # keeps a product such as 0.95 * 100 from being rounded up to 96
 
 
@@ -92,6 +94,24 @@ class Goal(Struct, frozen=True, kw_only=True):
             needed_count = math.ceil(self.slo.goodput_share * request_count - ROUNDING)
             allowed_by_term.append(request_count - needed_count)
         return tuple(allowed_by_term)
+
+    def describe_misses(
+        self, term_index: int, miss_count: int, request_count: int, allowed: int
+    ) -> str:
+        """Return that too many requests missed a request term, with its limit.
+
+        An example is "12 of 1,000 requests exceeded TTFT 500 ms (p99 allows 9)".
+        """
+        counts = f"{miss_count:,} of {format.counted(request_count, 'request')}"
+        allowed_count = f"{max(allowed, 0):,}"
+        if term_index >= len(self.slo.terms):
+            return f"{counts} violated the SLO (goodput allows {allowed_count})"
+        term = self.slo.terms[term_index]
+        limit = format.milliseconds(term.limit_ns / NS_PER_MS)
+        return (
+            f"{counts} exceeded {term.metric.upper()} {limit} ms (p{term.quantile * 100:g} allows "
+            f"{allowed_count})"
+        )
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return a mask of shape (terms, rows): which finished request misses which term.

@@ -9,7 +9,7 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.invocation import Invocation
-from loadgen.cli.options import DryRunOption, WorkloadArgument, add_options
+from loadgen.cli.options import DryRunOption, FullOption, WorkloadArgument, add_options
 from loadgen.cli.resume import resume_arguments
 from loadgen.core.errors import OK
 
@@ -20,8 +20,7 @@ SustainOption = Annotated[
     bool | None,
     typer.Option(
         "--sustain/--no-sustain",
-        help="Also confirm the load in a run twice as long, in which nothing may grow: else the "
-        "peak is by the rules only.",
+        help="Also confirm the load in a trial twice as long, in which no queue may grow.",
         show_default="--sustain in virtual time",
     ),
 ]
@@ -30,7 +29,7 @@ RunSpreadOption = Annotated[
     typer.Option(
         "--run-spread",
         metavar="SHARE",
-        help="Variation of the server from run to run, as known from repeats: 3%.",
+        help="Run-to-run variation of the server, if known from repeats: 3%.",
     ),
 ]
 
@@ -50,13 +49,13 @@ RunSpreadOption = Annotated[
     ),
     help_texts={
         "duration": "Full length of a trial.",
-        "warmup": "Unmeasured load before each trial, rising to the highest load that passed: for "
-        "a server that scales out.",
-        "seed": "Of the search; every trial derives its own.",
-        "out": "Folder of the search.",
+        "warmup": "Unmeasured load before each trial, ramped up to the highest load that passed. "
+        "Use it for a server that scales out.",
+        "seed": "Random seed of the search. Every trial derives its own.",
+        "out": "Results directory of the search.",
     },
     default_texts={
-        "duration": "600s, of tasks at least 10 times what one may take",
+        "duration": "600s; for tasks at least 10 times their time limit",
         "warmup": "none",
     },
 )
@@ -69,7 +68,7 @@ def search(
             "--percentile",
             metavar="P",
             rich_help_panel="SLO",
-            help="Of every --slo term that names none: 99, 95, 99.9.",
+            help="Percentile of --slo objectives that name none: 99, 95, 99.9.",
         ),
     ] = None,
     over: Annotated[
@@ -77,15 +76,17 @@ def search(
         typer.Option(
             "--over",
             metavar="LOAD",
-            help="rate (open loop), or concurrency (closed loop).",
+            help="What to search over: rate (open loop) or concurrency (closed loop).",
             autocompletion=completion.complete_choice(lambda: ("rate", "concurrency")),
         ),
     ] = "rate",
     low: Annotated[
-        float | None, typer.Option("--low", metavar="LOAD", min=0, help="Not below this load.")
+        float | None,
+        typer.Option("--low", metavar="LOAD", min=0, help="Lower bound of the search."),
     ] = None,
     high: Annotated[
-        float | None, typer.Option("--high", metavar="LOAD", min=0, help="Not above this load.")
+        float | None,
+        typer.Option("--high", metavar="LOAD", min=0, help="Upper bound of the search."),
     ] = None,
     start: Annotated[
         float | None,
@@ -93,8 +94,8 @@ def search(
             "--start",
             metavar="LOAD",
             min=0,
-            help="First load, without --low and --high. Default: 1; of a simulated target what "
-            "its preset lets expect.",
+            help="Load of the first trial, without --low and --high. Default: 1, or an estimate "
+            "for a simulated target.",
         ),
     ] = None,
     precision: Annotated[
@@ -102,16 +103,16 @@ def search(
         typer.Option(
             "--precision",
             metavar="SHARE",
-            help="Half width of the interval, as a share: 5%, or 0.05.",
+            help="Half-width of the confidence interval: 5%, or 0.05.",
         ),
     ] = "2%",
     max_probes: Annotated[
-        int, typer.Option("--max-probes", metavar="N", min=1, help="Trials at most.")
+        int, typer.Option("--max-probes", metavar="N", min=1, help="Maximum number of trials.")
     ] = 40,
     max_time: Annotated[
         str | None,
         typer.Option(
-            "--max-time", metavar="TIME", help="Time of all trials together, at most: 2h, 90m."
+            "--max-time", metavar="TIME", help="Maximum time of all trials together: 2h, 90m."
         ),
     ] = None,
     resume: Annotated[
@@ -119,23 +120,24 @@ def search(
         typer.Option(
             "--resume",
             metavar="FOLDER",
-            help="Folder of a search that is not finished: go on, without its flags.",
+            help="Resume the unfinished search in this directory. Its options are stored there.",
         ),
     ] = None,
     sustain: SustainOption = None,
     run_spread: RunSpreadOption = None,
     dry_run: DryRunOption = False,
+    full: FullOption = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", rich_help_panel="Output", help="Print search.json instead of the table."
+            "--json", rich_help_panel="Output", help="Print search.json instead of the report."
         ),
     ] = False,
 ) -> int:
-    """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
+    """Find the highest rate (or concurrency) that meets every objective of the SLO.
 
-    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not
-    valid, or --max-time or --max-probes stopped it, 130 interrupted.
+    Exit: 0 found, 1 no load passed or none was confirmed, 2 wrong usage, 3 two INVALID trials in a
+    row, or stopped by --max-time or --max-probes, 130 interrupted.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
@@ -176,6 +178,7 @@ def search(
             show=show,
             unit=request.unit,
             trial_s=request.trial_s,
+            full=full,
         )
         return search_run.run("json" if as_json else "report")
 

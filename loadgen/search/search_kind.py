@@ -79,9 +79,9 @@ def load(output_dir: Path) -> OpenedSearch:
     if not runs:
         raise UserError(
             "no_records",
-            "no trial is in this folder",
+            "the search has no trial",
             str(output_dir),
-            "take the folder as it was handed over",
+            "copy the whole directory, with the directories of the trials",
         )
     _, first_summary = runs[0]
     additions = additions_to(output_dir, OpenedRun(first_summary, None))
@@ -91,7 +91,8 @@ def load(output_dir: Path) -> OpenedSearch:
 def headline(search: OpenedSearch) -> str:
     """Return the result in one sentence or two."""
     if search.stored is None:
-        return f"{_describe_unfinished(search.output_dir)} {run_directory_kind.headline(search.as_runs)}"
+        so_far = run_directory_kind.headline(search.as_runs)
+        return f"{_describe_unfinished(search.output_dir)} {so_far}"
     stored = search.stored
     return search_text.headline(stored.result, stored.trials, stored.term_names, search.unit)
 
@@ -112,11 +113,14 @@ def report(search: OpenedSearch) -> Report:
     )
     complete = render_search_report(source)
     warnings = [] if found is None else [Notice("WARNING", text) for text in found.warnings]
-    sections = list(complete.sections)
+    resume_sections = []
     if resume_command:
-        sections.append(section("Go on with", Quoted(resume_command)))
+        resume_sections = [section("Resume with", Quoted(resume_command))]
     return msgspec.structs.replace(
-        complete, notices=[*complete.notices, *warnings], sections=sections
+        complete,
+        notices=[*complete.notices, *warnings],
+        sections=[*complete.sections, *resume_sections],
+        brief=[*complete.brief, *resume_sections],
     )
 
 
@@ -208,12 +212,12 @@ def _no_capacity_error(
     if found is not None and found.lower_bound_reason:
         reason = f": {found.lower_bound_reason}"
     command = _resume_command(output_dir, experiment.read_search(output_dir))
-    hint = f"go on with: {command}; or name" if command else "name"
+    hint = f"resume with: {command}; or give" if command else "give"
     return capacity.NoCapacityError(
         "no_figure",
-        f"a search without a capacity{reason}; no run of it stands for a load that holds",
+        f"the search has no capacity{reason}",
         str(output_dir),
-        f"{hint} one of its runs: {run_names}",
+        f"{hint} the directory of one of its runs: {run_names}",
     )
 
 

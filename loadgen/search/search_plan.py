@@ -211,9 +211,9 @@ def check_options(
     if options.over not in LOAD_KINDS:
         raise UserError(
             "unknown_name",
-            f"nothing to search over: {options.over!r}",
+            f"unknown load {options.over!r}",
             "--over",
-            f"known: {', '.join(LOAD_KINDS)}",
+            f"must be one of {', '.join(LOAD_KINDS)}",
         )
     # Every block adds its error to `errors`, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
@@ -313,9 +313,9 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
         return Goal(slo=slo, full_run_terms=full_run_terms)
     if not_judged:
         what = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
-        raise UserError("no_slo", what, f"--api {settings.api}", "--slo e2e:500ms")
-    hint = "give --slo ttft:2s --slo tpot:200ms"
-    raise UserError("no_slo", "no SLO to search under", place, hint)
+        raise UserError("no_slo", what, f"--api {settings.api}", "use --slo e2e:500ms")
+    hint = "add for example --slo ttft:2s --slo tpot:200ms"
+    raise UserError("no_slo", "a search needs an SLO", place, hint)
 
 
 def _parse_warmup(text: str | None, options: SearchOptions) -> int:
@@ -324,9 +324,9 @@ def _parse_warmup(text: str | None, options: SearchOptions) -> int:
     if warmup_ns and options.is_closed_loop:
         raise UserError(
             "unsupported",
-            "a closed loop has no warm-up in a search",
+            "a search over concurrency has no warm-up",
             f"--warmup {text}",
-            "leave it out, or search over rates",
+            "remove --warmup, or search over rates",
         )
     return warmup_ns
 
@@ -335,7 +335,7 @@ def _check_bounds(low: float | None, high: float | None) -> None:
     """Raise UserError if the lowest load of a search is not below the highest."""
     if low and high and low >= high:
         where = f"--low {low:g} --high {high:g}"
-        hint = "give --low a smaller number than --high"
+        hint = "--low must be smaller than --high"
         raise UserError("out_of_range", "the lowest load is not below the highest", where, hint)
 
 
@@ -351,9 +351,9 @@ def parse_run_spread(text: str | None, settings: Settings) -> float | None:
     if not 0 <= share <= MAX_RUN_SPREAD:
         raise UserError(
             "out_of_range",
-            "a variation of more than 20 %",
+            "must be from 0 % to 20 %",
             f"--run-spread {text}",
-            "a share, like 3%",
+            "for example 3%",
         )
     return share
 
@@ -363,7 +363,7 @@ def parse_precision(text: str) -> float:
     share = parse_share_option("--precision", text)
     if not MIN_PRECISION <= share <= MAX_PRECISION:
         raise UserError(
-            "out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%"
+            "out_of_range", "must be from 0.2 % to 50 %", f"--precision {text}", "for example 2%"
         )
     return share
 

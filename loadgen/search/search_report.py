@@ -22,6 +22,7 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
+from loadgen.repeated.capacity import STATE_LABELS
 from loadgen.runs import sweep_charts, sweep_report
 from loadgen.runs.slo_text import judge_objectives
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
@@ -34,11 +35,10 @@ from loadgen.search.search_results import (
     SearchResult,
     TrialResult,
     capacity_and_state,
-    find_best_trial,
 )
 
 OUTCOME_COLORS = {PASSED: "good", FAILED: "bad", INVALID: "warn"}
-KIND_LABELS = {"confirm": "confirmation", "sustain": "longer"}
+KIND_LABELS = {"confirm": "confirmation", "sustain": "longer trial"}
 LOG_SCALE_LOADS = 3  # a load axis is logarithmic if the highest load is so many times the lowest
 LOG_SCALE_LATENCIES = 20  # the same for an axis of latencies
 
@@ -77,42 +77,49 @@ class SearchReportInput:
         return sorted(self.search.trials, key=lambda trial: trial.number)
 
     @property
-    def trials_by_load(self) -> list[TrialResult]:
-        """The trials in the order of their loads."""
-        return sorted(self.search.trials, key=lambda trial: (trial.load, trial.number))
+    def limit(self) -> str:
+        """What limits the load, in one sentence or two."""
+        sentences = " ".join(_describe_limits(self.trials, self.summaries, self.unit))
+        return sentences or "no trial missed the SLO."
 
 
 def render_search_report(source: SearchReportInput) -> Report:
     """Return the report of a search."""
-    sweep_curve = None
+    trial_curve = None
     if source.runs:
-        sweep_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
-    warnings = [simulated_notice()] if source.search.simulated else []
+        trial_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
+    notices = [simulated_notice()] if source.search.simulated else []
     headline = search_text.headline(
         source.result, source.trials, source.search.term_names, source.unit
     )
-    answer = [Paragraph(headline, _headline_kind(source.result), large=True)]
+    paragraphs = [Paragraph(headline, _headline_kind(source.result), large=True)]
+    brief = [section("", _title(trial_curve)), _brief_section(source)]
     for addition in source.additions:
-        warnings += addition.notices
-        answer += addition.headline()
-    name = "highest load within the SLO"
+        notices += addition.notices
+        paragraphs += addition.headline()
     return Report(
-        title=name if sweep_curve is None else " · ".join(_title_parts(sweep_curve, name)),
-        page_title="search" if sweep_curve is None else f"{sweep_curve.workload}: search",
-        generated_by=_describe_version(sweep_curve),
-        notices=warnings,
-        headline=answer,
-        sections=_sections(source, sweep_curve),
+        title=_title(trial_curve),
+        page_title="search" if trial_curve is None else f"{trial_curve.workload}: search",
+        generated_by=_describe_version(trial_curve),
+        notices=notices,
+        headline=paragraphs,
+        sections=_sections(source, trial_curve),
+        brief=brief,
     )
 
 
-def _title_parts(sweep_curve: SweepCurve, name: str) -> list[str]:
-    """Return the workload, the model and the name of the report, without those not known."""
-    return [part for part in (sweep_curve.workload, sweep_curve.model, name) if part]
+def _title(trial_curve: SweepCurve | None) -> str:
+    """Return what was searched, for example "Capacity of sim for rag (llama-2-70b, 4 GPUs)"."""
+    if trial_curve is None:
+        return "Capacity search"
+    gpus = "" if trial_curve.gpus is None else format.counted(trial_curve.gpus, "GPU")
+    details = ", ".join(filter(None, (trial_curve.model, gpus)))
+    suffix = f" ({details})" if details else ""
+    return f"Capacity search: {trial_curve.workload} on {trial_curve.target}{suffix}"
 
 
-def _describe_version(sweep_curve: SweepCurve | None) -> str:
-    version = "" if sweep_curve is None else f" {sweep_curve.version}"
+def _describe_version(trial_curve: SweepCurve | None) -> str:
+    version = "" if trial_curve is None else f" {trial_curve.version}"
     return f"loadgen{version} report of a search"
 
 
@@ -122,40 +129,49 @@ def _headline_kind(result: SearchResult) -> Kind:
     return "bad" if result.stop_reason == "none" else "warn"
 
 
-def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list[Section]:
+def _brief_section(source: SearchReportInput) -> Section:
+    """Return the result in a few lines, for a terminal."""
+    facts = search_text.brief_facts(
+        source.result,
+        source.trials,
+        source.unit,
+        limit=source.limit,
+        simulated=source.search.simulated,
+    )
+    return section("", facts, indented=True)
+
+
+def _sections(source: SearchReportInput, trial_curve: SweepCurve | None) -> list[Section]:
     """Return the sections of the report, from top to bottom."""
-    trials = source.trials
-    limits = " ".join(_describe_limits(trials, source.summaries))
-    limits = limits or "no load of this search missed the SLO."
     sections = [
-        section("", Tiles(list(_numbers(source))), f"What limits it: {limits}"),
-        section("", *(() if sweep_curve is None else (sweep_report.measured_facts(sweep_curve),))),
+        section("", Tiles(list(_numbers(source))), f"Limited by: {source.limit}"),
+        section("Latency against load", Charts(list(_charts_of_terms(source)))),
     ]
+    if trial_curve is not None:
+        sections.append(section("", sweep_report.measured_facts(trial_curve)))
     for addition in source.additions:
         sections += addition.sections
     sections += [
         _trials_section(source),
         search_text.confirmation_section(
-            source.result, trials, source.unit, simulated=source.search.simulated
+            source.result, source.trials, source.unit, simulated=source.search.simulated
         ),
     ]
-    if sweep_curve is not None:
-        charts = Charts(list(sweep_charts.sweep_charts(sweep_curve)))
+    if trial_curve is not None:
+        charts = Charts(list(sweep_charts.sweep_charts(trial_curve)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
     return sections
 
 
 def _trials_section(source: SearchReportInput) -> Section:
-    """Return the section with the charts and the table of the trials."""
+    """Return the section with the trials in the order of time: a chart and a table."""
     trials = source.trials
-    charts = []
-    if trials:
-        charts = [_chart_over_time(source), *_charts_of_terms(source)]
+    charts = [_chart_over_time(source)] if trials else []
     units = search_text.describe_units(source.unit) if trials else ""
     return section(
         "Trials",
         Charts(charts),
-        search_text.trial_table(source.trials_by_load),
+        search_text.trial_table(trials),
         Paragraph(units, "soft"),
         id="trials",
     )
@@ -165,30 +181,26 @@ def _trials_section(source: SearchReportInput) -> Section:
 
 
 def _numbers(source: SearchReportInput) -> Iterator[Tile]:
-    """Yield the headline numbers: capacity, confirmed load, interval, tokens and effort."""
+    """Yield the headline numbers: capacity, confirmed load, interval, throughput and effort."""
     result = source.result
     trials = source.trials
     unit = source.unit.strip()
-    yield _capacity_number(source)
-    label = search_text.confirmed_load_label(result, trials)
-    confirmed = result.confirmed_load
-    start = "after a warm-up" if result.warmup_s else "from empty"
-    doubt = "" if label == "Confirmed" else "; not seen to last"
-    yield Tile(
-        label,
-        format.NONE if confirmed is None else f"{confirmed:.4g}",
-        unit,
-        f"a run at full length, {start}{doubt}",
-    )
+    yield _capacity_tile(source)
+    if result.confirmed_load is not None:
+        label = search_text.confirmed_load_label(result, trials)
+        start = "after a warm-up" if result.warmup_s else "from a cold start"
+        doubt = "" if label == "Confirmed" else "; not sustained in a longer one"
+        yield Tile(label, f"{result.confirmed_load:.4g}", unit, f"full-length trial {start}{doubt}")
     if result.load is not None and result.interval is not None:
-        bounds = f"95 % interval {result.interval.low:.4g} to {result.interval.high:.4g}"
-        yield Tile("Half of runs pass", f"{result.load:.4g}", unit, f"on the way: {bounds}")
-    tokens = format.quantity(_output_tokens_per_s(result, trials))
-    yield Tile("Output tokens", tokens, "/s", "in the run at this load")
-    yield Tile("Spent", format.duration(result.duration_s), "", f"{len(trials)} trials")
+        bounds = f"95 % CI {result.interval.low:.4g} to {result.interval.high:.4g}"
+        yield Tile("50 % pass", f"{result.load:.4g}", unit, bounds)
+    throughput = search_text.capacity_output_tokens_per_s(result, trials)
+    yield Tile("Throughput", format.quantity(throughput), "output tok/s", "at the capacity")
+    trial_count = format.counted(len(trials), "trial")
+    yield Tile("Effort", format.duration(result.duration_s), "", trial_count)
 
 
-def _capacity_number(source: SearchReportInput) -> Tile:
+def _capacity_tile(source: SearchReportInput) -> Tile:
     """Return the capacity as a headline number, with its state."""
     load, state = capacity_and_state(source.result, source.trials)
     unit = source.unit.strip()
@@ -196,46 +208,43 @@ def _capacity_number(source: SearchReportInput) -> Tile:
         text = search_text.describe_capacity(source.result, source.trials, source.unit)
         return Tile("Capacity", text, "", "within the SLO")
     if source.result.is_lower_bound:
-        return Tile("Capacity", f"at least {load:.4g}", unit, "the highest load that was allowed")
-    return Tile("Capacity", f"{load:.4g}", unit, state)
-
-
-def _output_tokens_per_s(result: SearchResult, trials: Sequence[TrialResult]) -> float | None:
-    """Return the output tokens per second of the run that shows the capacity, if they are known."""
-    load, _ = capacity_and_state(result, trials)
-    best = find_best_trial(trials)
-    if load is None or best is None:
-        return None
-    return best.metrics.get("output_tokens_per_s")
+        return Tile("Capacity", f"at least {load:.4g}", unit, "the highest allowed load passed")
+    return Tile("Capacity", f"{load:.4g}", unit, STATE_LABELS[state])
 
 
 # What limits the load
 
 
 def _describe_limits(
-    trials: Sequence[TrialResult], summaries: Mapping[str, Summary]
+    trials: Sequence[TrialResult], summaries: Mapping[str, Summary], unit: str
 ) -> Iterator[str]:
     """Yield sentences about what limits the load.
 
-    The first one states why the lowest load failed or grew. If several terms were missed, another
-    one states how many of the failed trials missed each.
+    The first one states why the lowest load failed or was not sustained. If several terms were
+    missed, another one states how many of the failed trials missed each.
     """
     failed = [trial for trial in trials if trial.has_failed]
     growing = [trial for trial in trials if trial.has_passed and not _may_last(trial)]
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
     if lowest is None:
         return
-    factor = lowest.length_factor
-    length = f" (over {factor:g} times the length of a trial)" if factor > 1 else ""
-    what_happened = "missed" if lowest.has_failed else "held and grew"
-    reason = lowest.reason if lowest.has_failed else lowest.sustained_reason
-    yield f"at {lowest.load:.4g}, the lowest load that {what_happened}{length}: {reason}."
+    yield _describe_lowest_limit(lowest, unit)
     misses = _misses_by_term(failed, summaries)
-    if len(misses) > 1 and any(misses.values()):
+    if sum(any(is_missed) for is_missed in misses.values()) > 1:
         counts = [
-            f"{term} by {sum(is_missed)} of {len(is_missed)}" for term, is_missed in misses.items()
+            f"{term} in {sum(is_missed)} of {len(is_missed)}" for term, is_missed in misses.items()
         ]
-        yield f"Missed by the loads above: {', '.join(counts)}."
+        yield f"Failed trials missed {', '.join(counts)}."
+
+
+def _describe_lowest_limit(trial: TrialResult, unit: str) -> str:
+    """Return why the trial at the lowest load failed, or why its load was not sustained."""
+    factor = trial.length_factor
+    length = f" over {factor:g} times the trial length" if factor > 1 else ""
+    load = f"{trial.load:.4g}{unit}{length}"
+    if trial.has_failed:
+        return f"at {load}, {trial.reason}."
+    return f"at {load}, the SLO was met but not sustained: {trial.sustained_reason}."
 
 
 def _misses_by_term(
@@ -275,18 +284,18 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
     loads = [trial.load for trial in trials]
     interval = source.result.interval
     bands: tuple[Band, ...] = ()
-    note = "each at its end"
+    note = "each trial at its end, by outcome"
     if interval is not None:
         bands = (Band(start=interval.low, end=interval.high, color="good", across=True),)
-        note = "each at its end, by outcome; shaded: the 95 % interval of the answer"
-    capacity, _ = capacity_and_state(source.result, trials)
+        note = f"{note}; shaded: the 95 % confidence interval of the 50 % pass load"
+    capacity_load, _ = capacity_and_state(source.result, trials)
     marks: tuple[Mark, ...] = ()
-    if capacity is not None:
-        marks = (Mark(y=capacity, label=f"{capacity:.4g}{source.unit}", color="good"),)
+    if capacity_load is not None:
+        marks = (Mark(y=capacity_load, label=f"{capacity_load:.4g}{source.unit}", color="good"),)
     return Chart(
         title="Trials over time",
         note=note,
-        x=Axis(label="spent so far", format="time", min=0),
+        x=Axis(label="time of load so far", format="time", min=0),
         y=Axis(label=f"load, {unit}, log", log=max(loads) > LOG_SCALE_LOADS * min(loads)),
         series=(
             Series(x=end_times_s, y=loads, color="c6", width=1),
@@ -312,17 +321,26 @@ def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
         if not known:
             continue
         is_log = max(*known, term.limit_ms) > LOG_SCALE_LATENCIES * min(known)
+        limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
         y_axis = Axis(label="ms", unit="ms", min=0)
         if is_log:
             y_axis = Axis(label="ms, log", unit="ms", log=True)
         yield Chart(
             title=term.promise,
-            note="of each trial; one that ended early shows the part it saw",
+            note="a point for each trial; one that stopped early shows the latency until then",
             x=Axis(label=f"load, {source.unit.strip()}", pad=True),
             y=y_axis,
             series=tuple(_dots_by_outcome(trials, loads, values)),
-            marks=(Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True),),
+            marks=(limit_mark, *_capacity_marks(source)),
         )
+
+
+def _capacity_marks(source: SearchReportInput) -> list[Mark]:
+    """Return a line at the capacity, if it is known."""
+    load, _ = capacity_and_state(source.result, source.trials)
+    if load is None:
+        return []
+    return [Mark(x=load, label=f"capacity {load:.4g}", color="good")]
 
 
 def _term_value_ms(summary: Summary | None, index: int) -> float | None:

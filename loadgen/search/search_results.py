@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -324,6 +324,26 @@ def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> 
         return best
     long_enough_passes = [trial for trial in _full_length_passes(trials) if not trial.is_too_short]
     return max(long_enough_passes, key=lambda trial: trial.load, default=None)
+
+
+class LoadInterval(NamedTuple):
+    """The lowest and the highest load that the capacity may have."""
+
+    low: float
+    high: float
+
+
+def capacity_interval(load: float, result: SearchResult) -> LoadInterval | None:
+    """Return the interval of the capacity: that of the search, widened to include `load`.
+
+    A load that was not sustained bounds it from above. Return None if the search has no interval.
+    """
+    if result.interval is None:
+        return None
+    high = result.interval.high
+    if result.unsustained_load is not None:
+        high = min(high, result.unsustained_load)
+    return LoadInterval(min(result.interval.low, load), max(high, load))
 
 
 def capacity_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +38,7 @@ class SearchRun:
         show: Shows the progress.
         unit: The unit of the loads, as it is written after a number.
         trial_s: The full length of the load of a trial.
+        full: Whether every section of the report is printed.
     """
 
     search: LoadSearch
@@ -45,6 +47,7 @@ class SearchRun:
     show: RunDisplay
     unit: str
     trial_s: float
+    full: bool = False
     _earlier_trial_count: int = field(default=0, init=False)
 
     def run(self, output: Output = "report") -> int:
@@ -90,21 +93,21 @@ class SearchRun:
         settings = self.runner.settings
         if self._earlier_trial_count:
             done = format.counted(self._earlier_trial_count, "trial is", "trials are")
-            print_status(f"going on with {output_dir}: {done} done")
-        if settings.backend.simulated:
-            print_status("SIMULATED: no real server is measured")
-        elif len(settings.endpoints) > 1:
+            print_status(f"Resuming {output_dir}: {done} done")
+        if not settings.backend.simulated and len(settings.endpoints) > 1:
             targets = format.counted(len(settings.endpoints), "target")
-            print_status(f"load over {targets}: every rate is that of all of them together")
-        print_status(f"search in {output_dir}: {', '.join(self.runner.goal.term_names)}")
-        print_status(f"reproduce with --seed {self.runner.seed}")
+            print_status(f"Load over {targets}: rates are those of all targets together")
+        objectives = ", ".join(self.runner.goal.term_names)
+        simulated = " (simulated)" if settings.backend.simulated else ""
+        print_status(f"Searching for the highest load that meets {objectives}{simulated}")
+        print_status(f"Reproduce with --seed {self.runner.seed}")
         forecast = forecast_search(
             self.search, self.trial_s, runs_to_end=bool(self.runner.goal.full_run_terms)
         )
         if forecast is not None:
             expected = describe_forecast(forecast, virtual=settings.virtual)
             cost = self.show.cost_per_time(forecast.seconds, settings)
-            print_status(f"expected: {expected}{cost}")
+            print_status(f"Estimated: {expected}{cost}")
 
     def _run_trials(self) -> None:
         """Run trials until the search has ended.
@@ -128,7 +131,7 @@ class SearchRun:
                 result, self.trial_s, self.search.settings.warmup_s
             )
             if note:
-                print_status(f"note: {note}")
+                print_status(f"Warning: {note}")
                 has_noted_late_responses = True
 
     def _run_trial(self, trial: PlannedTrial) -> TrialResult:
@@ -167,14 +170,16 @@ class SearchRun:
         """Print the result as `output` says, and how to resume the search."""
         output_dir = self.runner.output_dir
         if output == "none":
-            print_status(f"search in {output_dir}: {search_text.describe_stop(result)}")
+            print_status(f"Search {output_dir}: {search_text.describe_stop(result)}")
             return
         if output == "json":
             sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
             return
-        print_report(report_ended_search(output_dir))
+        print_report(report_ended_search(output_dir), full=self.full)
         command = capacity_files.usable_resume_command(
             result, self.search.results, self.runner.resume_command
         )
-        resume = f"; go on with: {command}" if command else ""
-        print_status(f"results in {output_dir}{resume}")
+        folder = shlex.quote(str(output_dir))
+        print_status(f"Results: {folder}. All details: loadgen report {folder} --full")
+        if command:
+            print_status(f"Resume with: {command}")

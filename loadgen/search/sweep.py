@@ -37,14 +37,14 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
         is_before_last = ellipsis_indices == [len(words) - 2]
         if not is_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
-            raise UserError("invalid_value", "not a series that can be continued", place, hint)
+            raise UserError("invalid_value", "the series of loads cannot be continued", place, hint)
         loads = _continue_series(loads[:-1], loads[-1], place)
     if len(loads) > MAX_LOADS:
-        problem = f"{len(loads)} levels are too many"
+        problem = f"{len(loads)} loads are too many"
         raise UserError("too_large", problem, place, f"at most {MAX_LOADS}")
     if any(after <= before for before, after in pairwise(loads)):
-        hint = "1,2,4,8: a low load first keeps a server from a cold start"
-        raise UserError("unordered", "levels must ascend, each once", place, hint)
+        hint = "for example 1,2,4,8; low loads first, so that the server is warm for the high ones"
+        raise UserError("unordered", "loads must ascend without repetition", place, hint)
     return tuple(loads)
 
 
@@ -60,10 +60,10 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     for word in words:
         if not LENGTH_PATTERN.fullmatch(word) or int(word) < 1:
             problem = f'"{word}" is no number of tokens'
-            raise UserError("invalid_value", problem, place, "like 500,1000,4000")
+            raise UserError("invalid_value", problem, place, "for example 500,1000,4000")
     lengths = sorted(map(int, words))
     if len(set(lengths)) < len(lengths):
-        raise UserError("duplicate", "each length once", place, "like 500,1000,4000")
+        raise UserError("duplicate", "a length is repeated", place, "for example 500,1000,4000")
     return tuple(lengths)
 
 
@@ -81,7 +81,10 @@ def combine_point_groups(isl: object, osl: object, targets: Sequence[str]) -> li
     ]
     if len({group.directory_prefix for group in groups}) < len(groups):
         raise UserError(
-            "duplicate", "each target once", f"--target {','.join(targets)}", "names that differ"
+            "duplicate",
+            "a target is repeated",
+            f"--target {','.join(targets)}",
+            "use different names",
         )
     return groups
 
@@ -123,7 +126,7 @@ def _parse_load(text: str, place: str, kind: LoadKind) -> float:
     hint = "requests per second, above 0"
     if is_concurrency:
         hint = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
-    raise UserError("invalid_value", f'"{text}" is no level', place, hint)
+    raise UserError("invalid_value", f'"{text}" is not a load', place, hint)
 
 
 def _continue_series(first_loads: Sequence[float], last: float, place: str) -> list[float]:
@@ -147,7 +150,7 @@ def _continue_series(first_loads: Sequence[float], last: float, place: str) -> l
             "invalid_value",
             f"the series ({rule}) does not reach {last:g}",
             place,
-            f"it comes to {loads[-1]:g}",
+            f"its last load is {loads[-1]:g}",
         )
     return loads
 

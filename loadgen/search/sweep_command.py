@@ -9,6 +9,7 @@ import typer
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.options import (
     DryRunOption,
+    FullOption,
     StrictOption,
     WorkloadArgument,
     add_options,
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
     help_texts={
         "concurrency": "Closed loop: 1,2,4,8 or 1,2,4,...,512.",
         "request_rate": "Open loop: 1,2,5,10 or 2,4,...,20 per second.",
-        "num_requests": "Of each level.",
-        "duration": "Of each level: 30s, 5m.",
-        "warmup": "Unmeasured load before each level: 10s, 20req.",
-        "input_tokens": "Prompt length; several add load points: 500,1000,4000.",
-        "output_tokens": "Output length; several add load points: 100,500.",
-        "seed": "Of lengths and arrivals, the same for every level; each has texts of its own.",
-        "out": "Its folder; the same one again goes on where it stopped.",
+        "num_requests": "Number of requests of each load point.",
+        "duration": "Duration of each load point: 30s, 5m.",
+        "warmup": "Unmeasured load before each load point: 10s, 20req.",
+        "input_tokens": "Prompt length. Several lengths add load points: 500,1000,4000.",
+        "output_tokens": "Output length. Several lengths add load points: 100,500.",
+        "seed": "Random seed of lengths and arrivals, the same for every load point. Each has "
+        "prompts of its own.",
+        "out": "Results directory. The same command with the same directory resumes a sweep.",
     },
-    default_texts={"num_requests": "as the workload says, at least 5 for each lane"},
+    default_texts={"num_requests": "as in the workload, at least 5 per virtual user"},
 )
 def sweep(
     invocation: Invocation,
@@ -47,7 +49,9 @@ def sweep(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", metavar="A,B", help="One after the other: names of --targets, or URLs."
+            "--target",
+            metavar="A,B",
+            help="Targets to sweep one after the other: names of --targets, or URLs.",
         ),
     ] = None,
     as_json: Annotated[
@@ -59,8 +63,9 @@ def sweep(
     ] = False,
     strict: StrictOption = False,
     dry_run: DryRunOption = False,
+    full: FullOption = False,
 ) -> int:
-    """Run a workload at several loads: the throughput-latency curve, its knee, tokens/s per GPU against per user.
+    """Run a workload at several loads and find the knee of the throughput-latency curve.
 
     Several input or output lengths, or --target, add load points: each pair of lengths has a curve.
 
@@ -83,7 +88,7 @@ def sweep(
         planned = plan_sweep(invocation, workload, target)
     if errors:
         raise CombinedError(errors)
-    output = _Output(as_json, as_markdown, strict)
+    output = _Output(as_json, as_markdown, strict, full)
     show = create_display(invocation)
     if dry_run:
         return print_plans(planned.planned_runs, invocation.budget())
@@ -107,6 +112,7 @@ class _Output(NamedTuple):
     as_json: bool
     as_markdown: bool
     strict: bool
+    full: bool
 
 
 def _run_once(run: SweepRun, output: _Output) -> int:
@@ -117,11 +123,16 @@ def _run_once(run: SweepRun, output: _Output) -> int:
     outcome = run_sweep(run)
     curve = outcome.curve
     if curve is None:
-        print_status(
-            f"nothing was measured; resume with: the same command and --out {run.output_dir}"
-        )
+        print_status(f"Nothing was measured. Repeat the command with --out {run.output_dir} to resume.")
         return INTERRUPTED
-    print_result(curve, sweep_report(curve), as_json=output.as_json, as_markdown=output.as_markdown)
-    resume = f"; resume with: {curve.resume}" if curve.resume else ""
-    print_status(f"{describe_files(run.output_dir)}{resume}")
+    print_result(
+        curve,
+        sweep_report(curve),
+        as_json=output.as_json,
+        as_markdown=output.as_markdown,
+        full=output.full,
+    )
+    print_status(describe_files(run.output_dir))
+    if curve.resume:
+        print_status(f"Resume with: {curve.resume}")
     return outcome_code(outcome, strict=output.strict)

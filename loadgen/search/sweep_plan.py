@@ -193,8 +193,13 @@ def _parse_load_option(invocation: Invocation, load_kind: LoadKind) -> tuple[flo
     """Return the loads of --concurrency or --request-rate. Raises UserError."""
     used_options = [option for option in LOAD_OPTIONS if invocation[option] is not None]
     if len(used_options) != 1:
-        hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
-        raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
+        hint = "use either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
+        raise UserError(
+            "missing_option",
+            "the loads are missing, or there are two kinds of them",
+            "loadgen sweep",
+            hint,
+        )
     return parse_loads(invocation[load_kind], f"--{load_kind.replace('_', '-')}", load_kind)
 
 
@@ -206,9 +211,9 @@ def _check_request_count(request_count: int, virtual_users: float) -> None:
     enough = REQUESTS_PER_VIRTUAL_USER * virtual_users
     raise UserError(
         "out_of_range",
-        f"{requests} fewer than {virtual_users:,.0f} lanes: so many would never be in flight",
+        f"{requests} too few for {virtual_users:,.0f} virtual users",
         f"--num-requests {request_count}",
-        f"--num-requests {enough:g}, or leave it out",
+        f"use --num-requests {enough:g}, or leave it out",
     )
 
 
@@ -222,7 +227,7 @@ def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str,
     place = f"--target {target}"
     names = [part.strip() for part in target.split(",")]
     if len(set(names)) < len(names) or not all(names):
-        raise UserError("duplicate", "each target once, by a name", place, "--target a,b")
+        raise UserError("duplicate", "every target needs a name of its own", place, "--target a,b")
     if invocation["targets"] is not None:
         return _settings_of_known_targets(invocation.settings(), names, place)
     if invocation["url"]:

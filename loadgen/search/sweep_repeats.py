@@ -61,7 +61,7 @@ class RepeatedSweep:
             document, repeated_sweep_report(summaries, build_curve(all_runs)), as_json=as_json
         )
         names = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
-        print_status(f"results in {output_dir}: a sweep each in {names}")
+        print_status(f"Results: {output_dir}, with one sweep in each of {names}")
         if not has_completed:
             return most_severe([*self._exit_codes, INTERRUPTED])
         return most_severe(self._exit_codes)
@@ -115,7 +115,7 @@ def _check_not_a_single_sweep(output_dir: Path) -> None:
     if (output_dir / experiment.PLAN_FILE).is_file():
         raise UserError(
             "mismatch",
-            "the folder holds a sweep that is not repeated",
+            "the directory has a sweep that is not repeated",
             f"--out {output_dir}",
-            "give another --out",
+            "use another --out",
         )

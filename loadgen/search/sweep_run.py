@@ -50,13 +50,13 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     sweep, output_dir, show = sweep_run
     plan = stored_sweep.begin(output_dir, _experiment_plan(sweep, output_dir))
     earlier_results = experiment.read_results(output_dir)
-    print_status(f"reproduce with --seed {plan.seed}")
+    print_status(f"Reproduce with --seed {plan.seed}")
     points = points_to_run(sweep, output_dir)
     if earlier_results:
         done_count = len(sweep.points) - len(points)
         verb = "is" if done_count == 1 else "are"
         total = counted_points(len(sweep.points))
-        print_status(f"resuming {output_dir}: {done_count} of {total} {verb} done")
+        print_status(f"Resuming {output_dir}: {done_count} of {total} {verb} done")
     show.begin_steps(len(points), weights=_relative_durations(points))
     point_runner = _PointRunner(output_dir, plan, show)
     is_interrupted = False
@@ -106,8 +106,10 @@ def with_output_dir(sweep: Sweep, output_dir: Path) -> Sweep:
 
 def describe_files(output_dir: Path) -> str:
     """Return where the files of a sweep are."""
-    page = output_dir / PAGE
-    return f"results in {output_dir}, page: {page}, table: {output_dir / TABLE_FILE}"
+    return (
+        f"Report: {output_dir / PAGE}. Table: {output_dir / TABLE_FILE}. All details: loadgen "
+        f"report {output_dir} --full"
+    )
 
 
 def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
@@ -159,7 +161,7 @@ class _PointRunner:
         """Run load points. Their numbers continue those of the earlier results."""
         last_number = max((result.number for result in earlier_results), default=-1)
         for number, planned in enumerate(points, last_number + 1):
-            self._show.begin_step(f"load point {planned.point.name}")
+            self._show.begin_step(f"Load point {planned.point.name}")
             trial = PlannedTrial(
                 number=number, load=planned.point.load, kind="level", may_pass_early=False
             )

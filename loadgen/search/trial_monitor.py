@@ -235,18 +235,16 @@ class TrialMonitor:
         return Decision(PASSED, "steady", _describe_steady_state(batches, steady_start), now_ns)
 
     def _explain_missed_terms(self, miss_counts: NDArray[np.int64]) -> str:
-        """Return which term more requests have missed than it allows, or "" if there is none.
+        """Return which term too many requests have missed, or "" if there is none.
 
         The misses are compared with what all planned requests together may miss. A trial that
         exceeds this has failed, even if every later request meets the term.
         """
-        terms = self._goal.request_terms
-        counted_terms = zip(terms, miss_counts.tolist(), self._allowed_misses, strict=True)
-        for term_name, miss_count, allowed in counted_terms:
+        counted_terms = zip(miss_counts.tolist(), self._allowed_misses, strict=True)
+        for term_index, (miss_count, allowed) in enumerate(counted_terms):
             if miss_count > allowed:
-                return (
-                    f"{miss_count:,} of {self._request_count:,} planned requests miss {term_name}, "
-                    f"{max(allowed, 0):,} allowed"
+                return self._goal.describe_misses(
+                    term_index, miss_count, self._request_count, allowed
                 )
         return ""
 
@@ -264,8 +262,8 @@ class TrialMonitor:
         if self._missed_tasks <= allowed:
             return ""
         return (
-            f"{self._missed_tasks:,} of {task_count:,} planned tasks miss what was promised, "
-            f"{allowed:,} allowed"
+            f"{self._missed_tasks:,} of {task_count:,} tasks missed their objective "
+            f"({allowed:,} allowed)"
         )
 
     def _find_steady_start(
@@ -386,16 +384,13 @@ class TrialMonitor:
 
 
 def _describe_steady_state(batches: _Batches, start: int) -> str:
-    """Return since when a trial has been steady, and with how many requests in flight.
+    """Return since when a trial has been steady, and its concurrency.
 
-    An example is "steady since 30 s: 24 batches of 5 s, 12 in flight".
+    An example is "steady state since 30 s, concurrency 12".
     """
     width_s = batches.width_ns / NS_PER_S
-    in_flight = batches.in_flight[start:]
-    return (
-        f"steady since {start * width_s:.0f} s: {len(in_flight)} batches of "
-        f"{width_s:.0f} s, {float(in_flight.mean()):,.0f} in flight"
-    )
+    concurrency = float(batches.in_flight[start:].mean())
+    return f"steady state since {start * width_s:.0f} s, concurrency {concurrency:,.0f}"
 
 
 def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:

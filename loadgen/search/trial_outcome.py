@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core import format, run_folder
+from loadgen.core import run_folder
 from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND, picked
@@ -236,22 +236,20 @@ def _describe_exceeded_terms(
 ) -> list[str]:
     """Return a text for each term that more requests missed than it allows.
 
-    An example is "12 of 1,000 requests miss ttft p99, 10 allowed". Unfinished requests that have
-    not missed a term yet are left out. If they are too many to be left out (`is_undecided`), they
-    count as if they had met it, so that a term is only exceeded for certain.
+    Unfinished requests that have not missed a term yet are left out. If they are too many to be
+    left out (`is_undecided`), they count as if they had met it, so that a term is only exceeded for
+    certain.
     """
     is_unfinished = counted_rows["status"] == columns.UNFINISHED
     request_count = len(counted_rows)
     exceeded_terms = []
-    misses_by_term = zip(goal.request_terms, goal.find_misses(counted_rows), strict=True)
-    for term_index, (term_name, is_missed) in enumerate(misses_by_term):
+    for term_index, is_missed in enumerate(goal.find_misses(counted_rows)):
         missed_count = int(is_missed.sum())
         left_out_count = 0 if is_undecided else int((is_unfinished & ~is_missed).sum())
         allowed = goal.allowed_misses(request_count - left_out_count)[term_index]
         if missed_count > allowed:
-            requests = format.counted(request_count, "request")
             exceeded_terms.append(
-                f"{missed_count:,} of {requests} miss {term_name}, {max(allowed, 0):,} allowed"
+                goal.describe_misses(term_index, missed_count, request_count, allowed)
             )
     return exceeded_terms
 
@@ -259,8 +257,8 @@ def _describe_exceeded_terms(
 def _describe_unfinished(unfinished_count: int, count: int) -> str:
     """Return that too many requests were unfinished to judge the trial, and what helps."""
     return (
-        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended: too "
-        "many to say whether the SLO holds; give a longer --grace, or none"
+        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended, too "
+        "many to decide the SLO. Use a longer --grace, or none"
     )
 
 
@@ -295,8 +293,8 @@ def _find_lost_server(records: TrialRecords) -> _Invalidity | None:
     if gone_count <= max_share * max(request_count, 1):
         return None
     reason = (
-        f"{gone_count:,} of {request_count:,} requests met a server that was gone or ill "
-        "(connections, resets, 5xx)"
+        f"{gone_count:,} of {request_count:,} requests could not reach the server (DNS, connect, "
+        "TLS or connection reset)"
     )
     return _Invalidity("server_gone", reason)
 

@@ -60,7 +60,7 @@ def with_load(workload: Workload, load: float) -> Workload:
         is_closed_loop = isinstance(stage.arrival, Closed)
         if not is_closed_loop and not hasattr(stage.arrival, "rate"):
             what = f"stage {stage.name!r} has no rate to search over"
-            raise UserError("unsupported", what, "stages", "give it poisson or constant")
+            raise UserError("unsupported", what, "stages", "use poisson or constant arrivals")
         has_load = stage.measured or is_closed_loop
         stages.append(stage_at_load(stage, load) if has_load else stage)
     return workload.model_copy(update={"stages": tuple(stages)})
