@@ -55,9 +55,9 @@ def run_dirs(output_dir: Path) -> list[Path]:
 
 def existing_run_dirs(output_dir: Path) -> list[Path]:
     """Return the directories of the runs in a directory. Raises UserError if there are none."""
-    found = run_dirs(output_dir)
-    if found:
-        return found
+    directories = run_dirs(output_dir)
+    if directories:
+        return directories
     raise UserError(
         "no_result",
         "the directory has no run yet",
@@ -216,27 +216,32 @@ def list_row_of_runs(
     If they have found a capacity, the row states it and shows the run that the capacity is based
     on. Otherwise it states `outcome`.
     """
-    found = capacity_in(output_dir)
-    if found is None:
+    found_capacity = capacity_in(output_dir)
+    if found_capacity is None:
         return ListRow(outcome=outcome, runs=runs)
-    interval = _capacity_interval(found, build_curve(runs)) if runs else None
+    interval = _capacity_interval(found_capacity, build_curve(runs)) if runs else None
     return ListRow(
-        outcome=found.description, selected_run=found.evidence, runs=runs, interval=interval
+        outcome=found_capacity.description,
+        selected_run=found_capacity.evidence,
+        runs=runs,
+        interval=interval,
     )
 
 
-def _capacity_interval(found: Capacity, curve: SweepCurve) -> RateInterval | None:
+def _capacity_interval(found_capacity: Capacity, curve: SweepCurve) -> RateInterval | None:
     """Return the interval of a capacity in output tokens/s, or None if it is not known."""
-    evidence = next((point for point in curve.load_points if point.name == found.evidence), None)
+    evidence = next(
+        (point for point in curve.load_points if point.name == found_capacity.evidence), None
+    )
     if evidence is None or evidence.per_user is None:
         return None
-    if not evidence.output_per_s or found.low_per_s is None:
+    if not evidence.output_per_s or found_capacity.low_per_s is None:
         return None
-    tokens_per_request = evidence.output_per_s / found.rate_per_s
+    tokens_per_request = evidence.output_per_s / found_capacity.rate_per_s
     return RateInterval(
         per_user=evidence.per_user,
-        low=found.low_per_s * tokens_per_request,
-        high=(found.high_per_s or found.rate_per_s) * tokens_per_request,
+        low=found_capacity.low_per_s * tokens_per_request,
+        high=(found_capacity.high_per_s or found_capacity.rate_per_s) * tokens_per_request,
     )
 
 

@@ -96,19 +96,19 @@ def render_outputs(
     A search always has a capacity, with its state; so has a sweep with an SLO and a single curve.
     Without the workload the recipe of the capacity stays empty.
     """
-    found = find_capacity(outcome, workload)
+    found_capacity = find_capacity(outcome, workload)
     if outcome.curve is None:
         curve_csv = render_trials_csv(outcome.trials)
         command = usable_resume_command(outcome.result, outcome.trials, resume_command)
-        found = with_search_state(found, outcome.result, command)
+        found_capacity = with_search_state(found_capacity, outcome.result, command)
     else:
         curve_csv = render_sweep_csv(outcome.trials, outcome.curve)
-        found = _with_sweep_state(found, outcome.curve)
+        found_capacity = _with_sweep_state(found_capacity, outcome.curve)
     files = {CURVE_FILE: curve_csv}
-    if found is not None:
+    if found_capacity is not None:
         is_simulated = any(trial.metrics.get("simulated") for trial in outcome.trials)
-        found = msgspec.structs.replace(found, simulated=is_simulated)
-        files[capacity.CAPACITY_FILE] = capacity.dump_capacity(found)
+        found_capacity = msgspec.structs.replace(found_capacity, simulated=is_simulated)
+        files[capacity.CAPACITY_FILE] = capacity.dump_capacity(found_capacity)
     return files
 
 
@@ -157,7 +157,7 @@ def _raised_limit(result: SearchResult) -> str:
 
 
 def with_search_state(
-    found: Capacity | None, result: SearchResult, resume_command: str = ""
+    found_capacity: Capacity | None, result: SearchResult, resume_command: str = ""
 ) -> Capacity:
     """Return the capacity of a search with its state, even if no load was found.
 
@@ -166,19 +166,21 @@ def with_search_state(
     """
     state = capacity_state(
         result,
-        confirmed=None if found is None else bool(found.confirmed),
-        sustained=None if found is None else found.sustained,
+        confirmed=None if found_capacity is None else bool(found_capacity.confirmed),
+        sustained=None if found_capacity is None else found_capacity.sustained,
     )
-    if found is not None and state in ("sustained", "confirmed", "held"):
-        return msgspec.structs.replace(found, state=state, resume_command=resume_command)
+    if found_capacity is not None and state in ("sustained", "confirmed", "held"):
+        return msgspec.structs.replace(found_capacity, state=state, resume_command=resume_command)
     reason = SEARCH_STOPPED
     if state == "none":
         reason = UNCONFIRMED if result.stop_reason == "unconfirmed" else NO_LOAD_PASSED
-    bound = _as_lower_bound(found or Capacity(rate_per_s=0.0, method="search"), reason)
+    bound = _as_lower_bound(found_capacity or Capacity(rate_per_s=0.0, method="search"), reason)
     return msgspec.structs.replace(bound, state=state, resume_command=resume_command)
 
 
-def _with_sweep_state(found: Capacity | None, curve: sweep_curve.SweepCurve) -> Capacity | None:
+def _with_sweep_state(
+    found_capacity: Capacity | None, curve: sweep_curve.SweepCurve
+) -> Capacity | None:
     """Return the capacity of a sweep with its state.
 
     A sweep that was stopped has only the highest load that met the SLO so far, without an interval.
@@ -188,19 +190,19 @@ def _with_sweep_state(found: Capacity | None, curve: sweep_curve.SweepCurve) -> 
         return None
     nothing = Capacity(rate_per_s=0.0, method="sweep")
     if curve.not_run:
-        bound = _as_lower_bound(found or nothing, SWEEP_STOPPED)
+        bound = _as_lower_bound(found_capacity or nothing, SWEEP_STOPPED)
         return msgspec.structs.replace(bound, state="stopped", resume_command=curve.resume)
-    if found is not None:
-        return found
+    if found_capacity is not None:
+        return found_capacity
     has_growing_point = sweep_analysis.lowest_growing(curve.load_points) is not None
     reason = NO_POINT_SUSTAINED if has_growing_point else NO_POINT_MET_SLO
     return msgspec.structs.replace(_as_lower_bound(nothing, reason), state="none")
 
 
-def _as_lower_bound(found: Capacity, reason: str) -> Capacity:
+def _as_lower_bound(found_capacity: Capacity, reason: str) -> Capacity:
     """Return the capacity as a lower bound, without its interval."""
     return msgspec.structs.replace(
-        found,
+        found_capacity,
         low_per_s=None,
         high_per_s=None,
         horizon_s=None,

@@ -102,17 +102,21 @@ def report(search: OpenedSearch) -> Report:
     resume_command = _resume_command(search.output_dir, search.stored)
     if search.stored is None:
         return _report_unfinished(search, resume_command)
-    found = capacity_in(search.output_dir)
-    has_evidence = found is not None and not found.is_unfinished
+    found_capacity = capacity_in(search.output_dir)
+    has_evidence = found_capacity is not None and not found_capacity.is_unfinished
     source = SearchReportInput(
         search.stored,
         search.runs,
         search.unit,
-        evidence=found.evidence if found is not None and has_evidence else "",
+        evidence=found_capacity.evidence if found_capacity is not None and has_evidence else "",
         additions=search.additions,
     )
     complete = render_search_report(source)
-    warnings = [] if found is None else [Notice("WARNING", text) for text in found.warnings]
+    warnings = (
+        []
+        if found_capacity is None
+        else [Notice("WARNING", text) for text in found_capacity.warnings]
+    )
     resume_sections = []
     if resume_command:
         resume_sections = [section("Resume with", Quoted(resume_command))]
@@ -196,21 +200,21 @@ def compare_side(output_dir: Path) -> Side:
 
     Raises NoCapacityError if there is none.
     """
-    found = capacity_in(output_dir)
-    if found is None or found.is_unfinished:
-        raise _no_capacity_error(output_dir, found)
-    run = compared(output_dir / found.evidence)
-    return Side(name="", runs=(run,), notes=(found.comparison_note,))
+    found_capacity = capacity_in(output_dir)
+    if found_capacity is None or found_capacity.is_unfinished:
+        raise _no_capacity_error(output_dir, found_capacity)
+    run = compared(output_dir / found_capacity.evidence)
+    return Side(name="", runs=(run,), notes=(found_capacity.comparison_note,))
 
 
 def _no_capacity_error(
-    output_dir: Path, found: capacity.Capacity | None
+    output_dir: Path, found_capacity: capacity.Capacity | None
 ) -> capacity.NoCapacityError:
     """Return the error that names the runs that may be compared instead."""
     run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
     reason = ""
-    if found is not None and found.lower_bound_reason:
-        reason = f": {found.lower_bound_reason}"
+    if found_capacity is not None and found_capacity.lower_bound_reason:
+        reason = f": {found_capacity.lower_bound_reason}"
     command = _resume_command(output_dir, experiment.read_search(output_dir))
     hint = f"resume with: {command}; or give" if command else "give"
     return capacity.NoCapacityError(

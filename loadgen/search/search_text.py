@@ -223,6 +223,7 @@ def brief_facts(
     ]
     if result.stop_reason not in FOUND:
         rows.append(("Ended", describe_stop(result)))
+        rows += _invalid_trial_rows(trials)[-1:]
     return Facts([(label, text) for label, text in rows if text])
 
 
@@ -272,7 +273,7 @@ def _interval_rows(
     if result.load is None or result.interval is None:
         return
     bounds = _describe_bounds(result.interval.low, result.interval.high)
-    yield "50 % pass", f"{result.load:.4g}{unit} ({bounds}): half of all trials pass at this load"
+    yield "50 % pass", f"{result.load:.4g}{unit} ({bounds})"
     yield "Interval", describe_interval_coverage(result, simulated=simulated)
 
 
@@ -302,8 +303,8 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
     """
     if simulated:
         return (
-            f"excludes model error ({format.shares(MODEL_ERROR)}, see docs/simulation.md) and seed "
-            f"variation (up to {MLPERF_SEED_VARIATION})"
+            f"excludes model error ({format.shares(MODEL_ERROR)}) and seed variation (up to "
+            f"{MLPERF_SEED_VARIATION})"
         )
     is_learned = result.run_spread_source == "learned"
     origin = "estimated from these trials; set it with --run-spread"

@@ -105,7 +105,7 @@ class SustainedSearch:
         """
         highest_sustained, lowest_unsustained = self.bracket()
         if highest_sustained is not None and highest_sustained.length_factor > 1:
-            length = f"held over {highest_sustained.length_factor:g} times the length of a trial"
+            length = f"passed over {highest_sustained.length_factor:g} times the trial length"
             reason = f"{length}; {highest_sustained.sustained_reason}"
             return Sustainability(highest_sustained.sustained, reason)
         if lowest_unsustained is not None:
@@ -117,7 +117,7 @@ class SustainedSearch:
             return Sustainability(None, too_short_trials[-1].sustained_reason)
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
-        return Sustainability(None, "no trial was longer than the rules ask for")
+        return Sustainability(None, "no trial was longer than the rules require")
 
     def failure_reason(self) -> str:
         """Return why no load could be confirmed, as a stop reason, or "" if one is or may be.

@@ -93,9 +93,9 @@ def list_row(output_dir: Path) -> ListRow:
 
 def capacity_facts(output_dir: Path) -> CapacityFacts:
     """Return the capacity of a sweep, or why it has none."""
-    found = capacity_in(output_dir)
-    if found is not None or experiment.command_of(output_dir) != "sweep":
-        return CapacityFacts(found)
+    found_capacity = capacity_in(output_dir)
+    if found_capacity is not None or experiment.command_of(output_dir) != "sweep":
+        return CapacityFacts(found_capacity)
     return stored_sweep.facts_without_capacity(output_dir)
 
 

@@ -105,7 +105,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
         (["run", "rag", "--slo", "p95_ttft:2s"], "names no metric", 'did you mean "ttft:2s:p95"?'),
         (["run", "rag", "--input-tokens", "8k"], '"8k" is not a whole number', "8000, not 8k"),
         (["run", "rag", "--url", "localhost:8000"], "has no scheme", "http://localhost:8000"),
-        (["sweep", "rag", "-c", "1-8"], '"1-8" is no level', "1,2,4,...,64"),
+        (["sweep", "rag", "-c", "1-8"], '"1-8" is not a load', "1,2,4,...,64"),
         (["doctor", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
         (["run", "qa", "sim:gb300-vm"], "sim:gb300-vm is an endpoint", "--url sim:gb300-vm"),
         (

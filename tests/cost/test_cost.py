@@ -1141,4 +1141,4 @@ def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
         if stored
         else "loadgen report . says why it stopped"
     )
-    assert hint.startswith(f"go on with: {stored};" if is_said else unsaid)
+    assert hint.startswith(f"resume with: {stored};" if is_said else unsaid)

@@ -142,7 +142,7 @@ def search(bench: Bench) -> bool:
         "search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 -d 20s "
         "--no-sustain --max-probes 3 --seed 1 -o search"
     )
-    return found.code in (0, 3) and "Highest load within the SLO" in found.out
+    return found.code in (0, 3) and "Capacity  " in found.out
 
 
 def contract(bench: Bench) -> bool:

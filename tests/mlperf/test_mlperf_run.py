@@ -350,7 +350,7 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
     assert code == 0
-    assert "Held once" in out
+    assert "Capacity  " in out
     told = (tmp_path / "probes.jsonl").read_bytes()
     assert exits("search", "qa", *flags[:-2], "--resume", str(tmp_path)) == 0
     assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask

@@ -59,7 +59,7 @@ def test_an_invalid_duration_is_reported_once(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("kind", "workload", "counted", "unit"),
     [
-        ("request_rate", "rag", "requests", "/s"),
+        ("request_rate", "rag", "requests", " req/s"),
         ("request_rate", "agentic", "conversations", " conversations/s"),
         (
             "request_rate",
@@ -89,9 +89,7 @@ def test_the_unit_of_a_load_states_what_it_counts(
     under_the_table = search_text.describe_units(
         unit
     )  # good requests/s stand beside loads in conversations/s
-    assert under_the_table.startswith(
-        "Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies"
-    )
+    assert under_the_table.startswith(f"Load: {unit.strip()}. Latencies")
 
 
 def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_search_is_resumed_without_its_options(
     assert resume in told
     assert exits(*shlex.split(resume)[1:]) == 0
     told = capsys.readouterr().err
-    assert "2 trials are done" in told and "go on with" not in told, "nothing is left"
+    assert "2 trials are done" in told and "Resume with" not in told, "nothing is left"
     assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
     answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
     assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
@@ -194,7 +192,7 @@ def test_a_search_is_resumed_without_its_options(
     assert exits("search", "--resume", tmp_path / "swept") == 2
     assert "a sweep, not a search" in capsys.readouterr().err
     assert exits("search", "--resume", str(tmp_path)) == 2
-    assert "no search to go on with" in capsys.readouterr().err
+    assert "no search to resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

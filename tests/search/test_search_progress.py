@@ -27,7 +27,7 @@ def test_a_pipe_gets_one_line_for_each_trial(
     out = tmp_path / "s"
     exits(*SEARCH, "-d", "20s", "--no-sustain", "--max-probes", "4", "-o", out)
     lines = capsys.readouterr().err.splitlines()
-    of_trials = [line for line in lines if re.match(r"trial \d+: ", line)]
+    of_trials = [line for line in lines if re.match(r"Trial at ", line)]
     assert len(of_trials) == _count_trials(out)
     assert all(re.search(r"\d of (about|at most) \d", line) for line in of_trials)
     assert not [line for line in lines if line.startswith("  ")]

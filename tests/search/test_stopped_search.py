@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -256,8 +257,8 @@ def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> No
     )
     assert (found.rate_per_s, found.state) == (20.0, "held")
     said = render_confirmation(answer, search.results)
-    assert "\nCapacity   20/s, held\n" in said
-    assert "20/s, held" in search_text.headline(answer, search.results, GOAL.request_terms, "/s")
+    assert re.search(r"\nCapacity +20/s, passed but not confirmed\n", said)
+    assert "20/s, passed" in search_text.headline(answer, search.results, GOAL.request_terms, "/s")
 
 
 def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:
@@ -283,16 +284,15 @@ def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:
             reason=f"m{len(told)}",
         )
         told.append(msgspec.structs.replace(one, sustained=lasts, sustained_reason=why))
-        return " ".join(search_report._describe_limits(told, {}))
+        return " ".join(search_report._describe_limits(told, {}, " req/s"))
 
     assert limit(38.0, "probe", "under") == ""
-    assert limit(39.0, "probe", "over") == "at 39, the lowest load that missed: m1."
-    assert (
-        limit(38.2, "sustain", "over")
-        == "at 38.2, the lowest load that missed (over 2 times the length of a trial): m2."
-    )
+    assert limit(39.0, "probe", "over") == "at 39 req/s, m1."
+    longer = limit(38.2, "sustain", "over")
+    assert longer == "at 38.2 req/s over 2 times the trial length, m2."
     grew = limit(37.5, "confirm", "under", grows="TTFT grows")
-    assert grew == "at 37.5, the lowest load that held and grew: TTFT grows."
+    assert grew.startswith("at 37.5 req/s, ")
+    assert grew.endswith("not sustained: TTFT grows.")
 
 
 def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) ->
     )
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
     said = render_confirmation(search.result, search.results)
-    assert "\nCapacity   not known; at least 20/s held so far\n" in said
+    assert re.search(r"\nCapacity +not known, at least 20/s\n", said)
 
 
 def test_a_search_in_which_no_load_passes_is_not_reported_as_stopped() -> None:
@@ -333,7 +333,7 @@ def test_a_search_in_which_no_load_passes_is_not_reported_as_stopped() -> None:
         )
     assert search.result.stop_reason == "none" and search.result.load is None
     assert exit_code(search.result) == 1
-    assert "no load holds" in " ".join(render_confirmation(search.result, search.results).split())
+    assert "even the lowest load" in render_confirmation(search.result, search.results)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_search_whose_load_makes_trials_invalid_is_not_resumed(code: str, goes
     )
     assert command == ("loadgen search --resume s" if goes_on else "")
     shown = render_confirmation(search.result, search.results)
-    assert "stopped: two trials in a row" in " ".join(shown.split())
+    assert "two INVALID trials" in shown
 
 
 def test_the_resume_command_raises_the_limit_that_stopped_the_search() -> None:

@@ -393,11 +393,9 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     )
     assert answer.sustained is True
     text = confirmation_text(answer, [], simulated=True)
-    assert (
-        "Held once" in text
-        and "Steady" in text
-        and "every term held over 2 times the length" in text
-    )
+    assert "Passed once" in text
+    assert "Sustained" in text
+    assert "over 2 times the trial length" in " ".join(text.split())
 
 
 def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
@@ -405,8 +403,9 @@ def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_
     answer = search.result
     assert (answer.sustained, answer.is_by_rules_only) == (None, True)
     text = " ".join(confirmation_text(answer, search.results, simulated=False).split())
-    assert "rules only: no trial was longer than the rules ask for" in text
-    assert "--sustain" in text and "in about 20 min 00 s a try" in text
+    assert "rules only: " in text
+    assert "--sustain" in text
+    assert "about 20 min 00 s" in text
 
 
 def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials_too() -> None:
@@ -492,20 +491,18 @@ def interval_of_search(run_spread: float) -> float:
 def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     simulated = run_search(steady=200).result
     words = search_text.describe_interval_coverage(simulated, simulated=True)
-    assert words.index("model") < words.index("sample orders") < words.index("search's own noise")
+    assert words.index("model error") < words.index("seed variation")
     measured = run_search(steady=200, run_spread=None).result
     assert measured.run_spread is not None and measured.run_spread_source == "learned"
     assert "--run-spread" in search_text.describe_interval_coverage(measured, simulated=False)
     as_told = run_search(steady=200, run_spread=0.03).result
-    assert "3.0%" in search_text.describe_interval_coverage(
-        as_told, simulated=False
-    ) and "as told" in search_text.describe_interval_coverage(as_told, simulated=False)
+    assert "3.0% (as specified)" in search_text.describe_interval_coverage(as_told, simulated=False)
     none = run_search(steady=200, run_spread=0.0).result
-    assert "0.0% (as told)" in search_text.describe_interval_coverage(none, simulated=False)
+    assert "0.0% (as specified)" in search_text.describe_interval_coverage(none, simulated=False)
 
 
 @pytest.mark.parametrize(
-    ("trial_s", "within"), [(600, "2 min 43 s (usual: 12 min 00 s)"), (2700, "12 min 12 s")]
+    ("trial_s", "within"), [(600, "2 min 43 s (default 12 min 00 s"), (2700, "12 min 12 s")]
 )
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
     """Trials of ten minutes meet no spell that comes back each half hour: the interval does not
@@ -514,12 +511,10 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
     words = search_text.describe_interval_coverage(
         run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
     )
-    assert f"for what comes back within {within}" in words
-    assert ("slow spells of minutes that come back less often were not looked for" in words) is (
-        trial_s < 2700
-    )
-    assert ("trials of 45 min 00 s look for all of them: -d" in words) is (trial_s < 2700)
-    assert "comes back" not in search_text.describe_interval_coverage(
+    assert f"every {within}" in words
+    assert ("rarer ones" in words) is (trial_s < 2700)
+    assert ("trials of 45 min 00 s" in words) is (trial_s < 2700)
+    assert "recur" not in search_text.describe_interval_coverage(
         run_search(steady=200).result, simulated=True
     ), "a model does not change"
 
@@ -624,18 +619,12 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
         "--out",
         str(tmp_path / "s"),
     ]
-    assert exits("search", "rag", *flags) == 0
+    assert exits("search", "rag", *flags, "--full") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert (
-        ("Held once" if lower else "Confirmed") in out
-        and "Steady" in out
-        and "2 times the length" in out
-    )
-    assert (
-        out.index("the model is wrong by 5 to 25 %")
-        < out.index("sample orders")
-        < out.index("search's own noise")
-    )
+    assert ("Passed once" if lower else "Confirmed") in out
+    assert "Sustained" in out
+    assert "2 times the trial length" in out
+    assert out.index("model error") < out.index("seed variation")
     found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
     answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
     assert found.sustained is answer["sustained"] and found.sustained_reason

@@ -478,27 +478,22 @@ def test_search_report_cost_and_capacity_say_one_thing(
         "0.2",
         "--start",
         FIRST_LOADS[profile],
+        "--full",
     )
-    assert "found, and confirmed" in found
-    unit = " conversations/s" if profile == "agentic" else "/s"
-    load = _number(rf"^Half pass +([\d.]+){unit}", found)
-    confirmed = _number(rf"^(?:Confirmed|Held once) +([\d.]+){unit}", found)
-    steady = _number(rf"^Steady +([\d.]+){unit}", found)
-    of_steady = " ".join(found.partition("\nSteady")[2].partition("\nSpent")[0].split())
-    assert (
-        "the load that loadgen cost and loadgen size use, with the steady tokens of that run"
-        in of_steady
-    )
+    unit = " conversations/s" if profile == "agentic" else " req/s"
+    load = _number(rf"^50 % pass +([\d.]+){unit}", found)
+    confirmed = _number(rf"^(?:Confirmed|Passed once) +([\d.]+){unit}", found)
+    steady = _number(rf"^Sustained +([\d.]+){unit}", found)
+    of_steady = found.partition("\nSustained")[2].partition("\n50 % pass")[0]
+    assert "loadgen cost" in of_steady
 
-    reported = said("report", str(folder))
-    assert _number(rf"^Half pass +([\d.]+){unit}", reported) == load
-    assert _number(rf"^(?:Confirmed|Held once) +([\d.]+){unit}", reported) == confirmed
+    reported = said("report", str(folder), "--full")
+    assert _number(rf"^50 % pass +([\d.]+){unit}", reported) == load
+    assert _number(rf"^(?:Confirmed|Passed once) +([\d.]+){unit}", reported) == confirmed
     page = (folder / "report.html").read_text()
-    assert (
-        f"by search: {steady:g}{unit}, " in page
-        and f"{confirmed:g}" in page
-        and f"{load:g}" in page
-    )
+    assert f": {steady:g}{unit} (" in page
+    assert f"{confirmed:g}" in page
+    assert f"{load:g}" in page
 
     stored = json.loads((folder / "capacity.json").read_text())
     evidence = store.read_run(folder / stored["evidence"])
