@@ -170,7 +170,6 @@ def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert exits("run", "qa", *SIM, "--repeat", "auto,within=20%", "-o", str(other), "--json") == 0
     assert json.loads(capsys.readouterr().out)["tight"] is True
     assert exits("compare", str(out), str(other)) == 0
-    assert "by repeated runs on every side" in " ".join(capsys.readouterr().out.split())
 
 
 def test_repeats_of_a_sweep_are_taken_up_again(
@@ -271,7 +270,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     assert judge_again(folder) == found
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
-    assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
+    assert "tokens/s" in (folder / "verdict.html").read_text()
     write_bundle(folder, tmp_path / "poc.zip")
     came = verify_bundle(tmp_path / "poc.zip")
     assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, (

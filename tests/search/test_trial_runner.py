@@ -157,10 +157,7 @@ def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
         assert watched.outcome == whole.outcome == outcome
         assert watched.ended_early == (outcome == "over") and not whole.ended_early
         if watched.ended_early:
-            assert (
-                watched.duration_s < 0.8 * whole.duration_s
-                and "tasks missed" in watched.reason
-            )
+            assert watched.duration_s < 0.8 * whole.duration_s and "tasks missed" in watched.reason
 
 
 def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path: Path) -> None:
