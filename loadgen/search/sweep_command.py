@@ -15,7 +15,7 @@ from loadgen.cli.options import (
     add_options,
     default_output_folder,
 )
-from loadgen.cli.output import print_result, print_status, add_resume_hint
+from loadgen.cli.output import add_resume_hint, print_result, print_status
 from loadgen.core.errors import (
     INTERRUPTED,
     CombinedError,
