@@ -123,7 +123,9 @@ def _run_once(run: SweepRun, output: _Output) -> int:
     outcome = run_sweep(run)
     curve = outcome.curve
     if curve is None:
-        print_status(f"Nothing was measured. Repeat the command with --out {run.output_dir} to resume.")
+        print_status(
+            f"Nothing was measured. Repeat the command with --out {run.output_dir} to resume."
+        )
         return INTERRUPTED
     print_result(
         curve,
