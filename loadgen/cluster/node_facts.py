@@ -170,18 +170,18 @@ def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Loa
         if remote.same.get(name) != value:
             yield UserError(
                 "nodes_differ",
-                f"{name} {remote.same.get(name)} there, {value} here",
+                f"has {name} {remote.same.get(name)}, but this machine has {value}",
                 where,
-                "the same on every node: the requests of a run depend on it",
+                "install the same version on every node: the requests of a run depend on it",
                 key=name,
             )
     for path, digest in local.files.items():
         remote_digest = remote.files.get(path)
         if remote_digest != digest:
-            what = "another file there than here" if remote_digest else "no such file there"
+            problem = "the file differs from the one here" if remote_digest else "no such file"
             yield UserError(
                 "nodes_differ",
-                f"{path}: {what}",
+                f"{path}: {problem}",
                 where,
                 "put it on a shared folder, under the same absolute path",
                 key=path,

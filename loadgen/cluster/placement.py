@@ -1,4 +1,4 @@
-"""Which worker goes to which node of a cluster. Pure."""
+"""The assignment of workers to the nodes of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def shared_out(workers: int, cpus: Mapping[str, int]) -> list[str]:
         cpus: Number of CPUs (one or more) of each node (at least one) by its id.
     """
     taken = dict.fromkeys(sorted(cpus, key=lambda node: -cpus[node]), 0)
-    placed = []
+    node_ids = []
     for _ in range(workers):
         node = min(taken, key=lambda node: (taken[node] > 0, (taken[node] + 1) / cpus[node]))
         taken[node] += 1
-        placed.append(node)
-    return placed
+        node_ids.append(node)
+    return node_ids

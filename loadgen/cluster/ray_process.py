@@ -22,8 +22,12 @@ from loadgen.cluster import lease
 from loadgen.cluster.node_agent import AwayError, GoneError, NodeAgent
 from loadgen.core.errors import LoadgenError, UserError, not_installed
 
-ANSWER_S = 10.0  # longest wait for the lease of another driver to say whose it is
-FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has ended
+ANSWER_S = 10.0
+"""Longest wait for the lease of another driver to name its holder."""
+FREED_S = 15.0
+"""Longest wait for Ray to end the lease of a driver that has ended."""
+MAX_REASON_CHARACTERS = 300
+"""Ray's errors contain tracebacks: only their beginning is shown."""
 
 
 class RayDriver:
@@ -50,9 +54,13 @@ class RayDriver:
                 namespace=lease.NAMESPACE,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            what = " ".join(str(error).split())[:300]
-            hint = "start one: ray start --head; the same Ray and Python on every node and here"
-            raise UserError("no_cluster", f"no Ray cluster to join: {what}", where, hint) from None
+            reason = " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
+            hint = (
+                "start it with `ray start --head`; every node needs the same Ray and Python as here"
+            )
+            raise UserError(
+                "no_cluster", f"cannot join a Ray cluster: {reason}", where, hint
+            ) from None
         self._lease = take_lease(holder, where)
 
     def free_cpus(self) -> int:

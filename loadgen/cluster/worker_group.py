@@ -1,8 +1,8 @@
-"""The workers of a run on the nodes of a Ray cluster, as the driver leads them. IO.
+"""The workers of a run on the nodes of a Ray cluster, as the driver controls them.
 
-The shares and the worker processes are the same as on one machine. The driver places an agent for
-each worker, checks the nodes, starts all workers at one instant and copies their files. A node that
-is lost before the load is left out, and all workers are placed again on the others.
+The worker processes and their shares of the load are the same as on one machine. The driver places
+an agent for each worker, checks the nodes, starts all workers at the same time and copies their
+files. If a node is lost before the load, all workers are placed again on the remaining nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from loadgen.cluster import node_facts
-from loadgen.cluster.cluster_report import cluster_header, cluster_notes
+from loadgen.cluster.cluster_report import cluster_notes, describe_cluster
 from loadgen.cluster.node_agent import Copy
 from loadgen.cluster.node_facts import NodeFacts
 from loadgen.cluster.ray_nodes import POLL_S, RayNodes, responding_nodes
@@ -60,10 +60,10 @@ class WorkerGroup:
     # -- before the load
 
     async def place(self, plan: Plan, tell: Emit) -> list[str]:
-        """Place an agent for each worker, check its node and return notes for the header.
+        """Place an agent for each worker, check its node and return notes for the manifest.
 
-        Raises Faults with the problems of all nodes, UserError for more workers than CPUs, and
-        TargetError if all nodes were lost.
+        Raises CombinedError with the problems of all nodes, UserError if there are more workers
+        than CPUs, and TargetError if all nodes were lost.
         """
         job = plan.job
         files = node_facts.files_of(job)
@@ -94,17 +94,17 @@ class WorkerGroup:
         If a node died meanwhile, all agents are placed again on the others.
         """
         while True:
-            placed = await self._nodes.place_agents(job.settings.workers, tell)
+            placements = await self._nodes.place_agents(job.settings.workers, tell)
             self._workers = [
                 RemoteWorker(index, node, agent, Copy(job.folder, index))
-                for index, (node, agent) in enumerate(placed)
+                for index, (node, agent) in enumerate(placements)
             ]
-            self._nodes.history.used = {one.node.id: one.place for one in self._workers}
+            self._nodes.history.used = {remote.node.id: remote.place for remote in self._workers}
             facts = await asyncio.gather(
-                *(one.read_facts(files, packages) for one in self._workers)
+                *(remote.read_facts(files, packages) for remote in self._workers)
             )
             if (
-                not any(isinstance(one, LoadgenError) for one in facts)
+                not any(isinstance(entry, LoadgenError) for entry in facts)
                 or not await self._has_lost_node()
             ):
                 return facts
@@ -116,7 +116,7 @@ class WorkerGroup:
         Such nodes are left out from now on.
         """
         await self._nodes.check_cluster()
-        used = {one.node.id: one.node for one in self._workers}
+        used = {remote.node.id: remote.node for remote in self._workers}
         deadline = monotonic() + NODE_DEATH_S
         while True:
             responding = {node.id for node in await responding_nodes(list(used.values()))}
@@ -140,26 +140,26 @@ class WorkerGroup:
         """
         job = plan.job
         counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
-        followers: list[asyncio.Task[WorkerResult | None]] = []
+        follow_tasks: list[asyncio.Task[WorkerResult | None]] = []
         try:
             with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
-                followers += await self._start(plan, counters, tell)
+                follow_tasks += await self._start(plan, counters, tell)
             with stop_signals.on_stop_signal(self._send_signal):
                 await stop_signals.raise_pending_interrupt()
-                tell(WorkersPlaced(self._header()))
+                tell(WorkersPlaced(self._describe_cluster()))
                 start_ns = monotonic_ns() + HEAD_START_NS
                 load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
                 tell(LoadStarted(start_ns, load))
-                await asyncio.gather(*(one.send_start(start_ns) for one in self._workers))
+                await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
                 late_ns = monotonic_ns() - start_ns
-                shares = await asyncio.gather(*followers)
+                shares = await asyncio.gather(*follow_tasks)
                 total = merge.merge_results(plan, shares, self._reasons_of_death())
-                await asyncio.gather(*(one.measure_drift() for one in self._responding()))
-            header = self._header()
-            notes = cluster_notes(self._workers, header, start_ns, late_ns)
-            return replace(total, notes=tuple(notes), cluster=header)
+                await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
+            cluster = self._describe_cluster()
+            notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
+            return replace(total, notes=tuple(notes), cluster=cluster)
         finally:
-            await _cancel(followers)
+            await _cancel(follow_tasks)
             counters.close()
             await self._end_workers()
 
@@ -191,43 +191,43 @@ class WorkerGroup:
 
         Raises WorkerLostError, or another TargetError if a worker refuses its share.
         """
-        followers: list[asyncio.Task[WorkerResult | None]] = []
+        follow_tasks: list[asyncio.Task[WorkerResult | None]] = []
         workers = self._workers
         try:
-            await asyncio.gather(*(one.start(len(workers), job_pieces) for one in workers))
-            followers += [
-                asyncio.create_task(one.follow(counters, self._stop_all)) for one in workers
+            await asyncio.gather(*(remote.start(len(workers), job_pieces) for remote in workers))
+            follow_tasks += [
+                asyncio.create_task(remote.follow(counters, self._stop_all)) for remote in workers
             ]
-            await asyncio.gather(*(one.ready for one in workers))
-            await asyncio.gather(*(one.compare_clocks() for one in workers))
+            await asyncio.gather(*(remote.ready for remote in workers))
+            await asyncio.gather(*(remote.compare_clocks() for remote in workers))
         except BaseException:
-            await _cancel(followers)
+            await _cancel(follow_tasks)
             raise
-        return followers
+        return follow_tasks
 
     def _reasons_of_death(self) -> list[str]:
         """Return why each worker would be missing if it has reported no share."""
-        return [one.death_reason for one in self._workers]
+        return [remote.death_reason for remote in self._workers]
 
-    def _header(self) -> Cluster:
+    def _describe_cluster(self) -> Cluster:
         lost_nodes = self._nodes.history.lost_since_last_run
-        return cluster_header(self._workers, self._nodes.address, lost_nodes)
+        return describe_cluster(self._workers, self._nodes.address, lost_nodes)
 
     def _responding(self) -> list[RemoteWorker]:
-        return [one for one in self._workers if not one.is_lost]
+        return [remote for remote in self._workers if not remote.is_lost]
 
     def _stop_all(self) -> None:
-        for one in self._workers:
-            one.stop()
+        for remote in self._workers:
+            remote.stop()
 
     def _send_signal(self, number: int) -> None:
-        for one in self._workers:
-            one.send_signal(number)
+        for remote in self._workers:
+            remote.send_signal(number)
 
     async def _end_workers(self) -> None:
         """End the worker processes and delete their files, but for those that are lost."""
         with contextlib.suppress(Exception):
-            ends = [one.end() for one in self._responding()]
+            ends = [remote.end() for remote in self._responding()]
             await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), END_S)
 
     async def _end_all(self) -> None:
