@@ -1,8 +1,8 @@
 """Take the pictures of the documentation: `python docs/screenshots.py [NAME...]`.
 
-The script runs loadgen on simulated servers in virtual time, opens the reports in Chromium and stores
-the part of each page that the documentation shows. With a fixed seed, the same version of loadgen
-always makes the same pages.
+The script runs loadgen on simulated servers in virtual time, opens the reports in Chromium and
+stores the part of each page that the documentation shows. With a fixed seed, the same version of
+loadgen always makes the same pages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Picture(NamedTuple):
     """A part of the report of one command."""
 
     commands: tuple[tuple[str, ...], ...]
-    """The arguments of the commands, without `--out`. The picture shows the result of the last one."""
+    """The arguments of the commands, without `--out`. The picture shows the last result."""
     width_px: int
     height_px: int
     labels: tuple[Label, ...] = ()
@@ -75,9 +75,12 @@ for (const [number, selector] of %s) {
   const box = element.getBoundingClientRect();
   const label = document.createElement("div");
   label.textContent = number;
-  label.style.cssText = `position:absolute; left:${box.left - 34}px; top:${box.top + 3}px;
-    width:26px; height:26px; border-radius:13px; background:#b3261e; color:white; font:bold 15px/26px sans-serif;
-    text-align:center; z-index:1000`;
+  const isAtEdge = box.left < 100;
+  const left = isAtEdge ? box.left - 34 : box.left - 13;
+  const top = isAtEdge ? box.top + 3 : box.top - 13;
+  label.style.cssText = `position:absolute; left:${left}px; top:${top}px;
+    width:26px; height:26px; border-radius:13px; background:#b3261e; color:white;
+    font:bold 15px/26px sans-serif; text-align:center; z-index:1000`;
   document.body.append(label);
 }
 """
