@@ -45,9 +45,9 @@ from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.render.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
-from loadgen.ui.server import ResultsServer
 from loadgen.ui.page import render_text
 from loadgen.ui.results_list import json_row, results_in
+from loadgen.ui.server import ResultsServer
 
 pytestmark = pytest.mark.commands
 

@@ -36,8 +36,8 @@ from loadgen.doctor import plugin_checks
 from loadgen.interop import reader
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
-from loadgen.ui.server import ResultsServer
 from loadgen.ui.results_list import results_in
+from loadgen.ui.server import ResultsServer
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/reference/plugins.md").read_text("utf-8")

@@ -1,95 +1,148 @@
-"""The charts on the page of a run, and what each of them draws. Pure: takes `Figures`, returns `page.Chart` objects."""
+"""Describes the charts on the page of a run. Pure: takes `Figures` and returns `page.Chart` objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.metrics.sections import Recovery
-from loadgen.core.metrics.summary import Summary
-from loadgen.core.server_metrics import series as served
+from loadgen.core.server_metrics import series as server_series
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.page_data import MOST_BINS, Bins, Cloud, Figures
+from loadgen.runs.page_data import MAX_BINS, Bins, Cloud, Figures
 from loadgen.runs.slo_text import outcome_color
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.sections import Recovery, SlowRequest
+    from loadgen.core.metrics.slo_terms import TermResult
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.runs.percentile_curves import PercentileCurve
 
 QUANTILE_COLORS = {"p50": "c1", "p90": "c3", "p99": "c2", "max": "c6"}
 
+DASHED = "5 4"
+DOTTED = "2 4"
+_DASHES = {"max": DOTTED, "scheduled": DASHED}
+"""Lines that are not solid, by the name of the series."""
+
+LOG_RATIO = 30
+"""Latencies that differ by more than this factor are shown on a logarithmic axis."""
+
+NEAR_FACTOR = 3
+"""A limit is drawn if it is below so many times the largest value. Drawing a limit far above would
+compress all values into a line."""
+
+MIN_DRAIN_SHARE = 0.01
+"""A drain is marked if it lasts longer than this share of the run."""
+
 
 def _ms_axis(values: Sequence[float | None]) -> Axis:
-    """A logarithmic axis where the values differ so much (30 times) that no other shows them all."""
+    """Return an axis for latencies, logarithmic if they differ by more than LOG_RATIO."""
     known = [value for value in values if value is not None and value > 0]
-    if known and max(known) > 30 * min(known):
+    if known and max(known) > LOG_RATIO * min(known):
         return Axis(label="ms, log", unit="ms", log=True)
     return Axis(label="ms", unit="ms", min=0)
 
 
-# -- percentile curves ---------------------------------------------------------------------------------------------
+def _share_axis(label: str, maximum: float | None = 1) -> Axis:
+    return Axis(label=label, format="percent", min=0, max=maximum)
+
+
+# -- percentile curves -----------------------------------------------------------------------------
+
+
+class _CurveChart(NamedTuple):
+    """A chart of percentile curves: its title, its metrics, and the metrics whose limits it shows."""
+
+    title: str
+    metrics: tuple[str, ...]
+    limited_metrics: tuple[str, ...]
+
+
+_CURVE_CHARTS = (
+    _CurveChart("TTFT", ("ttft", "ttft_from_sent"), ("ttft", "ttft_from_sent")),
+    _CurveChart(
+        "TPOT and inter-chunk latency", ("tpot", "inter_chunk"), ("tpot", "inter_chunk", "itl")
+    ),
+    _CurveChart("E2E latency", ("e2e",), ("e2e",)),
+    _CurveChart("Max ITL of a request", ("max_gap",), ("max_gap",)),
+)
 
 
 def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """Percentile curves, dashed where the samples are too few to support them, with the SLO limits as lines."""
-    for title, names in (
-        ("Time to first token", ("ttft", "ttft_from_sent")),
-        ("Time per output token, and gaps between events", ("tpot", "inter_chunk")),
-        ("End to end", ("e2e",)),
-        ("Largest gap of a request", ("max_gap",)),
-    ):
-        withheld = summary.metrics_without("p50")
-        named_curves = [
-            (name, figures.curves[name])
-            for name in names
-            if name not in withheld and name in figures.curves
-        ]
-        if not named_curves:
-            continue
-        terms = [term for term in summary.goodput.slo if term.metric in (*names, "itl")]
-        if title != "Time per output token, and gaps between events":
-            terms = [term for term in terms if term.metric != "itl"]
-        last_place = max(curve.nines[-1] for _, curve in named_curves)
-        values = [value for _, curve in named_curves for value in curve.ms]
-        main = named_curves[0][1]
-        note = f"{format.counted(main.count, 'sample')} carry it up to p{_percent(main.carried)}"
-        yield Chart(
-            title=title,
-            note=f"{note}; dashed beyond" if main.carried < main.nines[-1] else note,
-            x=Axis(label="percentile", format="nines", min=0, max=last_place),
-            y=_ms_axis(values),
-            series=tuple(
-                Series(
-                    name=curve.name,
-                    x=curve.nines,
-                    y=curve.ms,
-                    color=COLORS[i],
-                    solid_until=curve.carried,
-                    dash="5 4" if name == "ttft_from_sent" else "",
-                )
-                for i, (name, curve) in enumerate(named_curves)
-            ),
-            marks=tuple(
-                Mark(
-                    y=term.limit_ms,
-                    label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
-                    color=outcome_color(term.met),
-                    extends_axis=term.met is False or term.limit_ms < 3 * max(values),
-                )
-                for term in terms
+    """Yield percentile curves with the limits of the SLO.
+
+    Lines are dashed where the samples are too few to support the percentile.
+    """
+    omitted = summary.metrics_without("p50")
+    for chart in _CURVE_CHARTS:
+        curve_by_metric = {
+            metric: figures.curves[metric]
+            for metric in chart.metrics
+            if metric not in omitted and metric in figures.curves
+        }
+        terms = [term for term in summary.goodput.slo if term.metric in chart.limited_metrics]
+        if curve_by_metric:
+            yield _curve_chart(chart.title, curve_by_metric, terms)
+
+
+def _curve_chart(
+    title: str, curve_by_metric: Mapping[str, PercentileCurve], terms: Sequence[TermResult]
+) -> Chart:
+    curves = list(curve_by_metric.values())
+    main = curves[0]
+    last_position = max(curve.nines[-1] for curve in curves)
+    largest_ms = max(value for curve in curves for value in curve.ms)
+    supported = f"p{_format_nines(main.carried)}"
+    note = f"{format.counted(main.count, 'sample')} support up to {supported}"
+    if main.carried < main.nines[-1]:
+        note += "; dashed beyond"
+    marks = [_limit_mark(term, largest_ms) for term in terms]
+    if main.carried < last_position:
+        marks.append(Mark(x=main.carried, label=supported, color="soft"))
+    return Chart(
+        title=title,
+        note=note,
+        x=Axis(label="percentile", format="nines", min=0, max=last_position),
+        y=_ms_axis([value for curve in curves for value in curve.ms]),
+        series=tuple(
+            Series(
+                name=curve.name,
+                x=curve.nines,
+                y=curve.ms,
+                color=color,
+                solid_until=curve.carried,
+                dash=DASHED if metric == "ttft_from_sent" else "",
             )
-            + (Mark(x=main.carried, label=f"p{_percent(main.carried)}", color="soft"),)
-            * (main.carried < last_place),
-        )
+            for color, (metric, curve) in zip(COLORS, curve_by_metric.items(), strict=False)
+        ),
+        marks=tuple(marks),
+    )
 
 
-def _percent(nines: float) -> str:
-    """A percentile as text, from its place in nines. Rounded down, so that it never claims more than is supported."""
-    digits = max(int(nines) - 1, 0)
-    return f"{int((1 - 10**-nines) * 100 * 10**digits) / 10**digits:.{digits}f}"
+def _limit_mark(term: TermResult, largest_ms: float) -> Mark:
+    is_near = term.limit_ms < NEAR_FACTOR * largest_ms
+    return Mark(
+        y=term.limit_ms,
+        label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
+        color=outcome_color(term.met),
+        extends_axis=term.met is False or is_near,
+    )
 
 
-# -- over time -----------------------------------------------------------------------------------------------------
+def _format_nines(nines: float) -> str:
+    """Return a position in nines as a percentile: 2.0 is `99`.
+
+    It is rounded down, so that it never claims more than the samples support.
+    """
+    decimals = max(int(nines) - 1, 0)
+    percent = (1 - 10**-nines) * 100
+    return f"{int(percent * 10**decimals) / 10**decimals:.{decimals}f}"
+
+
+# -- over time -------------------------------------------------------------------------------------
 
 
 def _time_axis(figures: Figures) -> Axis:
@@ -97,308 +150,346 @@ def _time_axis(figures: Figures) -> Axis:
 
 
 def _lines_over_time(
-    figures: Figures, title: str, y: Axis, series: tuple[Series, ...], **more: Any
+    figures: Figures,
+    title: str,
+    y: Axis,
+    series: tuple[Series, ...],
+    *,
+    note: str = "",
+    marks: tuple[Mark, ...] = (),
 ) -> Chart:
-    """A chart of lines over the time of the run, with its stages as bands."""
+    """Return a chart of lines over the time of the run, with its stages as bands."""
     return Chart(
-        title=title, x=_time_axis(figures), y=y, series=series, bands=bands(figures), **more
+        title=title,
+        x=_time_axis(figures),
+        y=y,
+        series=series,
+        bands=bands(figures),
+        note=note,
+        marks=marks,
     )
 
 
-def _centres(bins: Bins, length_s: float) -> tuple[float, ...]:
-    """The middle of each bin, in seconds. The last bin counts only as far as the run lasted."""
+def _binned_chart(
+    figures: Figures,
+    title: str,
+    bins: Bins,
+    y: Axis,
+    note: str = "",
+    marks: tuple[Mark, ...] = (),
+) -> Chart:
+    """Return a chart with a line for each series of the bins."""
+    centers = _bin_centers(bins, figures.length_s)
+    has_legend = len(bins.series) > 1
+    series = [
+        Series(
+            name=name if has_legend else "",
+            x=centers,
+            y=values,
+            color=QUANTILE_COLORS.get(name, COLORS[index % len(COLORS)]),
+            dash=_DASHES.get(name, ""),
+        )
+        for index, (name, values) in enumerate(bins.series.items())
+    ]
+    return _lines_over_time(figures, title, y, tuple(series), note=note, marks=marks)
+
+
+def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
+    """Return the middle of each bin in seconds. The last bin ends with the run."""
     count = max((len(values) for values in bins.series.values()), default=0)
-    edges = [min(i * bins.width_s, length_s) for i in range(count + 1)]
-    return tuple(round((low + high) / 2, 6) for low, high in pairwise(edges))
+    edges = [min(index * bins.width_s, length_s) for index in range(count + 1)]
+    return tuple(round((start + end) / 2, 6) for start, end in pairwise(edges))
 
 
 def bands(figures: Figures) -> tuple[Band, ...]:
-    """Stages as bands: unmeasured ones shaded, several measured ones shaded alternately; then the draining time."""
-    stage_bands, count = [], sum(stage.measured for stage in figures.stages)
+    """Return stages as bands of the time axis, and the drain.
+
+    Stages that are not measured are shaded. Several measured stages are shaded alternately, and a
+    single one is not shaded.
+    """
+    has_several = sum(stage.measured for stage in figures.stages) > 1
     shades = cycle(("c6", "card"))
+    stage_bands = []
     for stage in figures.stages:
-        if count > 1 or not stage.measured:
+        if has_several or not stage.measured:
             color = next(shades) if stage.measured else "c5"
             stage_bands.append(
                 Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
             )
-    stages_end_s = max((stage.end_s for stage in figures.stages), default=0)
-    if figures.stages and figures.length_s - stages_end_s > 0.01 * figures.length_s:
-        stage_bands.append(
-            Band(start=stages_end_s, end=figures.length_s, label="draining", color="c4")
-        )
+    load_end_s = max((stage.end_s for stage in figures.stages), default=0.0)
+    drain_s = figures.length_s - load_end_s
+    if figures.stages and drain_s > MIN_DRAIN_SHARE * figures.length_s:
+        drain = Band(start=load_end_s, end=figures.length_s, label="draining", color="c4")
+        stage_bands.append(drain)
     return tuple(stage_bands)
 
 
 def over_time(figures: Figures) -> Iterator[Chart]:
-    """Load, output tokens and requests in flight over time, with the stages marked."""
-    each = f"per {figures.load.width_s:g} s: due by the schedule, sent, ended ok"
-    load, tokens = (
-        Axis(label="requests/s", unit="/s", min=0),
-        Axis(label="tokens/s", unit="tokens/s", min=0),
-    )
-    yield _binned(figures, "Offered against delivered load", figures.load, load, each)
-    yield _binned(figures, "Output tokens per second", figures.output, tokens)
-    yield _binned(figures, "Requests in flight", figures.in_flight, Axis(label="requests", min=0))
+    """Yield load, output tokens and requests in flight over time."""
+    note = f"per {figures.load.width_s:g} s"
+    requests = Axis(label="req/s", unit="req/s", min=0)
+    tokens = Axis(label="tok/s", unit="tok/s", min=0)
+    in_flight = Axis(label="requests", min=0)
+    yield _binned_chart(figures, "Offered and completed load", figures.load, requests, note)
+    yield _binned_chart(figures, "Output throughput", figures.output, tokens)
+    yield _binned_chart(figures, "Requests in flight", figures.in_flight, in_flight)
 
 
 def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """TTFT and TPOT over time, with their limits."""
-    for title, name, bins, basis in (
-        ("Time to first token", "ttft", figures.ttft, "by due instant"),
-        ("Time per output token", "tpot", figures.tpot, "by the instant of the last token"),
+    """Yield TTFT and TPOT over time, with their limits."""
+    omitted = summary.metrics_without("p50")
+    for metric, title, bins, time_label in (
+        ("ttft", "TTFT", figures.ttft, "by scheduled time"),
+        ("tpot", "TPOT", figures.tpot, "by time of the last token"),
     ):
         values = [value for series in bins.series.values() for value in series if value is not None]
-        if name in summary.metrics_without("p50") or not values:
+        if metric in omitted or not values:
             continue
-        terms = [t for t in summary.goodput.slo if t.metric == name]
-        seen = [t for t in terms if t.limit_ms < 3 * max(values)]
-        limits = tuple(
+        terms = [term for term in summary.goodput.slo if term.metric == metric]
+        near = [term for term in terms if term.limit_ms < NEAR_FACTOR * max(values)]
+        marks = [
             Mark(
-                y=t.limit_ms,
-                label=f"limit at p{t.quantile * 100:g}",
-                color=outcome_color(t.met),
+                y=term.limit_ms,
+                label=f"limit at p{term.quantile * 100:g}",
+                color=outcome_color(term.met),
                 extends_axis=True,
             )
-            for t in seen
-        )
-        above = (
-            f"limit at p{t.quantile * 100:g} far above: {t.limit_ms:,.4g} ms"
-            for t in terms
-            if t not in seen
-        )
-        note = ", ".join((f"per {bins.width_s:g} s", basis, *above))
-        yield _binned(figures, title, bins, _ms_axis(values), note, limits)
+            for term in near
+        ]
+        notes = [f"per {bins.width_s:g} s", time_label]
+        for term in terms:
+            if term not in near:
+                notes.append(f"limit at p{term.quantile * 100:g} is {term.limit_ms:,.4g} ms")
+        yield _binned_chart(figures, title, bins, _ms_axis(values), ", ".join(notes), tuple(marks))
 
 
-def recovery(figures: Figures, found: Sequence[Recovery]) -> Iterator[Chart]:
-    """The share of requests within the SLO over time, with each event and when the SLO was back."""
+def recovery(figures: Figures, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
+    """Yield the SLO attainment over time, with each event and when the SLO was met again."""
     if figures.good is None:
         return
     marks = []
-    for each in found:
-        marks.append(
-            Mark(x=each.at_s, label=f"{each.load_before} to {each.load_after}", color="warn")
-        )
-        if each.recovered_after_s:
-            marks.append(Mark(x=each.at_s + each.recovered_after_s, label="back", color="good"))
-    share = Axis(label="share", format="percent", min=0, max=1)
-    note = f"per {figures.good.width_s:g} s, by due instant"
-    yield _binned(figures, "Requests within the SLO", figures.good, share, note, tuple(marks))
+    for event in recoveries:
+        label = f"{event.load_before} to {event.load_after}"
+        marks.append(Mark(x=event.at_s, label=label, color="warn"))
+        if event.recovered_after_s:
+            recovered_s = event.at_s + event.recovered_after_s
+            marks.append(Mark(x=recovered_s, label="met again", color="good"))
+    note = f"per {figures.good.width_s:g} s, by scheduled time"
+    axis = _share_axis("% of requests")
+    yield _binned_chart(figures, "SLO attainment", figures.good, axis, note, tuple(marks))
 
 
 def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """The gaps between events over time."""
-    if figures.gaps and "inter_chunk" not in summary.metrics_without("p50"):
-        yield _gap_heat_chart(figures)
-
-
-def _binned(
-    figures: Figures, title: str, bins: Bins, y: Axis, note: str = "", marks: tuple[Mark, ...] = ()
-) -> Chart:
-    centres = _centres(bins, figures.length_s)
-    series = tuple(
-        Series(
-            name=name if len(bins.series) > 1 else "", x=centres, y=values, color=color, dash=dash
-        )
-        for (name, values), (color, dash) in zip(bins.series.items(), _styles(bins), strict=False)
-    )
-    return _lines_over_time(figures, title, y, series, note=note, marks=marks)
-
-
-def server(figures: Figures, curves_by_metric: Mapping[str, served.MetricCurve]) -> Iterator[Chart]:
-    """The servers' own metrics over time, with the client's view of the same quantity where it has one."""
-
-    def line(name: str, metric: str, color: str) -> tuple[Series, ...]:
-        curve = curves_by_metric.get(metric)
-        if curve is None:
-            return ()
-        means = _means(curve.t_s, curve.values, max(-(-len(curve.t_s) // MOST_BINS), 1))
-        points = [(t, value) for t, value in zip(*means, strict=True) if 0 <= t <= figures.length_s]
-        ts, values = zip(*points, strict=True) if points else ((), ())
-        return (Series(name=name, x=ts, y=values, color=color),) if points else ()
-
-    def client_series(bins: Bins, name: str) -> Series:
-        """Means over about 1 s, the time between two reads of the metrics page, so that both lines are as smooth."""
-        (values,) = bins.series.values()
-        group = max(round(1 / bins.width_s), 1)
-        t_s, means = _means(
-            _centres(bins, figures.length_s), [value or 0.0 for value in values], group
-        )
-        return Series(name=name, x=t_s, y=means, color="soft", dash="5 4")
-
-    requests = (
-        *line("running, by the server", served.RUNNING, "c1"),
-        *line("queued there", served.WAITING, "c2"),
-    )
-    shares = (
-        *line("KV cache in use", served.KV_USE, "c1"),
-        *line("prefix cache hits", served.HITS, "c3"),
-    )
-    tokens = line("by the server", served.OUTPUT, "c1")
-    for title, series, y in (
-        ("Requests in the server", requests, Axis(label="requests", min=0)),
-        (
-            "Output tokens per second, by both",
-            tokens,
-            Axis(label="tokens/s", unit="tokens/s", min=0),
-        ),
-        ("Caches of the server", shares, Axis(label="share", format="percent", min=0)),
-    ):
-        if series:
-            client_lines = (
-                [client_series(figures.in_flight, "in flight, by the client")]
-                if series is requests
-                else []
-            )
-            client_lines += (
-                [client_series(figures.output, "by the client")] if series is tokens else []
-            )
-            yield _lines_over_time(figures, title, y, (*series, *client_lines))
-
-
-def _means(
-    x: Sequence[float], y: Sequence[float], group: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """X and y as means of consecutive groups of `group` points."""
-
-    def group_means(values: Sequence[float]) -> tuple[float, ...]:
-        parts = [values[i : i + group] for i in range(0, len(values), group)]
-        return tuple(float(f"{sum(part) / len(part):.5g}") for part in parts)
-
-    return group_means(x), group_means(y)
-
-
-def _styles(bins: Bins) -> Iterator[tuple[str, str]]:
-    """The colour and the dashes of each line."""
-    for i, name in enumerate(bins.series):
-        yield (
-            QUANTILE_COLORS.get(name, COLORS[i % len(COLORS)]),
-            {"max": "2 4", "due": "5 4"}.get(name, ""),
-        )
-
-
-def _gap_heat_chart(figures: Figures) -> Chart:
-    low, high = min(cell[2] for cell in figures.gaps), max(cell[3] for cell in figures.gaps)
-    return Chart(
+    """Yield the inter-chunk latencies over time, unless they are omitted from the results."""
+    if not figures.gaps or "inter_chunk" in summary.metrics_without("p50"):
+        return
+    lowest_ms = min(low for _, _, low, _, _ in figures.gaps)
+    highest_ms = max(high for _, _, _, high, _ in figures.gaps)
+    yield Chart(
         kind="cells",
-        title="Gaps between output events",
-        note="how many gaps of which length at which time: darker is more (log); stalls stand out at the top",
+        title="Inter-chunk latency",
+        note="darker is more frequent (log); stalls are at the top",
         x=_time_axis(figures),
-        y=Axis(label="ms, log", unit="ms", log=True, min=low, max=high),
+        y=Axis(label="ms, log", unit="ms", log=True, min=lowest_ms, max=highest_ms),
         cells=figures.gaps,
     )
 
 
-# -- pairs, errors, the generator ----------------------------------------------------------------------------------
+# -- metrics of the servers ------------------------------------------------------------------------
+
+
+def server(
+    figures: Figures, curve_by_metric: Mapping[str, server_series.MetricCurve]
+) -> Iterator[Chart]:
+    """Yield the servers' own metrics over time, next to what the client saw."""
+
+    def lines(*labels: tuple[str, str, str]) -> tuple[Series, ...]:
+        """Return a line for each (metric, name, color) that the servers report."""
+        found = [
+            _server_line(figures, curve_by_metric[metric], name, color)
+            for metric, name, color in labels
+            if metric in curve_by_metric
+        ]
+        return tuple(line for line in found if line is not None)
+
+    requests = lines(
+        (server_series.RUNNING, "running, server", "c1"),
+        (server_series.WAITING, "queued, server", "c2"),
+    )
+    if requests:
+        client_line = _client_line(figures, figures.in_flight, "in flight, client")
+        axis = Axis(label="requests", min=0)
+        yield _lines_over_time(figures, "Requests in the server", axis, (*requests, client_line))
+    tokens = lines((server_series.OUTPUT, "server", "c1"))
+    if tokens:
+        client_line = _client_line(figures, figures.output, "client")
+        axis = Axis(label="tok/s", unit="tok/s", min=0)
+        title = "Output throughput, server and client"
+        yield _lines_over_time(figures, title, axis, (*tokens, client_line))
+    caches = lines(
+        (server_series.KV_USE, "KV cache use", "c1"),
+        (server_series.HITS, "prefix cache hit rate", "c3"),
+    )
+    if caches:
+        yield _lines_over_time(figures, "Server caches", _share_axis("%", None), caches)
+
+
+def _server_line(
+    figures: Figures, curve: server_series.MetricCurve, name: str, color: str
+) -> Series | None:
+    """Return a metric of the servers as a line of at most MAX_BINS points within the run."""
+    group = max(-(-len(curve.t_s) // MAX_BINS), 1)
+    t_s = _group_means(curve.t_s, group)
+    values = _group_means(curve.values, group)
+    points = [
+        (time_s, value)
+        for time_s, value in zip(t_s, values, strict=True)
+        if 0 <= time_s <= figures.length_s
+    ]
+    if not points:
+        return None
+    times_in_run, values_in_run = zip(*points, strict=True)
+    return Series(name=name, x=times_in_run, y=values_in_run, color=color)
+
+
+def _client_line(figures: Figures, bins: Bins, name: str) -> Series:
+    """Return what the client saw, as means over about 1 s.
+
+    That is the time between two reads of a metrics page, so that both lines are equally smooth.
+    """
+    (values,) = bins.series.values()
+    group = max(round(1 / bins.width_s), 1)
+    t_s = _group_means(_bin_centers(bins, figures.length_s), group)
+    means = _group_means([value or 0.0 for value in values], group)
+    return Series(name=name, x=t_s, y=means, color="soft", dash=DASHED)
+
+
+def _group_means(values: Sequence[float], group: int) -> tuple[float, ...]:
+    """Return the means of consecutive groups of `group` values."""
+    groups = [values[start : start + group] for start in range(0, len(values), group)]
+    return tuple(float(f"{sum(group_values) / len(group_values):.5g}") for group_values in groups)
+
+
+# -- scatter plots ---------------------------------------------------------------------------------
 
 
 def lengths(figures: Figures) -> Iterator[Chart]:
-    """TTFT over prompt length, E2E over output length, received over requested length, cache share over time."""
-    tokens = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
-    out = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _cloud_chart("TTFT against prompt length", figures.ttft_by_input, tokens, "ms")
-    yield from _cloud_chart("E2E against output length", figures.e2e_by_output, out, "ms")
+    """Yield latencies by length, requested and received lengths, and the cache hit rate."""
+    prompt = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
+    output = Axis(label="output tokens", unit="output tokens", pad=True)
+    yield from _cloud_chart("TTFT by prompt length", figures.ttft_by_input, prompt, "ms")
+    yield from _cloud_chart("E2E latency by output length", figures.e2e_by_output, output, "ms")
     if figures.asked_by_output is not None:
-        asked = Axis(label="asked for, tokens", unit="asked", pad=True)
-        yield from _cloud_chart(
-            "Output length: asked against received",
-            figures.asked_by_output,
-            asked,
-            "tokens received",
-        )
+        requested = Axis(label="requested tokens", unit="requested", pad=True)
+        title = "Requested and received output length"
+        yield from _cloud_chart(title, figures.asked_by_output, requested, "tokens received")
     if figures.cached is not None and any(figures.cached.series["cached"]):
-        centres, share = (
-            _centres(figures.cached, figures.length_s),
-            Axis(label="share", format="percent", min=0, max=1),
+        axis = _share_axis("% of prompt tokens")
+        line = Series(
+            x=_bin_centers(figures.cached, figures.length_s),
+            y=figures.cached.series["cached"],
+            color="c3",
         )
-        series = (Series(x=centres, y=figures.cached.series["cached"], color="c3"),)
-        yield _lines_over_time(figures, "Prompt tokens from the prefix cache", share, series)
+        yield _lines_over_time(figures, "Prefix cache hit rate", axis, (line,))
 
 
 def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
+    """Yield a scatter plot, unless it has no points or one x, which a percentile curve shows better."""
     if cloud.count == 0 or cloud.x[0] == cloud.x[1]:
-        return  # nothing, or all lengths are equal: the percentile curve shows more
+        return
     y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
     if cloud.points:
-        xs, ys = zip(*cloud.points, strict=True)
-        yield Chart(kind="cloud", title=title, x=x, y=y, series=(Series(x=xs, y=ys, color="c1"),))
+        x_values, y_values = zip(*cloud.points, strict=True)
+        points = Series(x=x_values, y=y_values, color="c1")
+        yield Chart(kind="cloud", title=title, x=x, y=y, series=(points,))
         return
-    x = msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False)
-    y = msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False)
-    note = f"{format.counted(cloud.count, 'request')}, counted in cells: darker is more (log)"
-    yield Chart(kind="cells", title=title, note=note, x=x, y=y, cells=cloud.cells)
+    yield Chart(
+        kind="cells",
+        title=title,
+        note=f"{format.counted(cloud.count, 'request')}; darker is more frequent (log)",
+        x=msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False),
+        y=msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False),
+        cells=cloud.cells,
+    )
+
+
+class _SlowPlot(NamedTuple):
+    """A scatter plot of TTFT by something that may have made it long.
+
+    `field` is the field of `SlowRequest` with the x of a slow request.
+    """
+
+    title: str
+    cloud: Cloud
+    label: str
+    field: str
+    format: Literal["number", "time"] = "number"
 
 
 def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """TTFT against what may have made it long; the slowest requests are large points, and lead to their rows."""
+    """Yield TTFT by what may have made it long. The slowest requests link to their rows."""
     slowest = [
         request
         for request in summary.slowest
         if request.by == "ttft" and request.ttft_ms is not None
     ]
-    for title, cloud, label, field in (
-        (
-            "TTFT against prompt length, slowest marked",
-            figures.ttft_by_input,
-            "prompt tokens",
-            "input_tokens",
-        ),
-        (
-            "TTFT against requests in flight",
+    plots = (
+        _SlowPlot("TTFT by prompt length", figures.ttft_by_input, "prompt tokens", "input_tokens"),
+        _SlowPlot(
+            "TTFT by concurrency",
             figures.ttft_by_in_flight,
-            "others in flight",
+            "other requests in flight",
             "in_flight",
         ),
-        (
-            "TTFT against the server's queue",
-            figures.ttft_by_queue,
-            "ms in the server's queue",
-            "queue_ms",
+        _SlowPlot(
+            "TTFT by queue time", figures.ttft_by_queue, "ms in the server's queue", "queue_ms"
         ),
-        ("TTFT over the time of the run", figures.ttft_by_time, "", "due_s"),
-    ):
-        of_time = field == "due_s"
-        x = Axis(
-            label=label or "since the start of the run",
-            unit=label,
-            format="time" if of_time else "number",
-            pad=True,
-        )
-        points = [
-            (value, request)
-            for request in slowest
-            if (value := getattr(request, field)) is not None
-        ]
-        for chart in _cloud_chart(title, cloud, x, "ms"):
-            marked = Series(
-                name="slowest",
-                x=[value for value, _ in points],
-                y=[request.ttft_ms for _, request in points],
-                color="bad",
-                labels=tuple(request.id or str(request.slot) for _, request in points),
-                links=tuple(f"#slow-ttft-{request.slot}" for _, request in points),
-            )
-            yield msgspec.structs.replace(
-                chart, series=(*chart.series, marked) if points else chart.series
-            )
+        _SlowPlot(
+            "TTFT over time", figures.ttft_by_time, "since the start of the run", "due_s", "time"
+        ),
+    )
+    for plot in plots:
+        unit = plot.label if plot.format == "number" else ""
+        x = Axis(label=plot.label, unit=unit, format=plot.format, pad=True)
+        for chart in _cloud_chart(plot.title, plot.cloud, x, "ms"):
+            marked = _slowest_points(slowest, plot.field)
+            yield msgspec.structs.replace(chart, series=(*chart.series, *marked))
+
+
+def _slowest_points(slowest: Sequence[SlowRequest], field: str) -> Iterator[Series]:
+    """Yield the slowest requests as labelled points, unless none has a value of the field."""
+    requests = [request for request in slowest if getattr(request, field) is not None]
+    if not requests:
+        return
+    yield Series(
+        name="slowest",
+        x=[getattr(request, field) for request in requests],
+        y=[request.ttft_ms for request in requests],
+        color="bad",
+        labels=tuple(request.id or str(request.slot) for request in requests),
+        links=tuple(f"#slow-ttft-{request.slot}" for request in requests),
+    )
+
+
+# -- errors and the load generator -----------------------------------------------------------------
 
 
 def errors(figures: Figures) -> Iterator[Chart]:
-    """Requests that are not ok, as stacked bars by kind of error."""
+    """Yield failed requests over time, as stacked bars by kind of error."""
     bins = figures.errors
     if not bins.series:
         return
-    centres = _centres(bins, figures.length_s)
+    colors = ("bad", *COLORS)
+    centers = _bin_centers(bins, figures.length_s)
     yield Chart(
         kind="bars",
         title="Requests that are not ok",
-        note=f"per {bins.width_s:g} s, by kind, at the instant that it was known",
+        note=f"per {bins.width_s:g} s, by kind, at the time of the error",
         x=_time_axis(figures),
         y=Axis(label="requests", min=0),
         series=tuple(
-            Series(name=kind, x=centres, y=values, color=("bad", *COLORS)[i % 7])
-            for i, (kind, values) in enumerate(bins.series.items())
+            Series(name=kind, x=centers, y=values, color=colors[index % len(colors)])
+            for index, (kind, values) in enumerate(bins.series.items())
         ),
         bands=bands(figures),
         step=bins.width_s,
@@ -408,21 +499,19 @@ def errors(figures: Figures) -> Iterator[Chart]:
 
 
 def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
-    """CPU use of the load generator, and its send lag."""
+    """Yield the CPU use and the send delay of the load generator."""
     bins = figures.client
-    centres = _centres(bins, figures.length_s)
-    cpu, lag = bins.series["cpu"], bins.series["send lag, largest"]
+    centers = _bin_centers(bins, figures.length_s)
+    cpu = bins.series["cpu"]
     if any(value is not None for value in cpu):
-        share = Axis(
-            label="of one core", format="percent", min=0, max=max(1.0, *(v or 0 for v in cpu))
-        )
-        marks = (
-            Mark(y=summary.verdict.limits.cpu_share, label="limit of the verdict", color="bad"),
-        )
-        line = Series(x=centres, y=cpu, color="c1")
-        yield _lines_over_time(figures, "CPU of the busiest worker", share, (line,), marks=marks)
-    if any(value is not None for value in lag):
-        line = Series(x=centres, y=lag, color="c2")
-        yield _lines_over_time(
-            figures, "Largest send lag", _ms_axis(lag), (line,), note=f"per {bins.width_s:g} s"
-        )
+        highest = max(1.0, *(value or 0.0 for value in cpu))
+        limit = Mark(y=summary.verdict.limits.cpu_share, label="validity limit", color="bad")
+        line = Series(x=centers, y=cpu, color="c1")
+        title = "CPU use of the busiest worker"
+        axis = _share_axis("% of a core", highest)
+        yield _lines_over_time(figures, title, axis, (line,), marks=(limit,))
+    delays = bins.series["largest send delay"]
+    if any(value is not None for value in delays):
+        line = Series(x=centers, y=delays, color="c2")
+        note = f"per {bins.width_s:g} s"
+        yield _lines_over_time(figures, "Largest send delay", _ms_axis(delays), (line,), note=note)

@@ -1,7 +1,8 @@
-"""The data behind the charts of a run: takes rows, returns a few thousand numbers, however many rows there are.
+"""Computes the data of the charts of a run: a few thousand numbers, however many requests there are.
 
-Pure numpy. Nothing is drawn or put into words here. Every series has a bounded length, so the page of a run with ten
-million requests is as large as the page of a run with a thousand.
+Pure numpy. Nothing is drawn or phrased here. Every series has a bounded length, so that the page of a
+run with ten million requests is as large as the page of a run with a thousand. Large intermediate
+arrays are freed as soon as possible, because each is as large as a column of the records.
 """
 
 from __future__ import annotations
@@ -34,18 +35,42 @@ from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import block_slices, quantile_index
 from loadgen.runs.percentile_curves import (
     PercentileCurve,
-    curve,
     curve_of_histogram,
+    curve_of_values,
+    round_all,
     round_to,
-    rounded,
 )
 
-MOST_BINS = 120  # time bins in one chart
-MOST_POINTS = 1_500  # with more points than this, they are counted in cells
-CELLS = (64, 40)  # of a chart of counted points: columns, rows
-BUSY_BIN = 20  # median number of requests per time bin from which p90 is shown
-FULL_BIN = 100  # the same for p99
-STEPS_S = (
+MAX_BINS = 120
+"""Time bins in one chart."""
+
+MAX_ERROR_BINS = 60
+"""Time bins in the chart of errors, whose bars need more room than lines."""
+
+MIN_BINS = 8
+"""A chart over time has at least so many bins, also for few requests."""
+
+MAX_POINTS = 1_500
+"""With more points than this, a scatter plot counts them in cells."""
+
+CELL_COLUMNS = 64
+CELL_ROWS = 40
+"""The cells of a scatter plot with counts."""
+
+MIN_REQUESTS_FOR_P90 = 20
+MIN_REQUESTS_FOR_P99 = 100
+"""From so many requests per time bin (median), these percentiles are shown over time."""
+
+REQUESTS_PER_BIN = 5
+"""Rates over time have bins with at least so many requests on average."""
+
+MIN_SAMPLE_SPAN_S = 0.5
+"""A sample of a worker that covers less time says little about its CPU use."""
+
+LOG_RATIO = 20
+"""Values that differ by more than this factor are shown on a logarithmic axis."""
+
+BIN_WIDTHS_S = (
     0.1,
     0.2,
     0.5,
@@ -67,25 +92,38 @@ STEPS_S = (
     28800,
     86400,
 )
+"""Widths of time bins that are easy to read."""
+
+NS_PER_S = 1e9
+NS_PER_MS = 1e6
 
 Values = tuple[float | None, ...]
 
 
 class Bins(msgspec.Struct, frozen=True, kw_only=True):
-    """Series over equal time bins; bin i covers i * width_s to (i + 1) * width_s. None: the bin has no value."""
+    """Series over equal time bins.
+
+    Bin i covers i * width_s to (i + 1) * width_s. A value of None means that the bin has none.
+    """
 
     width_s: float
     series: dict[str, Values]
 
 
 Cells = tuple[tuple[float, float, float, float, int], ...]
-"""Counts of pairs by cell: left, right, low, high, count."""
+"""Numbers of points by cell of a scatter plot: left, right, low, high, count."""
 
 
 class Cloud(msgspec.Struct, frozen=True, kw_only=True):
-    """Many (x, y) pairs: as points, or counted in cells.
+    """A scatter plot: points, or for many points their numbers by cell.
 
-    `count` is the number of pairs; `x` and `y` are the ranges. `log_y`: the axis is logarithmic.
+    Attributes:
+        count: The number of points.
+        points: The points, if there are at most MAX_POINTS.
+        cells: Their numbers by cell, if there are more.
+        x: The range of x.
+        y: The range of y.
+        log_y: Whether the y axis is logarithmic.
     """
 
     count: int
@@ -97,7 +135,7 @@ class Cloud(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage and its place on the time axis, in seconds from the start of the run."""
+    """A stage and its position on the time axis, in seconds from the start of the run."""
 
     name: str
     start_s: float
@@ -106,34 +144,53 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the page of one run draws.
+    """The data of all charts of one run.
 
-    Percentile curves and clouds cover ok requests of measured stages; series over time cover all requests.
+    Percentile curves and scatter plots cover ok requests of measured stages. Series over time cover
+    all requests.
+
+    Attributes:
+        length_s: The length of the run.
+        stages: The stages on the time axis.
+        curves: Percentile curves by metric.
+        ttft: TTFT in ms by scheduled time: p50 and max; p90 and p99 if bins hold enough requests.
+        tpot: TPOT in ms by the time of the last token, with the same percentiles.
+        output: Output tokens per second, by the time of events.
+        in_flight: Mean number of requests in flight.
+        load: Scheduled, sent and ok requests per second.
+        errors: Requests that are not ok, by kind of error.
+        good: SLO attainment by scheduled time. None without an SLO.
+        cached: Prefix cache hit rate. None if the server does not report it.
+        client: CPU share of the busiest worker, and the largest send delay in ms.
+        ttft_by_input: TTFT by prompt tokens.
+        ttft_by_in_flight: TTFT by the other requests in flight at the target.
+        ttft_by_queue: TTFT by the queue time that the server reports, in ms.
+        ttft_by_time: TTFT by scheduled time, in s.
+        e2e_by_output: E2E latency by output tokens.
+        asked_by_output: Requested and received output tokens. None if no length was requested, or
+            if every response has exactly the requested length.
+        gaps: Inter-chunk latencies by time and length in ms. Empty if none are known.
     """
 
     length_s: float
     stages: tuple[StageSpan, ...]
     curves: dict[str, PercentileCurve]
-    ttft: Bins  # ms, by due instant: p50 and max; p90 and p99 where the bins hold enough requests
-    tpot: Bins  # ms, by the instant of the last token; the same quantiles
-    output: Bins  # tokens/s by event time
+    ttft: Bins
+    tpot: Bins
+    output: Bins
     in_flight: Bins
-    load: Bins  # requests/s: due, sent, ok
-    errors: Bins  # requests that are not ok, by kind of error
-    good: (
-        Bins | None
-    )  # share of requests within the SLO of the run, by due instant; None: there is none
-    cached: Bins | None  # share of prompt tokens; None: the server does not report it
-    client: Bins  # CPU share of the busiest worker, and the largest send lag in ms
+    load: Bins
+    errors: Bins
+    good: Bins | None
+    cached: Bins | None
+    client: Bins
     ttft_by_input: Cloud
-    ttft_by_in_flight: Cloud  # others at its target when it was sent
-    ttft_by_queue: Cloud  # ms that the server says it waited; nothing where it does not say
-    ttft_by_time: Cloud  # s, of the due instant
+    ttft_by_in_flight: Cloud
+    ttft_by_queue: Cloud
+    ttft_by_time: Cloud
     e2e_by_output: Cloud
-    asked_by_output: (
-        Cloud | None
-    )  # None: no length was asked for, or every answer is exactly as long as asked
-    gaps: Cells  # gaps between events by time and length in ms; empty: none is known
+    asked_by_output: Cloud | None
+    gaps: Cells
 
 
 def figures(
@@ -144,70 +201,90 @@ def figures(
     seconds: Sequence[WorkerSample] = (),
     heat: NDArray[np.void] | None = None,
 ) -> Figures:
-    """The data for every chart of one run.
+    """Return the data of all charts of one run.
 
-    Arguments as for `core.run_summary.summarize`. `heat`: rows of dtype `results.spool.HEAT`.
+    Args:
+        manifest: The manifest of the run.
+        rows: Its records.
+        gaps: The inter-chunk latencies of each stage.
+        timeline: The output events of each stage, in bins of BIN_NS.
+        seconds: Samples of the workers, about one per second.
+        heat: Inter-chunk latencies over time, with the dtype `results.spool.HEAT`.
     """
     columns = Columns(rows)
-    ok = columns.where(OK)
-    is_counted = is_measured(manifest, rows) & ok
-    length_s = _length_s(rows, timeline)
-    of = columns.measure  # made again where it is needed: each is as large as a column
-    ttft_curve, name = curve("TTFT", of("ttft")[is_counted]), "TTFT from sent"
-    if ttft_curve is not None and np.array_equal(
-        columns["sent_ns"], columns["due_ns"]
-    ):  # in virtual time, of millions
-        from_sent: PercentileCurve | None = msgspec.structs.replace(ttft_curve, name=name)
-    else:
-        from_sent = curve(name, of("ttft_from_sent")[is_counted])
-    curves = {
-        "ttft": ttft_curve,
-        "ttft_from_sent": from_sent,
-        "tpot": curve("TPOT", of("tpot")[is_counted]),
-        "inter_chunk": curve_of_histogram("gap between events", pool_measured_gaps(manifest, gaps)),
-        "max_gap": curve("largest gap of a request", of("max_gap")[is_counted]),
-        "e2e": curve("E2E", of("e2e")[is_counted]),
-    }
-    over_time = {
-        "ttft": quantiles_over_time(columns["due_ns"], of("ttft"), ok, length_s),
-        "tpot": quantiles_over_time(columns["last_token_ns"], of("tpot"), ok, length_s),
-    }
-    e2e_by_output = cloud(columns["output_tokens"], of("e2e"), is_counted)
-    sent, beside = in_flight_at_send(columns)
-    ttft = of("ttft")
-    ttft_by_in_flight = cloud(beside, ttft[sent], is_counted[sent], places=sent)
-    del sent, beside
-    ttft_by_input = cloud(columns["input_tokens"], ttft, is_counted)
-    ttft_by_queue = cloud(columns["server_queue_ns"], ttft, is_counted, x_per=1e6)
-    ttft_by_time = cloud(columns["due_ns"], ttft, is_counted, x_per=1e9)
-    del ttft
+    is_ok = columns.where(OK)
+    is_counted = is_measured(manifest, rows) & is_ok
+    length_s = _run_length_s(rows, timeline)
+    curves = _percentile_curves(columns, is_counted)
+    gap_curve = curve_of_histogram("inter-chunk latency", pool_measured_gaps(manifest, gaps))
+    if gap_curve is not None:
+        curves["inter_chunk"] = gap_curve
+    e2e_by_output = cloud(columns["output_tokens"], columns.measure("e2e"), is_counted)
+    ttft_clouds = _ttft_clouds(columns, is_counted)
     return Figures(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(manifest, rows, length_s)),
-        curves={
-            name: percentile_curve
-            for name, percentile_curve in curves.items()
-            if percentile_curve is not None
-        },
-        **over_time,
-        output=_output(columns, timeline, length_s),
+        curves=curves,
+        ttft=quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s),
+        tpot=quantiles_over_time(
+            columns["last_token_ns"], columns.measure("tpot"), is_ok, length_s
+        ),
+        output=_output_per_s(columns, timeline, length_s),
         in_flight=_in_flight(columns, length_s),
         load=_load(columns, length_s),
         errors=_errors(columns, length_s),
-        good=_good(columns, manifest, length_s),
-        cached=_cached(columns, length_s),
+        good=_slo_attainment(columns, manifest, length_s),
+        cached=_cache_hit_rate(columns, length_s),
         client=_client(columns, seconds, length_s),
-        ttft_by_input=ttft_by_input,
-        ttft_by_in_flight=ttft_by_in_flight,
-        ttft_by_queue=ttft_by_queue,
-        ttft_by_time=ttft_by_time,
+        **ttft_clouds,
         e2e_by_output=e2e_by_output,
-        asked_by_output=_output_asked(columns, is_counted),
+        asked_by_output=_requested_output(columns, is_counted),
         gaps=() if heat is None else gap_heat(heat, length_s),
     )
 
 
-# -- over time -----------------------------------------------------------------------------------------------------
+def _percentile_curves(
+    columns: Columns, is_counted: NDArray[np.bool_]
+) -> dict[str, PercentileCurve]:
+    """Return the percentile curve of each latency that has values."""
+    curves: dict[str, PercentileCurve | None] = {}
+    curves["ttft"] = curve_of_values("TTFT", columns.measure("ttft")[is_counted])
+    curves["ttft_from_sent"] = _curve_from_sent(columns, is_counted, curves["ttft"])
+    curves["tpot"] = curve_of_values("TPOT", columns.measure("tpot")[is_counted])
+    curves["max_gap"] = curve_of_values("max ITL", columns.measure("max_gap")[is_counted])
+    curves["e2e"] = curve_of_values("E2E", columns.measure("e2e")[is_counted])
+    return {name: curve for name, curve in curves.items() if curve is not None}
+
+
+def _curve_from_sent(
+    columns: Columns, is_counted: NDArray[np.bool_], ttft_curve: PercentileCurve | None
+) -> PercentileCurve | None:
+    """Return the curve of TTFT from the time of sending.
+
+    In virtual time every request is sent when it is scheduled. Then the curve is that of TTFT,
+    which saves sorting millions of values.
+    """
+    name = "TTFT from sent"
+    if ttft_curve is not None and np.array_equal(columns["sent_ns"], columns["due_ns"]):
+        return msgspec.structs.replace(ttft_curve, name=name)
+    return curve_of_values(name, columns.measure("ttft_from_sent")[is_counted])
+
+
+def _ttft_clouds(columns: Columns, is_counted: NDArray[np.bool_]) -> dict[str, Cloud]:
+    """Return the scatter plots of TTFT, by the names of their fields in `Figures`."""
+    sent, others = in_flight_at_send(columns)
+    ttft_ns = columns.measure("ttft")
+    by_in_flight = cloud(others, ttft_ns[sent], is_counted[sent], row_indices=sent)
+    del sent, others
+    return {
+        "ttft_by_in_flight": by_in_flight,
+        "ttft_by_input": cloud(columns["input_tokens"], ttft_ns, is_counted),
+        "ttft_by_queue": cloud(columns["server_queue_ns"], ttft_ns, is_counted, x_per=NS_PER_MS),
+        "ttft_by_time": cloud(columns["due_ns"], ttft_ns, is_counted, x_per=NS_PER_S),
+    }
+
+
+# -- over time -------------------------------------------------------------------------------------
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -217,35 +294,45 @@ class Grid(msgspec.Struct, frozen=True):
     number: int
 
     @classmethod
-    def over(cls, length_s: float, most: int = MOST_BINS, least_s: float = 0.0) -> Grid:
-        """At most `most` bins, of the smallest width in STEPS_S that does, but not below `least_s`."""
-        width_s = max(
-            next((step for step in STEPS_S if step * most >= length_s), length_s / most), least_s
-        )
-        return cls(width_s, max(int(np.ceil(length_s / width_s - 1e-9)), 1))
+    def over(cls, length_s: float, max_bins: int = MAX_BINS, min_width_s: float = 0.0) -> Grid:
+        """Return a grid of at most `max_bins` bins, with the smallest width of BIN_WIDTHS_S.
+
+        A bin is at least `min_width_s` wide.
+        """
+        fitting = (width for width in BIN_WIDTHS_S if width * max_bins >= length_s)
+        width_s = max(next(fitting, length_s / max_bins), min_width_s)
+        rounding_error = 1e-9
+        return cls(width_s, max(int(np.ceil(length_s / width_s - rounding_error)), 1))
+
+    @classmethod
+    def for_requests(cls, length_s: float, requests: int, per_bin: int) -> Grid:
+        """Return a grid whose bins hold at least `per_bin` requests on average."""
+        return cls.over(length_s, min(MAX_BINS, max(requests // per_bin, MIN_BINS)))
 
     @property
     def edges_s(self) -> NDArray[np.floating[Any]]:
+        """The edges of the bins, one more than there are bins."""
         return np.arange(self.number + 1) * self.width_s
 
-    def place(self, instants_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The bin of each instant; what lies outside is in the first or the last one."""
-        return np.clip(instants_ns // round(self.width_s * 1e9), 0, self.number - 1)
+    def bin_of(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bin of each time. Times outside the grid are in its first or last bin."""
+        return np.clip(times_ns // round(self.width_s * NS_PER_S), 0, self.number - 1)
 
     def sums(
-        self, instants_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None
+        self, times_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None
     ) -> NDArray[np.float64]:
-        """The number of instants in each bin, or the sum of their weights, which are whole numbers."""
+        """Return the number of times in each bin, or the sum of their weights."""
         total = np.zeros(self.number)
-        for part in block_slices(len(instants_ns)):
+        for block in block_slices(len(times_ns)):
             total += np.bincount(
-                self.place(instants_ns[part]),
-                None if weights is None else weights[part],
+                self.bin_of(times_ns[block]),
+                None if weights is None else weights[block],
                 self.number,
             )
         return total
 
     def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
+        """Return series over this grid, rounded for a chart."""
         rounded_series = {
             name: tuple(None if value is None else round_to(value, 4) for value in values)
             for name, values in series.items()
@@ -254,342 +341,466 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 def quantiles_over_time(
-    when_ns: NDArray[np.int64],
+    times_ns: NDArray[np.int64],
     values_ns: NDArray[np.int64],
-    chosen: NDArray[np.bool_],
+    selected: NDArray[np.bool_],
     length_s: float,
 ) -> Bins:
-    """Quantiles in ms per time bin: median and maximum always, p90 and p99 where bins hold enough requests."""
-    known = chosen & (values_ns != UNDEFINED) & (when_ns >= 0)
-    count = int(np.count_nonzero(known))
-    grid = Grid.over(length_s, min(MOST_BINS, max(count // BUSY_BIN, 8)))
-    own = as_selection(known)
-    when_ns = when_ns[own]
-    bins = np.empty(count, np.int16)
-    for part in block_slices(count):
-        bins[part] = grid.place(when_ns[part])
-    order = np.argsort(bins, kind="stable").astype(np.int32)  # half as large
-    values = values_ns[own][order]
-    del order
-    sizes = np.bincount(bins, minlength=grid.number)
-    edges = np.cumsum([0, *sizes])
-    typical_size = float(np.median(sizes[sizes > 0])) if count else 0
-    least_size = {("p50", 0.5): 0, ("p90", 0.9): BUSY_BIN, ("p99", 0.99): FULL_BIN, ("max", 1.0): 0}
-    insides = [values[first:end] for first, end in pairwise(edges)]
-    for inside in insides:
-        inside.sort()
+    """Return percentiles of values in ms per time bin.
+
+    The median and the maximum are always there, and p90 and p99 if the bins hold enough requests.
+    """
+    is_known = selected & (values_ns != UNDEFINED) & (times_ns >= 0)
+    count = int(np.count_nonzero(is_known))
+    grid = Grid.for_requests(length_s, count, MIN_REQUESTS_FOR_P90)
+    values_by_bin = _sorted_values_by_bin(grid, times_ns, values_ns, is_known)
+    sizes = np.array([len(values) for values in values_by_bin])
+    typical_size = float(np.median(sizes[sizes > 0])) if count else 0.0
+    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    min_sizes = {"p90": MIN_REQUESTS_FOR_P90, "p99": MIN_REQUESTS_FOR_P99}
     return grid.bins(
         {
-            name: [
-                inside[quantile_index(len(inside), p)] / 1e6 if len(inside) else None
-                for inside in insides
-            ]
-            for (name, p), least in least_size.items()
-            if typical_size >= least
+            name: [_quantile_ms(values, quantile) for values in values_by_bin]
+            for name, quantile in quantiles.items()
+            if typical_size >= min_sizes.get(name, 0)
         }
     )
 
 
-def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> float:
+def _sorted_values_by_bin(
+    grid: Grid,
+    times_ns: NDArray[np.int64],
+    values_ns: NDArray[np.int64],
+    is_known: NDArray[np.bool_],
+) -> list[NDArray[np.int64]]:
+    """Return the known values of each bin in ascending order."""
+    selection = as_selection(is_known)
+    times_ns = times_ns[selection]
+    bins = np.empty(len(times_ns), np.int16)
+    for block in block_slices(len(times_ns)):
+        bins[block] = grid.bin_of(times_ns[block])
+    order = np.argsort(bins, kind="stable").astype(np.int32)  # half the memory of int64
+    values = values_ns[selection][order]
+    del order
+    edges = np.cumsum([0, *np.bincount(bins, minlength=grid.number)])
+    values_by_bin = [values[first:end] for first, end in pairwise(edges)]
+    for values_of_bin in values_by_bin:
+        values_of_bin.sort()
+    return values_by_bin
+
+
+def _quantile_ms(sorted_ns: NDArray[np.int64], quantile: float) -> float | None:
+    if not len(sorted_ns):
+        return None
+    return float(sorted_ns[quantile_index(len(sorted_ns), quantile)] / NS_PER_MS)
+
+
+def _run_length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> float:
+    """Return the time of the last event of a run, at least 0.1 s."""
     ends = [rows[name].max(initial=0) for name in ("done_ns", "due_ns", "sent_ns")]
     ends += [len(counts) * BIN_NS for counts in timeline]
-    return max(float(max(ends)) / 1e9, 0.1)
+    return max(float(max(ends)) / NS_PER_S, 0.1)
 
 
 def _stage_spans(
     manifest: RunManifest, rows: NDArray[np.void], length_s: float
 ) -> Iterator[StageSpan]:
-    for i, stage in enumerate(manifest.stages):
-        due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
-        start = (
-            stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
-        )
-        end = stage.end_ns / 1e9 if stage.end_ns is not None else float(due.max(initial=0)) / 1e9
+    """Yield the span of each stage. A stage without planned times spans its scheduled requests."""
+    for index, stage in enumerate(manifest.stages):
+        due_ns = rows["due_ns"][(rows["stage"] == index) & (rows["due_ns"] >= 0)]
+        start_s = stage.start_ns / NS_PER_S
+        if not stage.start_ns and index > 0:
+            start_s = float(due_ns.min(initial=0)) / NS_PER_S
+        end_ns = float(due_ns.max(initial=0)) if stage.end_ns is None else stage.end_ns
+        end_s = end_ns / NS_PER_S
         yield StageSpan(
-            name=stage.name or f"stage {i + 1}",
-            start_s=round_to(start, 5),
-            end_s=round_to(min(max(end, start), length_s), 5),
+            name=stage.name or f"stage {index + 1}",
+            start_s=round_to(start_s, 5),
+            end_s=round_to(min(max(end_s, start_s), length_s), 5),
             measured=stage.measured,
         )
 
 
 def _load(columns: Columns, length_s: float) -> Bins:
-    grid = Grid.over(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
-    counted = {
-        "due": ("due_ns", columns.reached_due_time),
+    """Return scheduled, sent and ok requests per second."""
+    grid = Grid.for_requests(length_s, len(columns), REQUESTS_PER_BIN)
+    selections = {
+        "scheduled": ("due_ns", columns.reached_due_time),
         "sent": ("sent_ns", columns["sent_ns"] >= 0),
         "ok": ("end_ns", columns.where(OK) & (columns["end_ns"] >= 0)),
     }
-    sums = {
-        name: grid.sums(columns[one][as_selection(mask)]) for name, (one, mask) in counted.items()
+    rates = {
+        name: grid.sums(columns[field][as_selection(selected)]) / grid.width_s
+        for name, (field, selected) in selections.items()
     }
-    return grid.bins({name: count / grid.width_s for name, count in sums.items()})
+    return grid.bins(rates)
 
 
 def _in_flight(columns: Columns, length_s: float) -> Bins:
-    """Exact mean number in flight per bin: the integral between the edges of the bin, divided by its width."""
+    """Return the exact mean number of requests in flight per bin.
+
+    It is the time that requests spent in flight in the bin, divided by the width of the bin.
+    """
     grid = Grid.over(length_s)
-    edges = grid.edges_s * 1e9
-
-    def integral(name: str) -> NDArray[np.float64]:
-        """For each bin edge: the time from every earlier instant of the sent requests to the edge, summed (ns)."""
-        instants = np.sort(
-            columns[name][as_selection((columns["sent_ns"] >= 0) & (columns[name] >= 0))]
-        )
-        before, sums, total = np.searchsorted(instants, edges), np.zeros(len(edges)), 0.0
-        for part in block_slices(len(instants)):
-            running = np.cumsum(np.append(total, instants[part]))
-            here = (before >= part.start) & (before < part.start + len(running))
-            sums[here], total = running[before[here] - part.start], float(running[-1])
-        sum_to_edge: NDArray[np.float64] = before * edges - sums
-        return sum_to_edge
-
-    mean = np.diff(integral("sent_ns") - integral("done_ns")) / (grid.width_s * 1e9)
+    edges_ns = grid.edges_s * NS_PER_S
+    since_sent_ns = _time_since_events_ns(columns, "sent_ns", edges_ns)
+    since_done_ns = _time_since_events_ns(columns, "done_ns", edges_ns)
+    mean = np.diff(since_sent_ns - since_done_ns) / (grid.width_s * NS_PER_S)
     return grid.bins({"in flight": np.maximum(mean, 0.0)})
 
 
-def _output(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
-    """Output tokens per second, by the time of their events.
+def _time_since_events_ns(
+    columns: Columns, field: str, edges_ns: NDArray[np.floating[Any]]
+) -> NDArray[np.float64]:
+    """Return for each edge the sum of the times from every earlier event of sent requests to it.
 
-    With a timeline: its events, times the mean number of tokens per event. Without one: the tokens of each answer are
-    spread evenly from its first to its last token.
+    With n events before an edge it is n * edge - (sum of their times).
+    """
+    was_sent = (columns["sent_ns"] >= 0) & (columns[field] >= 0)
+    times_ns = np.sort(columns[field][as_selection(was_sent)])
+    events_before = np.searchsorted(times_ns, edges_ns)
+    sums = np.zeros(len(edges_ns))
+    total = 0.0
+    for block in block_slices(len(times_ns)):
+        running_sums = np.cumsum(np.append(total, times_ns[block]))
+        is_here = (events_before >= block.start) & (events_before < block.start + len(running_sums))
+        sums[is_here] = running_sums[events_before[is_here] - block.start]
+        total = float(running_sums[-1])
+    time_ns: NDArray[np.float64] = events_before * edges_ns - sums
+    return time_ns
+
+
+def _output_per_s(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
+    """Return output tokens per second, by the time of their events.
+
+    With a timeline they are its events, times the mean number of tokens per event. Without one, the
+    tokens of each response are spread evenly from its first to its last token.
     """
     grid = Grid.over(length_s)
-    first, last, tokens = token_spans(columns)
-    events = int(
-        columns["output_events"][columns.where(OK) & (columns["output_tokens"] >= 0)].sum(
-            dtype=np.int64
-        )
-    )
+    first_ns, last_ns, tokens = token_spans(columns)
+    has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
+    events = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
     sums = event_sums(timeline)
     if events and sums is not None:
-        until_edge = np.interp(grid.edges_s * 1e9 / BIN_NS, np.arange(len(sums)), sums)
-        in_bins = np.diff(until_edge) * (int(tokens.sum(dtype=np.int64)) / events)
+        edges_in_bins = grid.edges_s * NS_PER_S / BIN_NS
+        events_until_edge = np.interp(edges_in_bins, np.arange(len(sums)), sums)
+        tokens_per_event = int(tokens.sum(dtype=np.int64)) / events
+        tokens_in_bins = np.diff(events_until_edge) * tokens_per_event
     else:
         amounts = Amounts()
-        amounts.add(first, last, tokens)
-        in_bins = np.array([amounts.between(low, high) for low, high in pairwise(grid.edges_s)])
-    return grid.bins({"output": in_bins / grid.width_s})
+        amounts.add(first_ns, last_ns, tokens)
+        tokens_in_bins = np.array(
+            [amounts.between(start_s, end_s) for start_s, end_s in pairwise(grid.edges_s)]
+        )
+    return grid.bins({"output": tokens_in_bins / grid.width_s})
 
 
 def _errors(columns: Columns, length_s: float) -> Bins:
-    """Requests that are not ok, by kind of error, at the instant they ended; at the due instant if they never did."""
-    not_ok = ~(columns.where(OK) | columns.where(UNFINISHED))
-    grid = Grid.over(length_s, 60)
-    ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[not_ok]
-    kinds = columns["kind"][not_ok]
-    by_count = [
+    """Return the requests that are not ok, by kind of error, the most frequent kind first.
+
+    A request counts when it ended, or at its scheduled time if it never did.
+    """
+    is_error = ~(columns.where(OK) | columns.where(UNFINISHED))
+    grid = Grid.over(length_s, MAX_ERROR_BINS)
+    ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[is_error]
+    kinds = columns["kind"][is_error]
+    kinds_by_count = [
         kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()
     ]
     return grid.bins(
-        {KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind]) for kind in by_count}
-    )
-
-
-def _good(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
-    slo = manifest.slo
-    if slo is None or not (slo.terms or slo.goodput_share is not None) or length_s <= 0:
-        return None
-    counted = outcomes.is_counted(columns, slo)
-    grid = Grid.over(length_s, min(MOST_BINS, max(int(counted.sum()) // BUSY_BIN, 8)))
-    due = columns["due_ns"]
-    good, every = (
-        grid.sums(due[counted & outcomes.meets(columns, slo)]),
-        grid.sums(due[as_selection(counted)]),
-    )
-    return grid.bins(
-        {"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]}
-    )
-
-
-def _cached(columns: Columns, length_s: float) -> Bins | None:
-    has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
-    if not has_counts.any():
-        return None
-    grid = Grid.over(length_s, min(MOST_BINS, max(int(has_counts.sum()) // 5, 8)))
-    started_ns = np.where(
-        columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"]
-    )[has_counts]
-    cached, prompt = (
-        grid.sums(started_ns, columns[name][has_counts])
-        for name in ("cached_tokens", "input_tokens")
-    )
-    return grid.bins(
         {
-            "cached": [
-                part / whole if whole else None for part, whole in zip(cached, prompt, strict=True)
-            ]
+            KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind])
+            for kind in kinds_by_count
         }
     )
 
 
+def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
+    """Return the share of requests that met the SLO, by scheduled time; None without an SLO."""
+    slo = manifest.slo
+    if slo is None or not (slo.terms or slo.goodput_share is not None):
+        return None
+    counted = outcomes.is_counted(columns, slo)
+    grid = Grid.for_requests(length_s, int(counted.sum()), MIN_REQUESTS_FOR_P90)
+    due_ns = columns["due_ns"]
+    good = grid.sums(due_ns[counted & outcomes.meets(columns, slo)])
+    total = grid.sums(due_ns[as_selection(counted)])
+    return grid.bins({"met the SLO": _ratios(good, total)})
+
+
+def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
+    """Return the cached share of the prompt tokens, by the time of the first token."""
+    has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
+    if not has_counts.any():
+        return None
+    grid = Grid.for_requests(length_s, int(has_counts.sum()), REQUESTS_PER_BIN)
+    started_ns = np.where(
+        columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"]
+    )[has_counts]
+    cached = grid.sums(started_ns, columns["cached_tokens"][has_counts])
+    prompt = grid.sums(started_ns, columns["input_tokens"][has_counts])
+    return grid.bins({"cached": _ratios(cached, prompt)})
+
+
+def _ratios(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> list[float | None]:
+    """Return part / total for each bin, None where the total is 0."""
+    return [
+        float(part / total) if total else None for part, total in zip(parts, totals, strict=True)
+    ]
+
+
 def _client(columns: Columns, seconds: Sequence[WorkerSample], length_s: float) -> Bins:
-    grid = Grid.over(length_s, least_s=1.0)
-    busiest: list[float | None] = [None] * grid.number
-    for second in seconds:
-        i = min(int(max(second.t_s - second.span_s / 2, 0) // grid.width_s), grid.number - 1)
-        if second.span_s >= 0.5:
-            busiest[i] = max(busiest[i] or 0.0, second.cpu_share)
-    sent = as_selection(columns["sent_ns"] >= 0)
-    largest_lag_ns = np.full(grid.number, UNDEFINED)
-    sent_ns, lag_ns = columns["sent_ns"][sent], columns.measure("send_lag")[sent]
-    for part in block_slices(len(sent_ns)):
-        np.maximum.at(largest_lag_ns, grid.place(sent_ns[part]), lag_ns[part])
-    lags = [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns]
-    return grid.bins({"cpu": busiest, "send lag, largest": lags})
-
-
-def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
-    """Counts of gap lengths (ms) over time (s), from rows of dtype `results.spool.HEAT`.
-
-    Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
-    """
-    if not len(lines):
-        return ()
-    typical_s = float(np.median(np.diff(np.unique(lines["until_ns"]), prepend=0))) / 1e9
-    grid = Grid.over(length_s, least_s=min(0.8 * typical_s, length_s))
-    middle_s = lines["until_ns"] / 1e9 - min(typical_s, grid.width_s) / 2
-    total = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
-    np.add.at(total, grid.place((middle_s * 1e9).astype(np.int64)), lines["counts"][:, 1:])
-    edges_ms = rounded(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / 1e6, 4)
-    return tuple(
-        (
-            float(i * grid.width_s),
-            float((i + 1) * grid.width_s),
-            edges_ms[j],
-            edges_ms[j + 1],
-            int(total[i, j]),
-        )
-        for i, j in zip(*np.nonzero(total), strict=True)
+    """Return the CPU share of the busiest worker, and the largest send delay in ms."""
+    grid = Grid.over(length_s, min_width_s=1.0)
+    cpu_shares: list[float | None] = [None] * grid.number
+    for sample in seconds:
+        if sample.span_s < MIN_SAMPLE_SPAN_S:
+            continue
+        middle_s = max(sample.t_s - sample.span_s / 2, 0)
+        index = min(int(middle_s // grid.width_s), grid.number - 1)
+        cpu_shares[index] = max(cpu_shares[index] or 0.0, sample.cpu_share)
+    return grid.bins(
+        {"cpu": cpu_shares, "largest send delay": _largest_send_delays_ms(columns, grid)}
     )
 
 
-# -- pairs ---------------------------------------------------------------------------------------------------------
+def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
+    was_sent = as_selection(columns["sent_ns"] >= 0)
+    sent_ns = columns["sent_ns"][was_sent]
+    delays_ns = columns.measure("send_lag")[was_sent]
+    largest_ns = np.full(grid.number, UNDEFINED)
+    for block in block_slices(len(sent_ns)):
+        np.maximum.at(largest_ns, grid.bin_of(sent_ns[block]), delays_ns[block])
+    return [None if delay == UNDEFINED else float(delay / NS_PER_MS) for delay in largest_ns]
+
+
+def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
+    """Return the numbers of inter-chunk latencies by time (s) and length (ms).
+
+    Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
+    `lines` have the dtype `results.spool.HEAT`; each covers the time since the line before.
+    """
+    if not len(lines):
+        return ()
+    typical_s = float(np.median(np.diff(np.unique(lines["until_ns"]), prepend=0))) / NS_PER_S
+    grid = Grid.over(length_s, min_width_s=min(0.8 * typical_s, length_s))
+    middle_s = lines["until_ns"] / NS_PER_S - min(typical_s, grid.width_s) / 2
+    total = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
+    np.add.at(total, grid.bin_of((middle_s * NS_PER_S).astype(np.int64)), lines["counts"][:, 1:])
+    # The last class has no upper edge, so that it is drawn up to twice its lower edge.
+    edges_ms = round_all(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / NS_PER_MS, 4)
+    return tuple(
+        (
+            float(column * grid.width_s),
+            float((column + 1) * grid.width_s),
+            edges_ms[row],
+            edges_ms[row + 1],
+            int(total[column, row]),
+        )
+        for column, row in zip(*np.nonzero(total), strict=True)
+    )
+
+
+# -- scatter plots ---------------------------------------------------------------------------------
 
 
 def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The places of the requests that were sent, in the order in which they were, target after target; and for each how
-    many others were in flight at its target then.
+    """Return the sent requests, and how many others were in flight at their target when sent.
+
+    The first array has the row indices of the sent requests, ordered by target and time of sending.
+    The second array has for each of them the number of other requests. Requests that were sent at
+    the same time count as others too.
     """
-    sent, done, target = (columns[name] for name in ("sent_ns", "done_ns", "target"))
-    places, others = (np.empty(np.count_nonzero(sent >= 0), np.int32) for _ in range(2))
+    sent_ns = columns["sent_ns"]
+    done_ns = columns["done_ns"]
+    target = columns["target"]
+    was_sent = sent_ns >= 0
+    row_indices = np.empty(np.count_nonzero(was_sent), np.int32)
+    others = np.empty(len(row_indices), np.int32)
     first = 0
     for number in np.unique(target).tolist():
-        own = np.flatnonzero((target == number) & (sent >= 0)).astype(np.int32)
-        here = slice(first, first := first + len(own))
-        order = np.argsort(sent[own]).astype(np.int32)  # half as large, as the places are
-        places[here] = own[order]
+        of_target = np.flatnonzero((target == number) & was_sent).astype(np.int32)
+        span = slice(first, first + len(of_target))
+        first = span.stop
+        order = np.argsort(sent_ns[of_target]).astype(np.int32)
+        row_indices[span] = of_target[order]
         del order
-        starts, ends = sent[places[here]], done[own]
-        ends.sort()
-        ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
-        for part in block_slices(len(own)):
-            until, begun = starts[part], np.arange(part.start, min(part.stop, len(own)))
-            after = starts[part.start + 1 : part.stop + 1]
-            at_once = np.flatnonzero(
-                until[: len(after)] == after
-            )  # those sent at this very instant are others too
-            begun[at_once] = np.searchsorted(starts, until[at_once], side="right") - 1
-            others[here][part] = begun - np.searchsorted(ends, until, side="right")
-    return places, others
+        ends_ns = done_ns[of_target]
+        ends_ns.sort()
+        ends_ns = ends_ns[np.searchsorted(ends_ns, 0) :]  # negative: not done
+        _count_others(sent_ns[row_indices[span]], ends_ns, others[span])
+    return row_indices, others
+
+
+def _count_others(
+    starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], others: NDArray[np.int32]
+) -> None:
+    """Write to `others` for each start the requests that started before it and have not ended.
+
+    Starts and ends are in ascending order.
+    """
+    for block in block_slices(len(starts_ns)):
+        block_starts_ns = starts_ns[block]
+        started_before = np.arange(block.start, min(block.stop, len(starts_ns)))
+        next_starts_ns = starts_ns[block.start + 1 : block.stop + 1]
+        same_time = np.flatnonzero(block_starts_ns[: len(next_starts_ns)] == next_starts_ns)
+        started_until = np.searchsorted(starts_ns, block_starts_ns[same_time], side="right")
+        started_before[same_time] = started_until - 1
+        ended = np.searchsorted(ends_ns, block_starts_ns, side="right")
+        others[block] = started_before - ended
 
 
 def cloud(
     x: NDArray[Any],
     y_ns: NDArray[np.int64],
-    chosen: NDArray[np.bool_],
-    y_per: float = 1e6,
+    selected: NDArray[np.bool_],
+    *,
+    y_per: float = NS_PER_MS,
     x_per: float = 1.0,
-    places: NDArray[np.int32] | None = None,
+    row_indices: NDArray[np.int32] | None = None,
 ) -> Cloud:
-    """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
-    cells. `places`: those of their rows, where they are not in the order of these.
+    """Return a scatter plot of the selected pairs with a known x and a defined y.
+
+    Args:
+        x: The values of x; negative ones are unknown.
+        y_ns: The values of y.
+        selected: Which pairs are shown.
+        y_per: What y is divided by.
+        x_per: What x is divided by.
+        row_indices: The row of each pair, if the pairs are in another order than the rows. Points
+            are listed in the order of rows.
     """
-    parts = block_slices(len(x))
-    known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
-    count = int(sum(map(np.count_nonzero, known)))
-    if not count:
+    pairs = _Pairs(x, y_ns, selected, x_per, y_per)
+    if not pairs.count:
         return Cloud(count=0)
-    parts, known = (
-        [one for one, own in zip(each, known, strict=True) if own.any()] for each in (parts, known)
-    )
+    x_range, y_range = pairs.ranges()
+    log_y = y_range[0] > 0 and y_range[1] > LOG_RATIO * max(y_range[0], 1e-6)
+    if pairs.count <= MAX_POINTS:
+        points = pairs.points(row_indices)
+        return Cloud(count=pairs.count, points=points, x=x_range, y=y_range, log_y=log_y)
+    cells = pairs.cells(x_range, y_range, log_y=log_y)
+    return Cloud(count=pairs.count, cells=cells, x=x_range, y=y_range, log_y=log_y)
 
-    def of(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """The known values, part after part; of one that is always the same only that one."""
-        for part, own in zip(parts, known, strict=True):
-            yield (
-                values[part][:1]
-                if values.strides == (0,)
-                else values[part]
-                if own.all()
-                else values[part][own]
-            )
 
-    ends_x, ends_y = (
-        (
-            float(min(each.min() for each in of(values)) / per),
-            float(max(each.max() for each in of(values)) / per),
+class _Pairs:
+    """The pairs of a scatter plot, which are processed in blocks to save memory."""
+
+    def __init__(
+        self,
+        x: NDArray[Any],
+        y_ns: NDArray[np.int64],
+        selected: NDArray[np.bool_],
+        x_per: float,
+        y_per: float,
+    ) -> None:
+        self._x = x
+        self._y_ns = y_ns
+        self._selected = selected
+        self._x_per = x_per
+        self._y_per = y_per
+        self._blocks = []
+        self._known = []
+        self.count = 0
+        for block in block_slices(len(x)):
+            known = selected[block] & (x[block] >= 0) & (y_ns[block] != UNDEFINED)
+            if known.any():
+                self._blocks.append(block)
+                self._known.append(known)
+                self.count += int(np.count_nonzero(known))
+
+    def _known_values(self, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """Yield the known values block by block.
+
+        An array whose values are all one value, repeated without memory (stride 0), yields only
+        that value.
+        """
+        for block, known in zip(self._blocks, self._known, strict=True):
+            if values.strides == (0,):
+                yield values[block][:1]
+            elif known.all():
+                yield values[block]
+            else:
+                yield values[block][known]
+
+    def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the ranges of x and y."""
+        return (
+            self._range_of(self._x, self._x_per),
+            self._range_of(self._y_ns, self._y_per),
         )
-        for values, per in ((x, x_per), (y_ns, y_per))
-    )
-    log_y = ends_y[1] > 20 * max(ends_y[0], 1e-6) and ends_y[0] > 0
-    if count <= MOST_POINTS:
-        every = np.flatnonzero(chosen & (x >= 0) & (y_ns != UNDEFINED))
-        every = every if places is None else every[np.argsort(places[every])]
-        points = tuple(
-            zip(
-                *(rounded(values[every] / per, 4) for values, per in ((x, x_per), (y_ns, y_per))),
-                strict=True,
-            )
+
+    def _range_of(self, values: NDArray[Any], per: float) -> tuple[float, float]:
+        lowest = min(block.min() for block in self._known_values(values))
+        highest = max(block.max() for block in self._known_values(values))
+        return float(lowest / per), float(highest / per)
+
+    def points(self, row_indices: NDArray[np.int32] | None) -> tuple[tuple[float, float], ...]:
+        """Return all pairs as points, in the order of their rows."""
+        is_known = self._selected & (self._x >= 0) & (self._y_ns != UNDEFINED)
+        indices = np.flatnonzero(is_known)
+        if row_indices is not None:
+            indices = indices[np.argsort(row_indices[indices])]
+        x = round_all(self._x[indices] / self._x_per, 4)
+        y = round_all(self._y_ns[indices] / self._y_per, 4)
+        return tuple(zip(x, y, strict=True))
+
+    def cells(
+        self, x_range: tuple[float, float], y_range: tuple[float, float], *, log_y: bool
+    ) -> Cells:
+        """Return the numbers of pairs by cell. With `log_y`, the rows are equal on a log axis."""
+        x_edges = _cell_edges(x_range, CELL_COLUMNS)
+        y_edges = _cell_edges(np.log10(y_range) if log_y else y_range, CELL_ROWS)
+        counts = np.zeros(CELL_COLUMNS * CELL_ROWS, np.int64)
+        blocks = zip(
+            self._known_values(self._x), self._known_values(self._y_ns), self._known, strict=True
         )
-        return Cloud(count=count, points=points, x=ends_x, y=ends_y, log_y=log_y)
-    x_edges, y_edges = (
-        _edges(ends_x, CELLS[0]),
-        _edges(np.log10(ends_y) if log_y else ends_y, CELLS[1]),
-    )
-    counts = np.zeros(CELLS[0] * CELLS[1], np.int64)
-    for xs, ys, own in zip(of(x), of(y_ns), known, strict=True):
-        high = ys / y_per
-        cell = _places(xs / x_per, x_edges) * CELLS[1] + _places(
-            np.log10(high) if log_y else high, y_edges
-        )
-        counts += np.bincount(cell, minlength=len(counts)) * (
-            np.count_nonzero(own) if len(cell) == 1 else 1
-        )
-    lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if log_y else y_edges, 5)
-    used = [
-        (*divmod(cell, CELLS[1]), int(counts[cell])) for cell in np.flatnonzero(counts).tolist()
-    ]
-    cells = tuple((lefts[i], lefts[i + 1], lows[j], lows[j + 1], number) for i, j, number in used)
-    return Cloud(count=count, cells=cells, x=ends_x, y=ends_y, log_y=log_y)
+        for x, y_ns, known in blocks:
+            y = y_ns / self._y_per
+            columns = _cell_of(x / self._x_per, x_edges)
+            rows = _cell_of(np.log10(y) if log_y else y, y_edges)
+            cell_numbers = columns * CELL_ROWS + rows
+            # One number stands for all pairs of the block if both arrays have one value.
+            weight = np.count_nonzero(known) if len(cell_numbers) == 1 else 1
+            counts += np.bincount(cell_numbers, minlength=len(counts)) * weight
+        lefts = round_all(x_edges, 5)
+        lows = round_all(10**y_edges if log_y else y_edges, 5)
+        cells = []
+        for number in np.flatnonzero(counts).tolist():
+            column, row = divmod(number, CELL_ROWS)
+            count = int(counts[number])
+            cells.append((lefts[column], lefts[column + 1], lows[row], lows[row + 1], count))
+        return tuple(cells)
 
 
-def _edges(ends: Any, number: int) -> NDArray[np.float64]:
-    """The edges of so many equal cells, as `numpy.histogram2d` has them."""
-    least, largest = ends
-    half = 0.5 if least == largest else 0.0
-    return np.linspace(least - half, largest + half, number + 1)
+def _cell_edges(
+    value_range: Sequence[float] | NDArray[np.float64], number: int
+) -> NDArray[np.float64]:
+    """Return the edges of equal cells over a range, as `numpy.histogram2d` computes them."""
+    lowest, highest = value_range
+    margin = 0.5 if lowest == highest else 0.0
+    return np.linspace(lowest - margin, highest + margin, number + 1)
 
 
-def _places(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The cell of each value, exactly by the edges: reckoned, then held against them, faster than a search."""
+def _cell_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the cell of each value.
+
+    The cell is computed from the width of the cells and then corrected by the edges, which is
+    faster than a search and as exact.
+    """
     last = len(edges) - 2
-    place: NDArray[np.int64] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).astype(
-        np.int64
-    )
-    np.clip(place, 0, last, out=place)
-    place -= values < edges[place]
-    place += (values >= edges[place + 1]) & (place < last)
-    return place
+    cells_per_unit = (last + 1) / (edges[-1] - edges[0])
+    cell: NDArray[np.int64] = ((values - edges[0]) * cells_per_unit).astype(np.int64)
+    np.clip(cell, 0, last, out=cell)
+    cell -= values < edges[cell]
+    cell += (values >= edges[cell + 1]) & (cell < last)
+    return cell
 
 
-def _output_asked(columns: Columns, chosen: NDArray[np.bool_]) -> Cloud | None:
-    has_both = chosen & (columns["asked_output"] >= 0) & (columns["output_tokens"] >= 0)
-    if not (columns["asked_output"][has_both] != columns["output_tokens"][has_both]).any():
+def _requested_output(columns: Columns, selected: NDArray[np.bool_]) -> Cloud | None:
+    """Return requested and received output tokens; None if they are equal or none was requested."""
+    requested = columns["asked_output"]
+    received = columns["output_tokens"]
+    has_both = selected & (requested >= 0) & (received >= 0)
+    if not (requested[has_both] != received[has_both]).any():
         return None
-    return cloud(
-        columns["asked_output"].astype(np.int64),
-        columns["output_tokens"].astype(np.int64),
-        has_both,
-        1,
-    )
+    return cloud(requested.astype(np.int64), received.astype(np.int64), has_both, y_per=1)

@@ -1,6 +1,8 @@
-"""Percentile curves: the value at each percentile, and up to which percentile the sample supports it. Pure numpy.
+"""Percentile curves: the value at each percentile, and up to which one the samples support it.
 
-Nothing is drawn here: `charts.py` describes the chart, in which the unsupported part is dashed.
+Pure numpy. `charts.py` describes the chart, in which the unsupported part is dashed.
+
+A position on the percentile axis is counted in nines, -log10(1 - p): 1 is p90, 2 is p99, 3 is p99.9.
 """
 
 from __future__ import annotations
@@ -15,12 +17,32 @@ from loadgen.core.metrics import columns
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import needed_samples, quantile_index
 
+LOWEST_QUANTILE = 0.01
+"""No percentile below this one is called supported."""
+
+BISECTION_STEPS = 50
+"""Halvings of an interval of length 1 that reach the precision of a float."""
+
+MEDIAN_NINES = 0.3
+"""The position of p50: -log10(0.5), rounded."""
+
+POINTS_BELOW_MEDIAN = 12
+POINTS_ABOVE_MEDIAN = 90
+"""A curve has so many points. Most are above the median, where the axis is stretched."""
+
+NS_PER_MS = 1e6
+
 
 class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """One percentile curve. `nines` are -log10(1 - p): 1 is p90, 2 is p99; the last point is the largest sample.
+    """The percentile curve of a latency.
 
-    `carried`, also in nines, is the highest percentile that `count` samples support (`stats.quantiles.support`). Beyond
-    it, the curve is only an anecdote.
+    Attributes:
+        name: The name of the latency.
+        count: The number of samples.
+        nines: The positions of the points; the last one is the largest sample.
+        ms: The values of the points.
+        carried: The position of the highest percentile that the samples support. Beyond it, a point
+            depends on a single request.
     """
 
     name: str
@@ -30,64 +52,80 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
     carried: float
 
 
-def carried(count: int) -> float:
-    """The largest p with support(p) <= count, in nines: -log10(1 - p), rounded down; 0 for fewer than support(0.01)."""
-    if count < needed_samples(0.01):
+def supported_nines(count: int) -> float:
+    """Return the position of the highest percentile that so many samples support, rounded down.
+
+    It is 0 if not even LOWEST_QUANTILE is supported.
+    """
+    if count < needed_samples(LOWEST_QUANTILE):
         return 0.0
-    low, high = 0.01, 1 - 1e-12
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if needed_samples(middle) <= count else (low, middle)
-    return int(-float(np.log10(1 - low)) * 1e4) / 1e4  # rounded down
+    supported = LOWEST_QUANTILE
+    unsupported = 1 - 1e-12
+    for _ in range(BISECTION_STEPS):
+        middle = (supported + unsupported) / 2
+        if needed_samples(middle) <= count:
+            supported = middle
+        else:
+            unsupported = middle
+    return int(-float(np.log10(1 - supported)) * 1e4) / 1e4
 
 
-def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
-    """The percentile curve of per-request values in ns. Each point is a value of the sample; None without samples."""
+def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
+    """Return the percentile curve of per-request values, or None if there are none.
+
+    Each point is the value of a request.
+    """
     values = np.sort(columns.drop_undefined(values_ns))
-    if len(values) == 0:
+    count = len(values)
+    if count == 0:
         return None
-    return _curve(
-        name,
-        len(values),
-        lambda p: float(values[quantile_index(len(values), p)]),
-        float(values[-1]),
-    )
+
+    def value_at(quantile: float) -> float:
+        return float(values[quantile_index(count, quantile)])
+
+    return _curve(name, count, value_at, largest_ns=float(values[-1]))
 
 
 def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
-    """The same from a histogram, with the error bound of its buckets; None when it is empty."""
+    """Return the percentile curve of a histogram, or None if it is empty.
+
+    Values have the relative error of the buckets of the histogram.
+    """
     count = histogram.count
     if count == 0:
         return None
     sums = np.cumsum(histogram.counts)
 
-    def value_at(p: float) -> float:
-        return histogram.middle(int(np.searchsorted(sums, quantile_index(count, p), side="right")))
+    def value_at(quantile: float) -> float:
+        bucket = np.searchsorted(sums, quantile_index(count, quantile), side="right")
+        return histogram.middle(int(bucket))
 
-    return _curve(name, count, value_at, float(histogram.largest_ns))
+    return _curve(name, count, value_at, largest_ns=float(histogram.largest_ns))
 
 
 def _curve(
-    name: str, count: int, value_at: Callable[[float], float], largest: float
+    name: str, count: int, value_at: Callable[[float], float], largest_ns: float
 ) -> PercentileCurve:
-    last_place = max(float(np.log10(count)), 0.3)
-    places = np.unique(np.concatenate((np.linspace(0, 0.3, 12), np.linspace(0.3, last_place, 90))))[
-        :-1
-    ]
-    values = [value_at(1 - 10 ** -float(place)) for place in places]
+    """Return a curve from a function that gives the value in ns at a quantile."""
+    last_position = max(float(np.log10(count)), MEDIAN_NINES)
+    below = np.linspace(0, MEDIAN_NINES, POINTS_BELOW_MEDIAN)
+    above = np.linspace(MEDIAN_NINES, last_position, POINTS_ABOVE_MEDIAN)
+    positions = np.unique(np.concatenate((below, above)))[:-1]
+    values_ns = [value_at(1 - 10 ** -float(position)) for position in positions]
     return PercentileCurve(
         name=name,
         count=count,
-        nines=rounded([*places, last_place], 4),
-        ms=rounded([value / 1e6 for value in (*values, largest)], 4),
-        carried=carried(count),
+        nines=round_all([*positions, last_position], 4),
+        ms=round_all([value / NS_PER_MS for value in (*values_ns, largest_ns)], 4),
+        carried=supported_nines(count),
     )
 
 
 def round_to(value: float, digits: int) -> float:
-    """The value rounded to `digits` significant digits, which is enough for a chart."""
+    """Return a value rounded to so many significant digits, which is enough for a chart."""
     return float(f"{value:.{digits}g}")
 
 
-def rounded(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
+def round_all(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
+    """Return values rounded to so many significant digits."""
     return tuple(round_to(float(value), digits) for value in values)

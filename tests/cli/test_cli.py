@@ -320,7 +320,7 @@ def test_a_progress_line_where_no_terminal_is() -> None:
 
     async def follow() -> None:
         progress.follow(lambda: counters)
-        assert progress._handle is not None, "without being asked for"
+        assert progress._timer is not None
         progress.clear()
 
     asyncio.run(follow())

@@ -174,19 +174,19 @@ def test_tiles_show_rates_of_one_window() -> None:
 
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
     for n in (11, 64, 662, 6636):
-        share = 1 - 10 ** -percentile_curves.carried(n)
+        share = 1 - 10 ** -percentile_curves.supported_nines(n)
         assert needed_samples(share - 1e-6) <= n < needed_samples(share + 2e-3 * (1 - share))
-    assert percentile_curves.carried(1) == 0
+    assert percentile_curves.supported_nines(1) == 0
 
 
 def test_a_curve_is_made_of_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
-    found = percentile_curves.curve("x", values)
+    found = percentile_curves.curve_of_values("x", values)
     assert found is not None
     assert {round(ms * 1e6, -3) for ms in found.ms} <= {float(f"{v:.4g}") for v in values.tolist()}
     assert found.ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
     assert list(found.ms) == sorted(found.ms)
-    assert percentile_curves.curve("x", np.full(3, UNDEFINED)) is None
+    assert percentile_curves.curve_of_values("x", np.full(3, UNDEFINED)) is None
 
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
@@ -220,7 +220,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
     assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(
         ok, rel=1e-3
     )
-    assert sum(v or 0 for v in made.load.series["due"]) * made.load.width_s == pytest.approx(
+    assert sum(v or 0 for v in made.load.series["scheduled"]) * made.load.width_s == pytest.approx(
         400, rel=1e-3
     )
     assert sum(v or 0 for v in made.errors.series["http_5xx"]) == 400 - ok

@@ -1,4 +1,4 @@
-"""The counted pairs of a page, against numpy's own counting."""
+"""Scatter plots with counts: numpy counts the same."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import pytest
 
 from loadgen.core.metrics.columns import UNDEFINED
 from loadgen.core.stats.quantiles import BLOCK_ROWS
-from loadgen.runs.page_data import CELLS, MOST_POINTS, cloud
-from loadgen.runs.percentile_curves import rounded
+from loadgen.runs.page_data import CELL_COLUMNS, CELL_ROWS, MAX_POINTS, cloud
+from loadgen.runs.percentile_curves import round_all
 
 
 @pytest.mark.parametrize(
     ("steps", "spread", "rows"),
     [
         *(
-            (steps, spread, 2 * MOST_POINTS)
+            (steps, spread, 2 * MAX_POINTS)
             for steps in (7, 64, 10**9)
             for spread in (0.0, 0.5, 3.0)
         ),
         (10**9, 0.5, BLOCK_ROWS + 999),
     ],  # counted a part after the other
 )
-def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float, rows: int) -> None:
+def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, rows: int) -> None:
     """Also where values lie on the edges of cells, as whole numbers do, and where all are one."""
     rng = np.random.default_rng(steps)
     x = rng.integers(0, steps, rows)
@@ -32,8 +32,10 @@ def test_pairs_are_counted_in_the_cells_of_numpy(steps: int, spread: float, rows
     found = cloud(x, y, chosen)
     known = chosen & (x >= 0) & (y != UNDEFINED)
     xs, ys = x[known].astype(float), y[known] / 1e6
-    counts, x_edges, y_edges = np.histogram2d(xs, np.log10(ys) if found.log_y else ys, CELLS)
-    lefts, lows = rounded(x_edges, 5), rounded(10**y_edges if found.log_y else y_edges, 5)
+    counts, x_edges, y_edges = np.histogram2d(
+        xs, np.log10(ys) if found.log_y else ys, (CELL_COLUMNS, CELL_ROWS)
+    )
+    lefts, lows = round_all(x_edges, 5), round_all(10**y_edges if found.log_y else y_edges, 5)
     assert found.count == len(xs) and found.log_y == (ys.max() > 20 * ys.min())
     assert (found.x, found.y) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
     assert list(found.cells) == [

@@ -27,8 +27,8 @@ from loadgen.repeated.repeats import summarize_repeats
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.ui import page as results_page
 from loadgen.ui.charts import Choice
-from loadgen.ui.server import ResultsServer
 from loadgen.ui.results_list import is_collection, results_in
+from loadgen.ui.server import ResultsServer
 from loadgen.ui.stored_result import distinct_workloads
 
 DATA = places.DATA

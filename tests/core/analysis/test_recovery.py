@@ -188,7 +188,7 @@ def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_ar
     assert [mark.x for mark in drawn.marks] == [
         30.0,
         32.0,
-    ] and drawn.title == "Requests within the SLO"
+    ] and drawn.title == "SLO attainment"
     assert min(value for value in drawn.series[0].y if value is not None) == 0.5
 
 
@@ -284,7 +284,7 @@ def test_a_simulated_server_that_is_overrun_comes_back(
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
-    assert "Recovery" in page and "met again after" in page and "Requests within the SLO" in page
+    assert "Recovery" in page and "met again after" in page and "SLO attainment" in page
     contract = tmp_path / "c.yaml"
     contract.write_text(
         f"name: c\nslo: {{ttft: 500ms}}\nlevels:\n- name: a\n  workload: {file.name}\n  must:\n"
