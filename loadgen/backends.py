@@ -106,7 +106,7 @@ def of_target(url: str | None) -> BackendRow:
     row = find(url)
     if row is None:
         raise _unknown_scheme(url)
-    if row not in BACKENDS.own and not provides_target(row):
+    if row not in BACKENDS.builtin_rows and not provides_target(row):
         what = f"the backend {row.name} does not say how a target of its scheme is reached"
         hint = "it has to have a function `serve` or `run`"
         raise UserError("plugin_failed", what, "--url", hint)
@@ -137,7 +137,7 @@ def find(url: str | None) -> BackendRow | None:
     scheme = scheme_of(url)
     if scheme is None or "unix" in scheme:
         scheme = "http"
-    for row in BACKENDS.own:
+    for row in BACKENDS.builtin_rows:
         if scheme in row.schemes:
             return row
     return next((row for row in BACKENDS.plugin_rows() if scheme in row.schemes), None)

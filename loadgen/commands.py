@@ -226,7 +226,7 @@ def load_command(row: CommandRow) -> Callable[..., int] | typer.Typer:
 
 def call(name: str, *args: Any, **options: Any) -> int:
     """Call the function of a built-in command, as another command does to continue with it."""
-    row = next(row for row in COMMANDS.own if row.name == name)
+    row = next(row for row in COMMANDS.builtin_rows if row.name == name)
     command: Any = row.load()
     exit_code: int = command(*args, **options)
     return exit_code

@@ -101,11 +101,11 @@ class MetricTable(OpenTable[MetricDefinition]):
     def available(self) -> tuple[MetricDefinition, ...]:
         """Return all rows. Those of plug-ins count as used."""
         if not self._enabled or self._has_no_plugins:
-            return self.own
+            return self.builtin_rows
         for plugin in self.plugins:
             if plugin.row is not None:
                 self._record_use(plugin)
-        return (*self.own, *self.plugin_rows())
+        return (*self.builtin_rows, *self.plugin_rows())
 
     @cached_property
     def _has_no_plugins(self) -> bool:
@@ -122,7 +122,7 @@ class MetricTable(OpenTable[MetricDefinition]):
         """
         rows = [row for row in self.available() if place in row.shown]
         if place in ("slo", "contract"):
-            rows = [row for row in rows if row in self.own or (row.values and row.unit == "ms")]
+            rows = [row for row in rows if row in self.builtin_rows or (row.values and row.unit == "ms")]
         return tuple(rows)
 
     def values(self, name: str) -> PerRequest:
@@ -181,4 +181,4 @@ def guarded(code: str) -> tuple[str, ...]:
 
 def pooled_metrics() -> tuple[str, ...]:
     """Return the names of the built-in figures over all gaps, which have quantiles but no value per request."""
-    return tuple(row.name for row in METRICS.own if row.sample == "gaps")
+    return tuple(row.name for row in METRICS.builtin_rows if row.sample == "gaps")

@@ -58,4 +58,4 @@ def parse_price_option(value: str) -> PriceRequest:
         row = PRICES.find(match[1])
         if row is not None:
             return PriceRequest(row, match[2])
-    return PriceRequest(PRICES.own[0], value)
+    return PriceRequest(PRICES.builtin_rows[0], value)

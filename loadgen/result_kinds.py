@@ -381,7 +381,7 @@ KINDS: OpenTable[ResultKind] = OpenTable("loadgen.results", ResultKind, _load_ro
 
 def named(name: str) -> ResultKind:
     """Return a built-in kind."""
-    return next(kind for kind in KINDS.own if kind.name == name)
+    return next(kind for kind in KINDS.builtin_rows if kind.name == name)
 
 
 RUN = named("run")
@@ -403,9 +403,9 @@ def kind_of(path: Path, having: FunctionName = "load") -> ResultKind | None:
 
 
 def _kinds_in_order() -> Iterator[ResultKind]:
-    yield from (kind for kind in KINDS.own if kind.markers)
+    yield from (kind for kind in KINDS.builtin_rows if kind.markers)
     yield from KINDS.plugin_rows()
-    yield from (kind for kind in KINDS.own if not kind.markers)
+    yield from (kind for kind in KINDS.builtin_rows if not kind.markers)
 
 
 def fits(kind: ResultKind, path: Path) -> bool:
@@ -527,7 +527,7 @@ def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
 
 def left_by_commands() -> Iterator[str]:
     """Yield glob patterns of files by which the directory of a result, or its parent, is recognized."""
-    for kind in KINDS.own:
+    for kind in KINDS.builtin_rows:
         yield from (*kind.begun_with, *kind.markers)
         if kind.has_runs:
             yield from (f"*/{marker}" for marker in kind.markers)

@@ -47,7 +47,7 @@ OUTRO = """## What to read next
 def render_page() -> str:
     """Return the text of the page."""
     groups: dict[str, list[str]] = {}
-    for row in COMMANDS.own:
+    for row in COMMANDS.builtin_rows:
         groups.setdefault(row.group, []).append(row.name)
     commands = all_commands()
     parts = [INTRODUCTION, _render_index(groups, commands)]

@@ -36,7 +36,7 @@ def line(row: MetricDefinition) -> str:
 
 def figures() -> str:
     """Return the list of all metrics between its marks."""
-    return "\n".join([BEGIN, "", *map(line, METRICS.own), "", END])
+    return "\n".join([BEGIN, "", *map(line, METRICS.builtin_rows), "", END])
 
 
 def page() -> str:

@@ -25,7 +25,7 @@ HEAD = (
 
 def table() -> str:
     lines = [HEAD, ["---"] * len(HEAD)]
-    for row in SERVERS.own:
+    for row in SERVERS.builtin_rows:
         exact = ", ".join(f"`{field}`" for field in row.length_fields) or "none"
         answers = (
             row.response_to_unknown_field,

@@ -80,7 +80,7 @@ def test_the_rows_of_a_table_are_loaded_on_first_use() -> None:
 
     dishes = OpenTable(GROUP, Dish, load_rows)
     assert calls == []
-    assert dishes.own == OURS == dishes.own
+    assert dishes.builtin_rows == OURS == dishes.builtin_rows
     assert calls == ["loaded"]
 
 

@@ -181,7 +181,7 @@ def results(made: Path, tmp_path: Path) -> Path:
 # -- the table itself --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS.own, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS.builtin_rows, ids=lambda kind: kind.name)
 def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.ResultKind) -> None:
     functions = kind.functions
     if functions.load is not None:
@@ -291,7 +291,7 @@ OWNERS = {  # a file that names a marker -> why
 
 def test_nobody_else_asks_which_file_a_folder_has() -> None:
     """Above the files of a run themselves, a marker file stands as a text in the table and where it is written."""
-    named = {marker for kind in KINDS.own for marker in kind.markers} | {
+    named = {marker for kind in KINDS.builtin_rows for marker in kind.markers} | {
         "search.json",
         "curve.csv",
         "sweep.json",

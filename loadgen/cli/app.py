@@ -77,7 +77,7 @@ class LazyGroup(Group):
 
 def summarize_commands() -> list[CommandSummary]:
     """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
-    summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.own]
+    summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.builtin_rows]
     summaries += [
         CommandSummary(*fields) for fields in COMMANDS.cached_fields("name", "group", "help")
     ]

@@ -514,7 +514,7 @@ def latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
     return tuple(
         definition.name
         for definition in METRICS.shown_in("contract")
-        if include_plugins or definition in METRICS.own
+        if include_plugins or definition in METRICS.builtin_rows
     )
 
 

@@ -93,7 +93,7 @@ def _read(row: FormatRow, file: ToolFile) -> ForeignResult:
 
 
 def _known() -> str:
-    return f"known: {', '.join(row.tool for row in FORMATS.own if row.read)}"
+    return f"known: {', '.join(row.tool for row in FORMATS.builtin_rows if row.read)}"
 
 
 def _json(text: str) -> tuple[Any, int]:

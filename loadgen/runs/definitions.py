@@ -12,7 +12,7 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("Sent", "the time at which the first byte of a request was passed to the kernel"),
     *(
         (definition.words, definition.meaning)
-        for definition in METRICS.own
+        for definition in METRICS.builtin_rows
         if _PLACES & set(definition.shown)
     ),
     (

@@ -21,15 +21,15 @@ from loadgen.plugins import check_type
 
 _TEXT_NUMBERS = 131_072  # numbers that become text together
 _NEXT = ",\n    "
-FILES = ", ".join(row.name for row in FORMATS.own if row.write)
+FILES = ", ".join(row.name for row in FORMATS.builtin_rows if row.write)
 _KINDS = ", ".join(KINDS)
-TRACKERS = " or ".join(row.name for row in FORMATS.own if row.send)
+TRACKERS = " or ".join(row.name for row in FORMATS.builtin_rows if row.send)
 FORM = typer.Option(
     "--as",
     metavar="FORMAT",
     help=f"{FILES}; {TRACKERS}: into that tracker.",
     autocompletion=completion.complete_choice(
-        lambda: (row.name for row in FORMATS.own if row.write or row.send)
+        lambda: (row.name for row in FORMATS.builtin_rows if row.write or row.send)
     ),
 )
 

@@ -155,7 +155,7 @@ class OpenTable(Generic[RowT]):
         return WrongUse("plugin_failed", f"plug-in {plugin} failed: {message}", hint)
 
     @cached_property
-    def own(self) -> tuple[RowT, ...]:
+    def builtin_rows(self) -> tuple[RowT, ...]:
         """The built-in rows."""
         return tuple(self._load_rows())
 
@@ -170,7 +170,7 @@ class OpenTable(Generic[RowT]):
         Plug-ins are loaded only if no built-in row has the name. If the name is that of a plug-in
         that could not be loaded, this raises `plugin_error`.
         """
-        for row in self.own:
+        for row in self.builtin_rows:
             if row.name == name:
                 return row
         if not foreign:
@@ -186,7 +186,7 @@ class OpenTable(Generic[RowT]):
 
     def rows(self) -> Iterator[RowT]:
         """Yield the built-in rows, then those of plug-ins."""
-        yield from self.own
+        yield from self.builtin_rows
         yield from self.plugin_rows()
 
     def plugin_rows(self) -> Iterator[RowT]:
@@ -197,7 +197,7 @@ class OpenTable(Generic[RowT]):
 
     def names(self, *, foreign: bool = True) -> tuple[str, ...]:
         """Return the names of the rows, by default with those of plug-ins."""
-        rows = self.rows() if foreign else self.own
+        rows = self.rows() if foreign else self.builtin_rows
         return tuple(row.name for row in rows)
 
     def guard(
@@ -208,7 +208,7 @@ class OpenTable(Generic[RowT]):
         Functions of built-in rows are returned unchanged. What a function of a plug-in raises,
         except `own_errors`, is raised as `plugin_error`; so is what `check` raises for its result.
         """
-        if any(row is built_in for built_in in self.own):
+        if any(row is built_in for built_in in self.builtin_rows):
             return function
         plugin = next((plugin for plugin in self.plugins if plugin.row is row), None)
         if plugin is None:

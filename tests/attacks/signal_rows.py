@@ -118,7 +118,7 @@ def serving(command: str, word: str, *numbers: int) -> Callable[[Scene], None]:
 
 def rows() -> list[Row]:
     found = []
-    for command in ("--help", *(row.name for row in COMMANDS.own)):
+    for command in ("--help", *(row.name for row in COMMANDS.builtin_rows)):
         always = command in ("run", "verify")
         found.append(
             Row(

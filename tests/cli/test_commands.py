@@ -21,7 +21,7 @@ from loadgen.core.errors import UNSOUND, USAGE
 GROUPS = ["start", "measure", "evidence", "cost", "tools"]
 
 
-@pytest.mark.parametrize("row", COMMANDS.own, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", COMMANDS.builtin_rows, ids=lambda row: row.name)
 def test_every_row_leads_to_its_command(row: Any) -> None:
     command = find_command(row.name)
     assert command.name == row.name and command.help
@@ -29,15 +29,15 @@ def test_every_row_leads_to_its_command(row: Any) -> None:
 
 
 def test_the_rows_stand_group_by_group() -> None:
-    assert list(dict.fromkeys(row.group for row in COMMANDS.own)) == GROUPS
-    assert [row.group for row in COMMANDS.own] == sorted(
-        (row.group for row in COMMANDS.own), key=GROUPS.index
+    assert list(dict.fromkeys(row.group for row in COMMANDS.builtin_rows)) == GROUPS
+    assert [row.group for row in COMMANDS.builtin_rows] == sorted(
+        (row.group for row in COMMANDS.builtin_rows), key=GROUPS.index
     )
-    assert len({row.name for row in COMMANDS.own}) == len(COMMANDS.own)
+    assert len({row.name for row in COMMANDS.builtin_rows}) == len(COMMANDS.builtin_rows)
 
 
 def test_there_are_at_most_18_commands() -> None:
-    assert len(COMMANDS.own) <= 18, (
+    assert len(COMMANDS.builtin_rows) <= 18, (
         "one more needs one less: what people have to choose from is the surface"
     )
 
@@ -102,7 +102,7 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
 
 COMMAND_MODULES = {
     function.__module__
-    for function in (load_command(row) for row in COMMANDS.own)
+    for function in (load_command(row) for row in COMMANDS.builtin_rows)
     if isfunction(function)
 }
 

@@ -160,7 +160,7 @@ def _ends(*words: str) -> None:
 
 
 def test_every_command_is_here() -> None:
-    assert {row.name for row in COMMANDS.own} == {words[0] for words in TAKERS.values()} | NONE | {
+    assert {row.name for row in COMMANDS.builtin_rows} == {words[0] for words in TAKERS.values()} | NONE | {
         "ui"
     }
 

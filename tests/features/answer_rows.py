@@ -113,10 +113,10 @@ def read_back(bench: Bench) -> dict[str, bool]:
 
 def written(bench: Bench) -> dict[str, bool]:
     found = {
-        row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.own if row.write
+        row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.builtin_rows if row.write
     }
     return found | {
-        row.tool: row.send != "" for row in FORMATS.own if row.name in ("mlflow", "wandb")
+        row.tool: row.send != "" for row in FORMATS.builtin_rows if row.name in ("mlflow", "wandb")
     }
 
 
@@ -398,7 +398,7 @@ EVIDENCE = (
             not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
         ),
     ),
-    Feature("Results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.own}),
+    Feature("Results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.builtin_rows}),
     Feature(
         "JSON Schemas of files",
         lambda b: {
@@ -444,7 +444,7 @@ OTHERS = (
     Feature("Export in the formats of other tools", written),
     Feature(
         "MLPerf LoadGen's log files",
-        lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.own),
+        lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.builtin_rows),
     ),
 )
 

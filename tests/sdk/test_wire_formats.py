@@ -221,7 +221,7 @@ def test_the_page_of_servers_is_made_from_their_rows() -> None:
     assert make_servers.PAGE.read_text("utf-8") == make_servers.page(), (
         "python tests/make_servers.py"
     )
-    for row in SERVERS.own:
+    for row in SERVERS.builtin_rows:
         assert row.rejects_unknown_models is (row.response_to_unknown_model != "served")
         assert set(row.metrics) <= set(SERVER_METRICS) and all(
             rule.source in DETECTION_SOURCES for rule in row.detection_rules

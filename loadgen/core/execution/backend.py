@@ -112,7 +112,7 @@ def serving(settings: Settings) -> Iterator[Settings]:
 @contextlib.contextmanager
 def senders(settings: Settings) -> Iterator[Senders]:
     """Yield the senders of the first backend that the settings choose for sending."""
-    for row in BACKENDS.own:
+    for row in BACKENDS.builtin_rows:
         if row.flag and getattr(settings, row.flag) is None:
             continue
         open_senders = load_backend(row).senders

@@ -52,7 +52,7 @@ SIMULATED = "simulated"  # in the place of a page: how many replicas a run in vi
 OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
 KNOWN: dict[str, tuple[str, ...]] = {
     quantity: (
-        *(name for row in SERVERS.own for name in row.metrics.get(quantity, ())),
+        *(name for row in SERVERS.builtin_rows for name in row.metrics.get(quantity, ())),
         OURS + quantity,
     )
     for quantity in SERVER_METRICS

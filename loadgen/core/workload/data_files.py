@@ -96,7 +96,7 @@ def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()
     is_known_suffix = suffix in (*SUFFIXES, "")
-    for row in FORMATS.own if is_known_suffix else FORMATS.rows():
+    for row in FORMATS.builtin_rows if is_known_suffix else FORMATS.rows():
         if row.dataset is None:
             continue
         if suffix in row.suffixes or text.startswith(row.begins):

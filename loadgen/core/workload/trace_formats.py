@@ -110,8 +110,8 @@ class TraceFormat(NamedTuple):
 
 def known_formats() -> str:
     """Return a text that lists the formats that can be read."""
-    line_formats = ", ".join(row.tool for row in FORMATS.own if row.trace)
-    table_formats = ", ".join(row.tool for row in FORMATS.own if row.columns)
+    line_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.trace)
+    table_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.columns)
     return (
         f"known: {line_formats} (JSONL), {table_formats} (CSV, and Parquet); gzip and zstd of all"
     )
@@ -129,7 +129,7 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
 
     Raises Wrong if the file is a data set.
     """
-    for row in FORMATS.own:
+    for row in FORMATS.builtin_rows:
         trace_format = _match_format(row, first_row)
         if trace_format is not None:
             return trace_format

@@ -75,7 +75,7 @@ def detect_server(texts: Mapping[str, str]) -> DetectedServer | None:
 
 def detect_builtin_server(texts: Mapping[str, str]) -> DetectedServer | None:
     """Return the built-in server whose rule matches, or None."""
-    return match_profiles(SERVERS.own, texts)
+    return match_profiles(SERVERS.builtin_rows, texts)
 
 
 def match_profiles(
@@ -114,7 +114,7 @@ def _rank_of(candidate: _Candidate) -> int:
 
 def server_of_host(host: str) -> str:
     """Return the name of the hosted service at this host, or an empty string."""
-    for profile in SERVERS.own:
+    for profile in SERVERS.builtin_rows:
         if host in profile.hosts:
             return profile.name
     return ""

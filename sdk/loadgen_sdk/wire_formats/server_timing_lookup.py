@@ -41,7 +41,7 @@ def find_timing_parser(format_name: str) -> TimingParser | None:
     Plug-ins are loaded only for a format that no built-in server has, because importing them takes
     time. The result is cached, because this function is called for each request.
     """
-    for profile in SERVERS.own:
+    for profile in SERVERS.builtin_rows:
         if format_name in profile.timing_parsers:
             return profile.timing_parsers[format_name]
     for profile in SERVERS.plugin_rows():

@@ -19,12 +19,12 @@ from loadgen.core.results.store import read_run
 
 
 def test_every_row_can_be_asked_for() -> None:
-    for row in BACKENDS.own:
+    for row in BACKENDS.builtin_rows:
         assert bool(row.schemes) or row.flag in Settings.__struct_fields__, row.name
         found = backends.load_backend(row)
         assert found.run is None or (found.serve is None and found.senders is None), row.name
         assert any((found.run, found.serve, found.senders)), row.name
-    schemes = [scheme for row in BACKENDS.own for scheme in row.schemes]
+    schemes = [scheme for row in BACKENDS.builtin_rows for scheme in row.schemes]
     assert len(set(schemes)) == len(schemes)
 
 
@@ -126,7 +126,7 @@ def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path:
 
 
 def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> None:
-    assert backends.find("http://host") is BACKENDS.own[1]
+    assert backends.find("http://host") is BACKENDS.builtin_rows[1]
     assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
         "a scheme of ours looks for none"
     )
