@@ -122,7 +122,9 @@ class MetricTable(OpenTable[MetricDefinition]):
         """
         rows = [row for row in self.available() if place in row.shown]
         if place in ("slo", "contract"):
-            rows = [row for row in rows if row in self.builtin_rows or (row.values and row.unit == "ms")]
+            rows = [
+                row for row in rows if row in self.builtin_rows or (row.values and row.unit == "ms")
+            ]
         return tuple(rows)
 
     def values(self, name: str) -> PerRequest:

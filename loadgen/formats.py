@@ -260,7 +260,9 @@ FORMATS: OpenTable[FormatRow] = OpenTable("loadgen.formats", FormatRow, _load_ro
 
 def definitions_of(tool: str) -> str:
     """Return how a built-in tool defines its metrics."""
-    return next(row.definitions for row in FORMATS.builtin_rows if row.tool == tool and row.definitions)
+    return next(
+        row.definitions for row in FORMATS.builtin_rows if row.tool == tool and row.definitions
+    )
 
 
 def is_result(row: FormatRow, file: ToolFile) -> bool:

@@ -160,9 +160,9 @@ def _ends(*words: str) -> None:
 
 
 def test_every_command_is_here() -> None:
-    assert {row.name for row in COMMANDS.builtin_rows} == {words[0] for words in TAKERS.values()} | NONE | {
-        "ui"
-    }
+    assert {row.name for row in COMMANDS.builtin_rows} == {
+        words[0] for words in TAKERS.values()
+    } | NONE | {"ui"}
 
 
 @pytest.mark.parametrize("animal", ZOO)

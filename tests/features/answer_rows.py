@@ -113,7 +113,9 @@ def read_back(bench: Bench) -> dict[str, bool]:
 
 def written(bench: Bench) -> dict[str, bool]:
     found = {
-        row.tool or row.name: bool(exported(bench, row.name)) for row in FORMATS.builtin_rows if row.write
+        row.tool or row.name: bool(exported(bench, row.name))
+        for row in FORMATS.builtin_rows
+        if row.write
     }
     return found | {
         row.tool: row.send != "" for row in FORMATS.builtin_rows if row.name in ("mlflow", "wandb")

@@ -456,7 +456,9 @@ SERVERS: OpenTable[ServerProfile] = OpenTable(
     "loadgen_sdk.servers", ServerProfile, lambda: _PROFILES
 )
 
-SERVER_PROFILES: dict[str, ServerProfile] = {profile.name: profile for profile in SERVERS.builtin_rows}
+SERVER_PROFILES: dict[str, ServerProfile] = {
+    profile.name: profile for profile in SERVERS.builtin_rows
+}
 """The built-in profiles by name. `auto` falls back to `generic`, which sends only common fields."""
 
 
