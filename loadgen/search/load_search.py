@@ -21,7 +21,7 @@ from loadgen.search.failures import REFUSED
 from loadgen.search.posterior import CapacityPosterior, TrialOutcome
 from loadgen.search.search_results import (
     CONFIRMING_KINDS,
-    FOUND,
+    CONFIRMED_STOPS,
     PlannedTrial,
     RunSpreadSource,
     SearchResult,
@@ -44,7 +44,7 @@ from loadgen.search.search_settings import (
 )
 from loadgen.search.sustained_search import SustainedSearch
 
-HAS_LOAD_WITHIN_SLO = (*FOUND, "highest")
+HAS_LOAD_WITHIN_SLO = (*CONFIRMED_STOPS, "highest")
 """The stop reasons after which it is still to be shown that the load is sustained."""
 BOUNDS_MARGIN = 1.1  # by which the bounds of the capacity lie outside of the tried loads
 

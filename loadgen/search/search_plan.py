@@ -312,8 +312,8 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     if slo is not None and (slo != Slo() or full_run_terms):
         return Goal(slo=slo, full_run_terms=full_run_terms)
     if not_judged:
-        what = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
-        raise UserError("no_slo", what, f"--api {settings.api}", "use --slo e2e:500ms")
+        problem = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
+        raise UserError("no_slo", problem, f"--api {settings.api}", "use --slo e2e:500ms")
     hint = "add for example --slo ttft:2s --slo tpot:200ms"
     raise UserError("no_slo", "a search needs an SLO", place, hint)
 

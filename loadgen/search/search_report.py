@@ -31,7 +31,7 @@ from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
     CONFIRMING_KINDS,
-    FOUND,
+    CONFIRMED_STOPS,
     SearchResult,
     TrialResult,
     capacity_and_state,
@@ -124,7 +124,7 @@ def _describe_version(trial_curve: SweepCurve | None) -> str:
 
 
 def _headline_kind(result: SearchResult) -> Kind:
-    if result.stop_reason in FOUND:
+    if result.stop_reason in CONFIRMED_STOPS:
         return "good"
     return "bad" if result.stop_reason == "none" else "warn"
 

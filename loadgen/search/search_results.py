@@ -240,9 +240,9 @@ class SearchResult(
         return self.stop_reason in ENDED
 
 
-FOUND = ("found", "coarse")
+CONFIRMED_STOPS = ("found", "coarse")
 """The stop reasons of searches that confirmed a load."""
-ENDED = (*FOUND, "highest", "none", "unconfirmed", "undecided")
+ENDED = (*CONFIRMED_STOPS, "highest", "none", "unconfirmed", "undecided")
 """The stop reasons of searches that came to their end."""
 UNSOUND_STOPS = ("invalid", "refused", "gone", "nodes", "probes", "time")
 """The stop reasons for which a search exits as unsound."""
@@ -254,7 +254,7 @@ def exit_code(result: SearchResult) -> int:
     It is 0 if a load was found, 3 if the search was stopped without a sound result, 130 if the user
     interrupted it, and else 1, because no load meets the SLO or none could be confirmed.
     """
-    if result.stop_reason in (*FOUND, "highest"):
+    if result.stop_reason in (*CONFIRMED_STOPS, "highest"):
         return OK
     if result.stop_reason in UNSOUND_STOPS:
         return UNSOUND
@@ -372,7 +372,7 @@ def capacity_state(
         return "sustained" if sustained else "confirmed"
     if not result.has_ended:
         return "stopped"
-    return "held" if has_trial and result.stop_reason in FOUND else "none"
+    return "held" if has_trial and result.stop_reason in CONFIRMED_STOPS else "none"
 
 
 def capacity_and_state(

@@ -13,7 +13,7 @@ from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
-    FOUND,
+    CONFIRMED_STOPS,
     PlannedTrial,
     SearchResult,
     TrialResult,
@@ -185,7 +185,7 @@ def headline(
     sentences = [f"Maximum load meeting the SLO ({objectives}): {capacity_text}."]
     if state == "confirmed":
         sentences.append(_describe_unknown_sustainability(result, unit))
-    if result.stop_reason not in FOUND:
+    if result.stop_reason not in CONFIRMED_STOPS:
         sentences.append(f"The search ended: {describe_stop(result)}.")
     return " ".join(sentences)
 
@@ -221,7 +221,7 @@ def brief_facts(
         *_interval_rows(result, unit, simulated=simulated),
         ("Effort", _describe_effort(result)),
     ]
-    if result.stop_reason not in FOUND:
+    if result.stop_reason not in CONFIRMED_STOPS:
         rows.append(("Ended", describe_stop(result)))
         rows += _invalid_trial_rows(trials)[-1:]
     return Facts([(label, text) for label, text in rows if text])

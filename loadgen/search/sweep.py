@@ -30,11 +30,11 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     with `flag`, for example "--concurrency", in its message.
     """
     place = f"{flag} {text}"
-    words = [word.strip() for word in text.split(",")]
-    ellipsis_indices = [index for index, word in enumerate(words) if word in ELLIPSES]
-    loads = [_parse_load(word, place, kind) for word in words if word not in ELLIPSES]
+    parts = [part.strip() for part in text.split(",")]
+    ellipsis_indices = [index for index, part in enumerate(parts) if part in ELLIPSES]
+    loads = [_parse_load(part, place, kind) for part in parts if part not in ELLIPSES]
     if ellipsis_indices:
-        is_before_last = ellipsis_indices == [len(words) - 2]
+        is_before_last = ellipsis_indices == [len(parts) - 2]
         if not is_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
             raise UserError("invalid_value", "the series of loads cannot be continued", place, hint)
@@ -56,12 +56,12 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     if text is None:
         return (None,)
     place = f"{flag} {text}"
-    words = [word.strip() for word in str(text).split(",")]
-    for word in words:
-        if not LENGTH_PATTERN.fullmatch(word) or int(word) < 1:
-            problem = f'"{word}" is no number of tokens'
+    parts = [part.strip() for part in str(text).split(",")]
+    for part in parts:
+        if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
+            problem = f'"{part}" is not a number of tokens'
             raise UserError("invalid_value", problem, place, "for example 500,1000,4000")
-    lengths = sorted(map(int, words))
+    lengths = sorted(map(int, parts))
     if len(set(lengths)) < len(lengths):
         raise UserError("duplicate", "a length is repeated", place, "for example 500,1000,4000")
     return tuple(lengths)
@@ -105,8 +105,8 @@ def combine_load_points(
         for load in loads
     ]
     if len(points) > MAX_POINTS:
-        what = f"{counted_points(len(points))} are too many"
-        raise UserError("too_large", what, "loadgen sweep", f"at most {MAX_POINTS:,}")
+        problem = f"{counted_points(len(points))} are too many"
+        raise UserError("too_large", problem, "loadgen sweep", f"at most {MAX_POINTS:,}")
     return points
 
 

@@ -231,8 +231,8 @@ def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str,
     if invocation["targets"] is not None:
         return _settings_of_known_targets(invocation.settings(), names, place)
     if invocation["url"]:
-        what = "--url and --target exclude each other"
-        raise UserError("conflict", what, place, "leave out --url")
+        problem = "--url and --target exclude each other"
+        raise UserError("conflict", problem, place, "leave out --url")
     return {name: invocation.with_options(url=[name]).settings() for name in names}
 
 

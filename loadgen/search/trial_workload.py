@@ -59,8 +59,8 @@ def with_load(workload: Workload, load: float) -> Workload:
     for stage in workload.stages:
         is_closed_loop = isinstance(stage.arrival, Closed)
         if not is_closed_loop and not hasattr(stage.arrival, "rate"):
-            what = f"stage {stage.name!r} has no rate to search over"
-            raise UserError("unsupported", what, "stages", "use poisson or constant arrivals")
+            problem = f"stage {stage.name!r} has no rate to search over"
+            raise UserError("unsupported", problem, "stages", "use poisson or constant arrivals")
         has_load = stage.measured or is_closed_loop
         stages.append(stage_at_load(stage, load) if has_load else stage)
     return workload.model_copy(update={"stages": tuple(stages)})
