@@ -85,18 +85,21 @@ def _describe(
     """
     if units_per_day is None:
         return (
-            f"never: what each of the {noun} adds on the machines alone costs more than paying by "
-            "the token"
+            f"never, because the marginal cost of {noun} on the machines is above the price per "
+            "token"
         )
     at_least = "at least " if has_lower_bound(machines) else ""
-    load = "at the measured load (not their capacity)"
+    load = "at the measured load, which is not their capacity"
     if machines.basis.is_capacity:
-        load = "at their capacity"
-    capacity = f"they carry {at_least}{capacity_per_day:,.0f} a day {load}"
+        load = "at capacity"
+    capacity = f"the machines serve {at_least}{capacity_per_day:,.0f} per day {load}"
     if units_per_day > capacity_per_day:
         return (
-            f"not with these machines: it would take {units_per_day:,.0f} {noun} a day, "
+            f"not with these machines: it would take {units_per_day:,.0f} {noun} per day, "
             f"and {capacity}"
         )
-    share = f"{units_per_day / capacity_per_day:.1%} of what they carry"
-    return f"from {units_per_day:,.0f} {noun} a day the machines cost less ({share}); {capacity}"
+    utilization = f"{units_per_day / capacity_per_day:.1%} utilization"
+    return (
+        f"the machines cost less from {units_per_day:,.0f} {noun} per day ({utilization}); "
+        f"{capacity}"
+    )

@@ -23,9 +23,7 @@ from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, rate_unit
 ROUNDING_TOLERANCE = 1e-9
 """Tolerance for binary floats: a demand of exactly three machines needs three, not four."""
 
-SINGLE_LOAD = (
-    "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
-)
+SINGLE_LOAD = "the SLO was met at this load, and a higher load may meet it too (loadgen search)"
 
 
 class MeasuredRate(Struct, frozen=True, kw_only=True):
@@ -106,10 +104,9 @@ def measured_rate_of(evidence: Evidence, gpus: int) -> MeasuredRate:
     if evidence.at_once:
         raise UserError(
             "no_figure",
-            "an Offline rate says nothing about users: everything was due at once, and nobody "
-            "waited within a limit",
+            "the rate of an Offline run cannot be used for users, because it has no latency limit",
             evidence.folder,
-            "a run or search of the profile under its SLO",
+            "use a run or a search with an SLO",
         )
     if evidence.capacity is not None:
         return _rate_of_capacity(evidence, evidence.capacity, gpus)
@@ -146,9 +143,9 @@ def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
     if not steady.rates or min(steady.rates) <= 0:
         raise UserError(
             "no_figure",
-            f"no {steady.noun} ended in the steady-state window",
+            f"no {steady.noun} completed in the steady-state window",
             evidence.folder,
-            "a longer run, or one at a load that the endpoint can carry",
+            "use a longer run, or a lower load",
         )
     run_count = len(evidence.summaries)
     basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"

@@ -33,13 +33,13 @@ def cost(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, of repeats of a run, or of a search.",
+            help="Folders of runs, repeats or searches.",
             autocompletion=completion.complete_result,
         ),
     ],
     prices: Annotated[
         Path | None,
-        typer.Option("--prices", metavar="FILE", help="Your prices: see docs/prices.example.yaml."),
+        typer.Option("--prices", metavar="FILE", help="Price file, as docs/prices.example.yaml."),
     ] = None,
     accept_sample_prices: AcceptSamplePricesOption = False,
     price: Annotated[
@@ -47,7 +47,7 @@ def cost(
         typer.Option(
             "--price",
             metavar="DIR=NAME",
-            help="Which price a result is under; of a single one just NAME.",
+            help="Price to use for a result. With a single result: just NAME.",
         ),
     ] = None,
     gpus: Annotated[
@@ -55,7 +55,7 @@ def cost(
         typer.Option(
             "--gpus",
             metavar="DIR=N",
-            help="GPUs of a result that recorded none; of a single one just N.",
+            help="Number of GPUs of a result that recorded none. With a single result: just N.",
         ),
     ] = None,
     utilization: Annotated[
@@ -64,23 +64,21 @@ def cost(
             "--utilization",
             metavar="SHARE",
             help=(
-                "Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: "
+                "Fraction of the paid GPU-hours in use: 0.4, 40%, or by the hours of a day: "
                 "14h@10%,10h@70%."
             ),
         ),
     ] = "1",
     as_of: Annotated[
         str | None,
-        typer.Option(
-            "--as-of", metavar="DAY", help="With the prices that were valid then: 2026-06-30."
-        ),
+        typer.Option("--as-of", metavar="DAY", help="Use the prices of this day: 2026-06-30."),
     ] = None,
     currency: Annotated[
         str | None,
         typer.Option(
             "--currency",
             metavar="CODE",
-            help="Of the figures; the price file has the exchange rates.",
+            help="Currency of all amounts. The price file needs the exchange rates.",
         ),
     ] = None,
     allow_invalid: AllowInvalidOption = False,
@@ -96,12 +94,12 @@ def cost(
     full: FullOption = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with plots to this file."),
+        typer.Option("--html", metavar="FILE", help="Also write an HTML report."),
     ] = None,
 ) -> int:
-    """What a request cost: from measured runs and your prices.
+    """Compute what a request costs, from measured results and a price file.
 
-    Exit: 0 done, 2 wrong prices or results, 3 a result is not a valid measurement.
+    Exit: 0 done, 2 wrong prices or results, 3 a result is INVALID.
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
@@ -115,7 +113,7 @@ def cost(
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError(
-            "conflict", "several formats at once", "--json, --markdown, --csv", "choose one"
+            "conflict", "more than one output format", "--json, --markdown, --csv", "choose one"
         )
     price_names = _parse_pairs(price or [], "--price", folders)
     gpu_counts = _parse_gpu_counts(_parse_pairs(gpus or [], "--gpus", folders))
@@ -206,9 +204,9 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
         if not (folder and value):
             raise UserError(
                 "invalid_value",
-                f'"{option}" does not say which result it is of',
+                f'"{option}" does not name a result',
                 flag,
-                f"like {flag} {folders[0]}=...",
+                f"{flag} {folders[0]}=...",
             )
         name = Path(folder).name if "/" in folder else folder
         if name in values_by_name:
@@ -230,9 +228,9 @@ def _check_names(
         if name not in names:
             raise UserError(
                 "unknown_name",
-                f'no result is called "{name}"',
+                f'unknown result "{name}"',
                 flag,
-                f"results: {', '.join(names)}",
+                f"use one of: {', '.join(names)}",
             )
 
 
@@ -242,9 +240,9 @@ def _parse_gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
             raise UserError(
                 "invalid_value",
-                f'"{text}" is not a number of GPUs',
+                f'"{text}" must be an integer >= 1',
                 f"--gpus {name}",
-                "a whole number above zero",
+                "like 8",
             )
     return {name: int(text) for name, text in texts_by_name.items()}
 
@@ -255,7 +253,7 @@ def _parse_day(text: str) -> date:
         day = date.fromisoformat(text)
     except ValueError:
         raise UserError(
-            "invalid_value", f'"{text}" is not a day', "--as-of", "like 2026-06-30"
+            "invalid_value", f'"{text}" must be a date', "--as-of", "like 2026-06-30"
         ) from None
     if day > date.today():
         raise UserError("out_of_range", f"{day} is in the future", "--as-of", "a day up to today")
@@ -280,7 +278,7 @@ def parse_utilization(text: str) -> Decimal:
         if match is None:
             raise UserError(
                 "invalid_value",
-                f'"{period}" is no part of a day',
+                f'"{period}" must be HOURSh@FRACTION',
                 "--utilization",
                 "like 14h@10%,10h@70%",
             )
@@ -293,9 +291,9 @@ def parse_utilization(text: str) -> Decimal:
     if hours != HOURS_PER_DAY or not used_hours:
         raise UserError(
             "invalid_value",
-            f'"{text}" is of {hours:f} hours',
+            f'the hours of "{text}" must add up to 24, with some of them in use',
             "--utilization",
-            "hours that add up to 24, some of them in use: 14h@10%,10h@70%",
+            f"now {hours:f} hours; like 14h@10%,10h@70%",
         )
     return used_hours / HOURS_PER_DAY
 
@@ -313,8 +311,8 @@ def _parse_fraction(text: str) -> Decimal:
     if not 0 < fraction <= 1:
         raise UserError(
             "invalid_value",
-            f'"{text}" is not a share',
+            f'"{text}" must be above 0 and at most 100%',
             "--utilization",
-            "above 0 and at most 1, like 0.4 or 40%",
+            "like 0.4 or 40%",
         )
     return fraction

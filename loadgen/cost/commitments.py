@@ -69,6 +69,7 @@ def _is_same_machine(first: PricedResult, second: PricedResult) -> bool:
 
 
 def _machine(price: Rented) -> tuple[str, str, str]:
+    """Return what identifies the machine of a price: provider, instance type and GPU."""
     return price.provider.lower(), price.shape, price.gpu
 
 
@@ -83,12 +84,12 @@ def _compare(committed: PricedResult, on_demand: PricedResult) -> CommitmentComp
     if committed_hour < on_demand_hour:
         hours_share = committed_hour / on_demand_hour
         judgment = (
-            "costs less where the machines are needed in more than "
+            "costs less if the machines are needed for more than "
             f"{format.percent(float(hours_share))} of all hours"
         )
     else:
         hours_share = None
-        judgment = "never costs less: an hour of it is no cheaper, and it is paid at all hours"
+        judgment = "never costs less, because its hours are not cheaper and all of them are paid"
     return CommitmentComparison(
         committed=committed.name,
         on_demand=on_demand.name,

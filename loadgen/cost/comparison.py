@@ -153,13 +153,13 @@ def _judge(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> str:
     that of equal costs.
     """
     if ratio.low is None or ratio.high is None:
-        return "not judged: a single run has no interval"
+        return "not judged, because a single run has no interval"
     if ratio.low <= 1 <= ratio.high:
-        return "the same" if ratio.low == ratio.high else "cannot be told apart"
+        return "equal" if ratio.low == ratio.high else "no significant difference"
     cheaper = a if ratio.mid < 1 else b
     scope = ""
     if is_per_token(a) and is_per_token(b):
-        scope = " (for the tokens that were counted)"
+        scope = " (for the measured numbers of tokens)"
     return f"{cheaper.name} is cheaper{scope}"
 
 

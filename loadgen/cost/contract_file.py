@@ -30,9 +30,9 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
         limits = []
     lines: list[str] = []
     if summary.target.simulated:
-        lines.append("# SIMULATED: its limits are of a performance model, not of a real server")
+        lines.append("# SIMULATED: the limits come from a performance model, not a real server")
     lines += [
-        f"# one of {size.carrying} machines that carry the load; check it first: "
+        f"# For one of {size.carrying} machines that serve the load. Check it first: "
         "loadgen validate FILE --url URL --dry-run",
         f"name: {summary.run.workload}",
         f"gpus: {size.gpus_per_machine}",

@@ -22,19 +22,28 @@ from loadgen.render.page import Axis, Bar, Chart, Mark, Series
 from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Section, section
 
 COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
-BREAK_EVEN_HEADING = "Break-even between machines and paying by the token"
+BREAK_EVEN_HEADING = "Break-even of machines and a price per token"
 
 
 def report(comparison: CostComparison) -> Report:
     """Return the whole report of a comparison of costs."""
     return Report(
-        title="What a request costs",
-        page_title=f"What a request costs ({comparison.prices.currency})",
+        title="Cost of a request",
+        page_title=f"Cost of a request ({comparison.prices.currency})",
         generated_by="loadgen cost",
         notices=list(cost_text.warnings(comparison)),
         headline=[Paragraph(sentence, large=True) for sentence in cost_text.answers(comparison)],
         sections=list(_sections(comparison)),
+        brief=list(_brief_sections(comparison)),
     )
+
+
+def _brief_sections(comparison: CostComparison) -> Iterator[Section]:
+    """Yield what a terminal prints by default: answer, cost by unit, and which is cheaper."""
+    yield section("", *(Paragraph(sentence) for sentence in cost_text.answers(comparison)))
+    yield section("", cost_text.unit_cost_table(comparison, with_intervals=False))
+    judgments = [Paragraph(cost_text.describe_ratio(ratio)) for ratio in comparison.ratios]
+    yield section("", *judgments, Paragraph(cost_text.describe_prices(comparison), "soft"))
 
 
 def _sections(comparison: CostComparison) -> Iterator[Section]:
@@ -48,7 +57,7 @@ def _sections(comparison: CostComparison) -> Iterator[Section]:
         cost_text.unit_cost_table(comparison),
         Bullets(list(cost_text.unit_explanations(comparison))),
     )
-    yield section("What it rests on", cost_text.describe_prices(comparison))
+    yield section("Assumptions", cost_text.describe_prices(comparison))
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):
@@ -77,10 +86,10 @@ def _parts_section(comparison: CostComparison) -> Section:
     owned_names = [result.name for result in results if isinstance(result.price, Owned)]
     rented_names = [result.name for result in results if not isinstance(result.price, Owned)]
     return section(
-        "What it is made of",
+        "Parts of the cost",
         _cost_bars(comparison),
         cost_text.part_table(comparison),
-        Paragraph(cost_text.own_beside_rent(owned_names, rented_names), "warn"),
+        Paragraph(cost_text.compare_owned_and_rented(owned_names, rented_names), "warn"),
     )
 
 
@@ -93,10 +102,10 @@ def _ratio_section(comparison: CostComparison) -> Section:
 def _commitment_section(comparison: CostComparison) -> Section:
     """Return the section on prices with a commitment, such as one year, against those without."""
     sentences = [
-        f"{commitment.committed} against {commitment.on_demand}: {commitment.judgment}"
+        f"{commitment.committed} vs. {commitment.on_demand}: {commitment.judgment}"
         for commitment in comparison.commitments
     ]
-    return section("Committed, or given back when not needed", Bullets(sentences))
+    return section("Commitment vs. on demand", Bullets(sentences))
 
 
 def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> Section:
@@ -122,7 +131,7 @@ def _class_section(comparison: CostComparison) -> Section:
     explanation = ""
     if table.rows:
         explanation = (
-            "A class pays for its own tokens, or for the machines by its share of all tokens."
+            "A class pays for its own tokens, or for machines in proportion to its tokens."
         )
     return section("Classes", table, Paragraph(explanation, "soft"))
 
@@ -136,11 +145,11 @@ def _sensitivity_section(comparison: CostComparison) -> Section:
     explanation = ""
     if table.rows:
         explanation = (
-            "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it "
-            "is."
+            "One input is changed at a time: a measured rate over its confidence interval, any "
+            "other input by 10 %."
         )
     return section(
-        "What moves it most",
+        "Sensitivity",
         *(_sensitivity_bars(result, comparison) for result in comparison.results),
         table,
         Paragraph(explanation, "soft"),
@@ -153,7 +162,7 @@ def _break_even_section(comparison: CostComparison) -> Section:
     Pairs without a break-even, because machines always cost more, have a sentence but no chart.
     """
     sentences = [
-        f"{break_even.machines} against {break_even.per_token}: {break_even.judgment}"
+        f"{break_even.machines} vs. {break_even.per_token}: {break_even.judgment}"
         for break_even in comparison.break_evens
     ]
     charts = [
@@ -255,7 +264,7 @@ def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Char
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
     noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
     return Chart(
-        title=f"{break_even.machines} against {break_even.per_token}",
+        title=f"{break_even.machines} vs. {break_even.per_token}",
         x=Axis(label=f"{noun} a day", min=0, max=float(chart_end)),
         y=Axis(label=f"{comparison.prices.currency} a day", min=0),
         series=(

@@ -64,21 +64,21 @@ PRINTED_UNITS: Mapping[str, PrintedUnit] = {
     REQUEST: PrintedUnit(
         1000,
         "1,000 requests",
-        "completed requests; failed ones are paid for and not counted",
+        "completed requests; failed ones are paid for but not counted",
     ),
     GOOD: PrintedUnit(
-        1000, "1,000 good requests", "completed within every SLO limit, in a valid run"
+        1000, "1,000 good requests", "requests that met every objective of the SLO, in a VALID run"
     ),
     TASK: PrintedUnit(
-        1000, "1,000 successful tasks", "conversations of which every turn was completed"
+        1000, "1,000 successful tasks", "conversations in which every turn was completed"
     ),
     OUTPUT: PrintedUnit(
-        1, "million output tokens", "all costs over output tokens, as MLPerf counts"
+        1, "million output tokens", "all costs divided by output tokens, as in MLPerf"
     ),
     TOTAL: PrintedUnit(
         1,
         "million input + output tokens",
-        "all costs over input + output tokens, as many public dashboards count",
+        "all costs divided by input + output tokens, as in many public dashboards",
     ),
 }
 PART_NAMES: Mapping[str, str] = {
@@ -92,7 +92,7 @@ PART_NAMES: Mapping[str, str] = {
 }
 HEADINGS_OF_SUSTAINED_NOTES = {
     "overloaded": "NOT SUSTAINED",
-    "not_sustained": "NOT KNOWN TO LAST",
+    "not_sustained": "STABILITY UNKNOWN",
 }
 """Codes of notes on loads that cannot be sustained, with the headings of their warnings.
 
@@ -100,9 +100,9 @@ A result has at most one of them.
 """
 
 YEARLY_COST_EXPLANATION = (
-    "What is paid in each year at the measured rate, all hours times the utilization: machines "
-    "that were bought in the first year and when their years are over. Worth now: with the "
-    "discount of a price."
+    "Payments at the measured rate in all hours, times the utilization. Machines are bought in the "
+    "first year and again after their depreciation period. Present value: with the discount rate "
+    "of the price."
 )
 
 
@@ -159,10 +159,12 @@ def format_interval_of(cost: UnitCost, count: int) -> str:
 
 
 def _has_interval(cost: UnitCost) -> bool:
+    """Return True if a cost has an interval that is wider than a point."""
     return cost.low is not None and cost.high is not None and cost.low != cost.high
 
 
 def _format_cost(cost: UnitCost | None, count: int) -> str:
+    """Return the cost of `count` units with its interval, if it has one."""
     if cost is None:
         return NONE
     interval = f" {format_interval_of(cost, count)}" if _has_interval(cost) else ""
@@ -196,18 +198,22 @@ def warnings(comparison: CostComparison) -> Iterator[Notice]:
     """
     simulated = [result.name for result in comparison.results if result.evidence.simulated]
     if simulated:
-        yield Notice("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
+        names = ", ".join(simulated)
+        text = f"Results come from a performance model, not from real hardware: {names}."
+        yield Notice("SIMULATED", text)
     for result in comparison.results:
         yield from _warnings_of_runs(result)
     bounded = [result.name for result in comparison.results if has_lower_bound(result)]
     if bounded:
         yield Notice(
-            "A LOWER BOUND",
-            f"all that is known of the capacity of {', '.join(bounded)}; costs at most",
+            "LOWER BOUND",
+            f"The capacity of {', '.join(bounded)} is only known to be at least the measured rate, "
+            "so the cost is at most the printed one.",
         )
     prices = comparison.prices
     if prices.sample:
-        yield Notice("SAMPLE PRICES", f"nobody's offer ({prices.file}). {prices.notes}")
+        text = f"The prices are examples, not an offer ({prices.file}). {prices.notes}"
+        yield Notice("SAMPLE PRICES", text)
 
 
 def _warnings_of_runs(result: PricedResult) -> Iterator[Notice]:
@@ -235,15 +241,15 @@ def is_slo_missed(result: PricedResult) -> bool:
     return any(summary.goodput.met is False for summary in result.evidence.summaries)
 
 
-def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
-    """Return the caveat for owned beside rented hardware, or "" if there is only one kind."""
+def compare_owned_and_rented(owned: Sequence[str], rented: Sequence[str]) -> str:
+    """Return the caveat for owned and rented machines, or "" if there is only one kind."""
     if not owned or not rented:
         return ""
     return (
-        f"Own hardware beside rent: an hour of {', '.join(owned)} is its purchase over the years "
-        "of the price file, with the power, people and space that the file names. "
-        f"{', '.join(rented)} can be given back and includes what the provider adds. The two "
-        "compare only where the owned machines are in use for all those years."
+        f"The hourly cost of {', '.join(owned)} spreads the purchase over the depreciation period, "
+        f"with the power, staff and space in the price file. {', '.join(rented)} can be returned "
+        "at any time and includes the services of the provider. The two are only comparable if the "
+        "owned machines are used for the whole period."
     )
 
 
@@ -267,11 +273,11 @@ def _answer(name: str, result: PricedResult, comparison: CostComparison) -> str:
     if is_slo_missed(result):
         return (
             f"{name}: no price under the SLO, because the run missed it "
-            f"({describe_standing(result)}). What the requests of this run cost is below. To find "
-            "a load that meets the SLO, run loadgen search."
+            f"({describe_standing(result)}). The table has the cost of this run. loadgen search "
+            "finds a load that meets the SLO."
         )
     if cost is None:
-        return f"{name}: no cost per {unit.name} is known."
+        return f"{name}: the cost per {unit.name} is not known."
     return (
         f"{name}: {comparison.prices.currency} {_format_cost(cost, unit.quantity)} per {unit.name} "
         f"({describe_standing(result)}){_describe_hour(result)}."
@@ -283,18 +289,16 @@ def _describe_hour(result: PricedResult) -> str:
     if result.gpus_paid is None:
         return ""
     hourly = sum(result.hourly.values(), Decimal(0))
-    time_in_use = "always"
-    if result.utilization != 1:
-        time_in_use = f"{format.percent(float(result.utilization))} of the time"
     gpus = f"{float(result.gpus_paid):,g} GPUs"
-    return f", {gpus} at {format_money(hourly)} an hour, {time_in_use} in use"
+    utilization = format.percent(float(result.utilization))
+    return f", {gpus} at {format_money(hourly)} per hour, utilization {utilization}"
 
 
 def describe_prices(comparison: CostComparison) -> str:
     """Return the currency, the price file and the exchange rates that were used."""
     prices = comparison.prices
-    exchanged = f" Exchanged at {'; '.join(prices.exchanged)}." if prices.exchanged else ""
-    return f"All amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
+    exchanged = f" Exchange rates: {'; '.join(prices.exchanged)}." if prices.exchanged else ""
+    return f"Amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
 
 
 def describe_result_price(result: PricedResult) -> str:
@@ -350,10 +354,10 @@ def describe_measurement(result: PricedResult) -> str:
     workload = summary.run.workload or summary.run.name
     if capacity is not None:
         rate = _describe_capacity(capacity, workload)
-        return f"capacity by {capacity.method}: {rate}; under {slo}; from {source}"
+        return f"capacity by {capacity.method}: {rate}; SLO: {slo}; from {source}"
     if isinstance(result.price, PerToken):
         requests = format.counted(summary.requests.ok, "request")
-        quantity = f"{requests} of {workload}, tokens as counted"
+        quantity = f"{requests} of {workload}, priced by their tokens"
     else:
         window = MEASUREMENT_WINDOW if result.evidence.at_once else STEADY_STATE_WINDOW
         quantity = f"{_describe_request_rate(result)} of {workload} completed in the {window}"
@@ -377,14 +381,14 @@ def _describe_capacity(capacity: Capacity, workload: str) -> str:
     if capacity.low_per_s is not None and capacity.high_per_s is not None:
         low = format.quantity(capacity.low_per_s)
         high = format.quantity(capacity.high_per_s)
-        interval = f"{capacity.confidence * 100:g} % interval {low} to {high}"
+        interval = f"{capacity.confidence * 100:g} % CI {low} to {high}"
     # A capacity without a state has only a mark that says whether it was confirmed.
     state = capacity.state or ("confirmed" if capacity.confirmed else "")
     state_text = f", {state}" if state else ""
     tokens = ""
     if capacity.output_tokens_per_s is not None:
         tokens_per_s = format.quantity(capacity.output_tokens_per_s, 4)
-        tokens = f", {tokens_per_s} output tokens/s while its run offered load"
+        tokens = f", {tokens_per_s} output tok/s in steady state"
     rate = f"{at_least}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
     return f"{rate} ({interval}) of {workload}{state_text}{tokens}"
 
@@ -403,7 +407,7 @@ def _describe_request_rate(result: PricedResult) -> str:
         return text
     low = format.quantity(float(rate * basis.low))
     high = format.quantity(float(rate * basis.high))
-    return f"{text} (95 % interval {low} to {high})"
+    return f"{text} (95 % CI {low} to {high})"
 
 
 def describe_standing(result: PricedResult) -> str:
@@ -422,24 +426,24 @@ def describe_standing(result: PricedResult) -> str:
     if "overloaded" in note_codes:
         labels.append("not sustained")
     if note_codes & {"other_gpu", "other_shape"}:
-        labels.append("ANOTHER MACHINE")
+        labels.append("OTHER INSTANCE TYPE")
     return ", ".join(labels)
 
 
-def unit_cost_table(comparison: CostComparison) -> Table:
+def unit_cost_table(comparison: CostComparison, *, with_intervals: bool = True) -> Table:
     """Return the costs by unit, with one column per result.
 
-    The first row says how each rate was obtained. A unit has a second row for the intervals, if one
-    of its costs has an interval.
+    With intervals, the first row says how each rate was obtained, and a unit has a second row for
+    the intervals if one of its costs has an interval.
     """
     results = comparison.results
-    rows = [("", *map(describe_standing, results))]
+    rows = [("", *map(describe_standing, results))] if with_intervals else []
     for unit in _known_units(comparison):
         printed = PRINTED_UNITS[unit]
         costs = [result.costs[unit] for result in results]
         totals = [None if cost is None else cost.total * printed.quantity for cost in costs]
         rows.append((printed.name, *map(format_money, totals)))
-        if any(cost is not None and _has_interval(cost) for cost in costs):
+        if with_intervals and any(cost is not None and _has_interval(cost) for cost in costs):
             intervals = [
                 "" if cost is None else format_interval_of(cost, printed.quantity) for cost in costs
             ]
@@ -455,14 +459,14 @@ def unit_explanations(comparison: CostComparison) -> Iterator[str]:
         printed = PRINTED_UNITS[unit]
         yield f"{printed.name}: {printed.explanation}"
     if any(comparison.differences_from_first):
-        yield "* not comparable with the first: see above"
+        yield "* not comparable with the first result: see Assumptions"
 
 
 def part_table(comparison: CostComparison) -> Table:
     """Return the parts of the cost of the compared unit, with one column per result.
 
-    Amounts are rounded such that each column adds up to its total. Parts that no result has are
-    left out.
+    Amounts are rounded such that each column adds up to its total. Parts that no result has, such
+    as egress without a price, are left out.
     """
     unit = PRINTED_UNITS[comparison.unit]
     costs = [result.costs[comparison.unit] for result in comparison.results]
@@ -479,6 +483,7 @@ def part_table(comparison: CostComparison) -> Table:
 
 
 def _format_exact(amount: Decimal | None) -> str:
+    """Return an amount with all its digits."""
     return NONE if amount is None else f"{amount:,f}"
 
 
@@ -520,7 +525,7 @@ def step_table(comparison: CostComparison) -> Table:
         missing = len(steps) - len(known_costs)
         remark = "all steps"
         if missing:
-            remark = f"without {missing} of its steps, whose price is not known"
+            remark = f"without {format.counted(missing, 'step')} whose price is not known"
         if steps:
             total = format_money(sum(known_costs, Decimal(0)))
             rows.append((f"{result.name}: a task", total, remark))
@@ -536,10 +541,11 @@ def yearly_table(comparison: CostComparison) -> Table:
             amounts = (*cost.paid, cost.total, cost.present)
             rows.append((name, *map(_format_rounded, amounts)))
     years = [f"year {year}" for year in range(1, YEARS + 1)]
-    return Table((comparison.prices.currency, *years, "in all", "worth now"), rows)
+    return Table((comparison.prices.currency, *years, "total", "present value"), rows)
 
 
 def _format_rounded(amount: Decimal | None) -> str:
+    """Return an amount rounded to whole units of the currency."""
     return NONE if amount is None else f"{round(amount):,}"
 
 
@@ -566,7 +572,7 @@ def power_table(comparison: CostComparison) -> Table:
             )
         )
     head = (
-        "Energy at the measured rate",
+        "Energy by the price file",
         "W with PUE",
         "J/output token",
         "output tok/s per MW",
@@ -596,7 +602,7 @@ def measured_energy_table(comparison: CostComparison) -> Table:
             )
         )
     head = (
-        "Energy as measured, accelerators alone",
+        "Measured energy of the accelerators",
         "W",
         "J/output token",
         "+-",
@@ -607,6 +613,7 @@ def measured_energy_table(comparison: CostComparison) -> Table:
 
 
 def _format_quantity(value: Decimal | None) -> str:
+    """Return a physical quantity with three digits."""
     return format.quantity(None if value is None else float(value))
 
 
@@ -619,14 +626,14 @@ def ratio_heading(comparison: CostComparison) -> str:
 def describe_ratio(ratio: CostRatio) -> str:
     """Return the ratio of the costs of two results, or why they are not compared."""
     if ratio.ratio is None:
-        text = f"{ratio.judgment}: {'; '.join(ratio.differences)}"
+        text = f"{ratio.judgment} ({'; '.join(ratio.differences)})"
     else:
         interval = ""
         if ratio.low is not None:
             interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
         text = f"{format_money(ratio.ratio)}{interval}: {ratio.judgment}"
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
-    return f"{ratio.a} / {ratio.b}: {text}{notes}"
+    return f"Cost ratio {ratio.a} / {ratio.b}: {text}{notes}"
 
 
 def sensitivity_table(comparison: CostComparison) -> Table:
@@ -645,5 +652,5 @@ def sensitivity_table(comparison: CostComparison) -> Table:
         )
         for sensitivity in comparison.sensitivities
     ]
-    head = (f"{comparison.prices.currency} per {unit.name}", "input", "moved by", "down", "up")
+    head = (f"{comparison.prices.currency} per {unit.name}", "input", "changed by", "down", "up")
     return Table(head, rows, label_columns=3)

@@ -52,9 +52,7 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     for folder, name in zip(folders, format.short_names(folders), strict=True):
         if folder.resolve() in resolved_folders:
             errors.append(
-                UserError(
-                    "duplicate", "the same folder twice", str(folder), "each result counts once"
-                )
+                UserError("duplicate", "the folder is given twice", str(folder), "give it once")
             )
             continue
         resolved_folders.add(folder.resolve())
@@ -76,10 +74,9 @@ def gpus_of(evidence: Evidence, requested: int | None) -> int | None:
         return recorded if requested is None else requested
     raise UserError(
         "conflict",
-        f"the run recorded {format.counted(recorded, 'GPU')}, and {requested} are given: "
-        f"its rates are those of {recorded}",
+        f"the run recorded {format.counted(recorded, 'GPU')}, not {requested}",
         f"--gpus, {evidence.folder}",
-        "leave the flag out; a run that recorded a wrong number is run again",
+        "remove --gpus; if the recorded number is wrong, run again",
     )
 
 
@@ -138,16 +135,16 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
     if not list_objectives(summary):
         raise UserError(
             "no_slo",
-            "a capacity whose run had no SLO",
+            "the run of the capacity has no SLO",
             str(file),
-            "a capacity is a rate under limits: --slo",
+            "search again with --slo",
         )
     if capacity.unit != "requests" and summary.sessions is None:
         raise UserError(
             "mismatch",
-            f"a capacity in {capacity.unit}, and no conversations in its run",
+            f"the capacity is in {capacity.unit}, but its run has no conversations",
             f"{file} (unit)",
-            "unit: requests; or name the right run as evidence",
+            "use unit: requests, or name another run as evidence",
         )
     return Evidence(
         name=name,
@@ -160,17 +157,14 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
 
 def _missing_summary(folder: Path, runs: Sequence[Path]) -> UserError:
     """Return the error for a folder without a summary. `runs` are the unfinished runs in it."""
-    hint = "give the folder that a run has written"
+    hint = "give a folder written by loadgen run"
     if not folder.is_dir():
         return nothing_there(folder, hint)
     if tuple(runs) == (folder,):
-        # The run was killed before its end. Its records are there.
+        # The run was killed before its end, so there are records but no summary.
         quoted = shlex.quote(str(folder))
-        hint = (
-            f"loadgen report {quoted} --json > {quoted}/summary.json makes it of the rows that "
-            "are there"
-        )
-    return UserError("no_result", "no summary.json here", str(folder), hint)
+        hint = f"create it from the records: loadgen report {quoted} --json > {quoted}/summary.json"
+    return UserError("no_result", "the folder has no summary.json", str(folder), hint)
 
 
 def _check_unfinished(capacity: Capacity, file: Path, allow_invalid: bool) -> None:
@@ -184,15 +178,15 @@ def _check_unfinished(capacity: Capacity, file: Path, allow_invalid: bool) -> No
             "unsound",
             f"no capacity was found: {capacity.lower_bound_reason}",
             str(file),
-            "a slower load",
+            "search again from a lower load",
         )
     if allow_invalid and capacity.rate_per_s:
         return
-    so_far = "; no load was shown to hold so far"
+    so_far = "; no load has passed so far"
     hint = _resume_hint(capacity, file)
     if capacity.rate_per_s:
-        so_far = f"; at least {capacity.rate_per_s:.4g} {capacity.unit}/s held so far"
-        hint += "; or --allow-invalid: at least that rate, at most so many machines"
+        so_far = f"; {capacity.rate_per_s:.4g} {capacity.unit}/s passed so far"
+        hint += "; or use --allow-invalid to take that rate as a lower bound"
     raise UnsoundEvidenceError("unsound", f"{capacity.lower_bound_reason}{so_far}", str(file), hint)
 
 
@@ -204,12 +198,12 @@ def _resume_hint(capacity: Capacity, file: Path) -> str:
     """
     if not capacity.resume_command:
         folder = shlex.quote(str(file.parent))
-        return f"loadgen report {folder} says why it stopped, and what to do"
+        return f"loadgen report {folder} shows why it stopped"
     if _is_search_command(capacity.resume_command):
         return capacity.resume_hint
     if capacity.method == "sweep":
-        return "the command of the sweep, with the same --out, resumes it"
-    return "loadgen search --resume goes on with it"
+        return "repeat the command of the sweep with the same --out to resume it"
+    return "loadgen search --resume resumes it"
 
 
 def _is_search_command(command: str) -> bool:
@@ -244,17 +238,16 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
         if all(summary.goodput.met is False for summary in summaries):
             raise UnsoundEvidenceError(
                 "unsound",
-                "no capacity was found: none of these loads kept its SLO",
+                "no capacity was found: none of these loads met its SLO",
                 str(folder),
-                "add a slower load; or name one run",
+                "add a lower load, or give one run",
             )
         raise UserError(
             "mismatch",
-            f"runs that are no repeats of each other: {runs[0].name} and {run.name} differ in "
+            f"the runs are not repeats: {runs[0].name} and {run.name} differ in "
             f"{', '.join(differences)}",
             str(folder),
-            f"name one run; a sweep or search that leaves a {CAPACITY_FILE} makes one offer of "
-            "many loads",
+            f"give one run, or the folder of a sweep or search with a {CAPACITY_FILE}",
         )
     return summaries
 
@@ -262,9 +255,9 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
 def _describe_differences(first: Summary, other: Summary) -> list[str]:
     """Return the names of the properties in which two runs are no repeats of each other."""
     properties = (
-        ("recipe", first.fingerprints.recipe, other.fingerprints.recipe),
+        ("config fingerprint", first.fingerprints.recipe, other.fingerprints.recipe),
         ("load", first.load.arrival, other.load.arrival),
-        ("shape", first.target.shape, other.target.shape),
+        ("instance type", first.target.shape, other.target.shape),
         ("model", first.target.model, other.target.model),
         ("GPUs", first.target.gpus, other.target.gpus),
     )
@@ -279,8 +272,8 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
     """
     path = folder / FILE
     if not path.is_file():
-        hint = missing_hint or "give the folder that a run has written"
-        raise UserError("no_result", "no summary.json here", str(folder), hint)
+        hint = missing_hint or "give a folder written by loadgen run"
+        raise UserError("no_result", "the folder has no summary.json", str(folder), hint)
     file = _SummaryFile(path, _read(path))
     summary = load_summary(file.data, str(path))
     errors: list[LoadgenError] = []
@@ -288,18 +281,18 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
         errors.append(
             UnsoundEvidenceError(
                 "unsound",
-                f"not a valid measurement: {'; '.join(summary.verdict.reasons)}",
+                f"the run is INVALID: {'; '.join(summary.verdict.reasons)}",
                 file.place("verdict", "valid"),
-                "measure again; or --allow-invalid, and its rows will say so",
+                "run again, or use --allow-invalid",
             )
         )
     if summary.requests.ok == 0:
         errors.append(
             UserError(
                 "no_figure",
-                "no request of this run was answered",
+                "no request of the run succeeded, so there is nothing to price",
                 file.place("requests", "ok"),
-                "nothing was bought that could be priced",
+                "run again",
             )
         )
     else:
@@ -334,9 +327,9 @@ def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenErr
         return [
             UnsoundEvidenceError(
                 "unsound",
-                f"output tokens withheld: {why_withheld}",
+                f"output tokens are not reported: {why_withheld}",
                 file.place("tokens", "output"),
-                "mend what the server says in its usage; nothing is estimated here",
+                "fix the usage that the server reports",
             )
         ]
     contradicting = _contradicting_responses(summary)
@@ -372,10 +365,9 @@ def _uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenE
             yield UserError(
                 "no_figure",
                 f"{kind} tokens were counted for {counted_responses:,} of "
-                f"{summary.requests.ok:,} answers",
+                f"{summary.requests.ok:,} responses",
                 file.place("tokens", kind),
-                "run against a server that reports usage, or with --tokenizer; nothing is "
-                "estimated here",
+                "use a server that reports usage, or --tokenizer",
             )
 
 
@@ -393,6 +385,7 @@ def _contradicting_responses(summary: Summary) -> int:
 
 
 def _read(file: Path) -> bytes:
+    """Return the content of a file. Raises UserError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:

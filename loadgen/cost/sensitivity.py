@@ -20,7 +20,7 @@ RELATIVE_CHANGE = Decimal("0.1")
 
 _PRICE_INPUTS: dict[type[Price], dict[str, str]] = {
     Rented: {"per_hour": "price per hour", "per_gpu_hour": "price per GPU-hour"},
-    Owned: {"capital": "capital", "years": "years of writing off", "staff_share": "staff share"},
+    Owned: {"capital": "capital", "years": "depreciation period", "staff_share": "staff share"},
     PerToken: {
         "per_million_input": "price of input",
         "per_million_output": "price of output",
@@ -86,7 +86,7 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
             Sensitivity(
                 offer=result.name,
                 input="capacity" if result.basis.is_capacity else "measured rate",
-                change="its interval",
+                change="its CI",
                 down=cost.high,
                 up=cost.low,
             )

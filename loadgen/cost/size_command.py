@@ -55,7 +55,7 @@ def size(
         str,
         typer.Argument(
             metavar="workload",
-            help=f"One of {PACKAGED_WORKLOADS}; or a file of yours.",
+            help=f"Workload file, or one of {PACKAGED_WORKLOADS}.",
             autocompletion=completion.complete_workload,
         ),
     ],
@@ -63,19 +63,21 @@ def size(
         list[str],
         typer.Argument(
             help=(
-                "What carries it: a folder of a search, sweep or run; sim:PRESET, which is "
-                "searched now; published:SYSTEM, a row of docs/evidence/published.md."
+                "Where the capacity is from: folder of a search, sweep or run; sim:PRESET to "
+                "search a simulated machine now; published:SYSTEM for a published rate."
             ),
             autocompletion=completion.complete_capacity_source,
         ),
     ],
     users: Annotated[
         str | None,
-        typer.Option("--users", metavar="N", help="Users who work at the same time: 5000, 5k."),
+        typer.Option("--users", metavar="N", help="Number of concurrent users: 5000, 5k."),
     ] = None,
     think: Annotated[
         str,
-        typer.Option("--think", metavar="TIME", help="From an answer to the user's next question."),
+        typer.Option(
+            "--think", metavar="TIME", help="Time between a response and a user's next request."
+        ),
     ] = "30s",
     rate: Annotated[
         str | None,
@@ -83,7 +85,7 @@ def size(
             "--rate",
             "--request-rate",
             metavar="RATE",
-            help="Instead of users: requests per second (50, 600/min).",
+            help="Request rate, instead of --users: 50, 600/min.",
         ),
     ] = None,
     slo: Annotated[
@@ -98,11 +100,12 @@ def size(
         ),
     ] = None,
     spare: Annotated[
-        int, typer.Option("--spare", metavar="N", min=0, help="Machines that may be lost.")
+        int,
+        typer.Option("--spare", metavar="N", min=0, help="Number of machines that may fail."),
     ] = 1,
     prices: Annotated[
         Path | None,
-        typer.Option("--prices", metavar="FILE", help="Your prices: see docs/prices.example.yaml."),
+        typer.Option("--prices", metavar="FILE", help="Price file, as docs/prices.example.yaml."),
     ] = None,
     accept_sample_prices: AcceptSamplePricesOption = False,
     price: Annotated[
@@ -110,15 +113,17 @@ def size(
         typer.Option(
             "--price",
             metavar="SOURCE=NAME",
-            help="Which price a source is under; of a single one just NAME.",
+            help="Price to use for a source. With a single source: just NAME.",
         ),
     ] = None,
     currency: Annotated[
-        str, typer.Option("--currency", metavar="CODE", help="Of the figures.")
+        str, typer.Option("--currency", metavar="CODE", help="Currency of all amounts.")
     ] = "USD",
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", metavar="N", min=1, help="GPUs of a source that recorded none."),
+        typer.Option(
+            "--gpus", metavar="N", min=1, help="Number of GPUs, for a source that recorded none."
+        ),
     ] = None,
     gpus_per_machine: Annotated[
         int | None,
@@ -126,13 +131,13 @@ def size(
             "--gpus-per-machine",
             metavar="N",
             min=1,
-            help="Of what is rented and lost as one. Default: the price's, else the source's.",
+            help="GPUs of one machine. Default: as in the price, or else as measured.",
         ),
     ] = None,
     machines_per_rack: Annotated[
         int | None,
         typer.Option(
-            "--machines-per-rack", metavar="N", min=1, help="Count racks of so many machines too."
+            "--machines-per-rack", metavar="N", min=1, help="Also count racks of N machines."
         ),
     ] = None,
     hours_per_day: Annotated[
@@ -142,7 +147,7 @@ def size(
             metavar="NUMBER",
             min=0.1,
             max=24,
-            help="How long that load is there.",
+            help="How many hours per day the load lasts.",
         ),
     ] = 24.0,
     answer: Annotated[
@@ -150,7 +155,7 @@ def size(
         typer.Option(
             "--answer",
             metavar="TIME",
-            help="How long an answer takes, where the source does not say.",
+            help="Mean latency of a response, if the source does not have it.",
         ),
     ] = None,
     out: Annotated[
@@ -159,7 +164,7 @@ def size(
             "-o",
             "--out",
             metavar="FOLDER",
-            help="For size.json and its page.",
+            help="Folder for size.json and the report.",
             show_default="a new folder in results/",
         ),
     ] = None,
@@ -168,7 +173,7 @@ def size(
         typer.Option(
             "--contract",
             metavar="FILE",
-            help="Write what one machine has to keep, for loadgen validate: one source.",
+            help="Write a contract for one machine, for loadgen validate. Needs a single source.",
         ),
     ] = None,
     allow_invalid: AllowInvalidOption = False,
@@ -177,11 +182,9 @@ def size(
     ] = False,
     full: FullOption = False,
 ) -> int:
-    """How many machines for 5,000 users, one to spare, and what they cost a month.
+    """Compute how many machines a number of users needs, and what they cost per month.
 
-    The answer comes first.
-
-    Exit: 0 done, 2 wrong flags, prices or results, 3 a result is not a valid measurement.
+    Exit: 0 done, 2 wrong options, prices or results, 3 a result is INVALID.
 
     Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
     """
@@ -195,7 +198,7 @@ def size(
     if price and prices is None and not accept_sample_prices:
         raise UserError(
             "missing_option",
-            "prices are named, and there is no price file",
+            "--price has no effect without prices",
             "--price",
             "--prices prices.yaml",
         )
@@ -342,7 +345,7 @@ class _Sizer:
             return self._find_price(source, TargetFacts())
         raise UserError(
             "no_figure",
-            "a published figure has no shape to find its price by",
+            "a published rate has no instance type to find its price by",
             source,
             f"--price '{source}=NAME', one of: {', '.join(self._prices.locations)}",
         )
@@ -358,9 +361,9 @@ def _price_remarks(prices: Prices) -> list[str]:
     """Return the sentences on a price file that qualify every amount of the result."""
     remarks = []
     if prices.sample:
-        remarks.append(f"SAMPLE PRICES, nobody's offer. {prices.notes}")
+        remarks.append(f"SAMPLE PRICES: examples, not an offer. {prices.notes}")
     if prices.exchanged:
-        remarks.append(f"exchanged at {'; '.join(prices.exchanged)}")
+        remarks.append(f"Exchange rates: {'; '.join(prices.exchanged)}")
     return remarks
 
 
@@ -378,9 +381,9 @@ def _store(result: Sizing, folder: Path) -> None:
     if stored_kind is not None and stored_kind.name != "size":
         raise UserError(
             "file_exists",
-            f"the folder holds another result: {stored_kind.name}",
+            f"the folder has a result of the kind {stored_kind.name}",
             f"--out {folder}",
-            "give another folder, or leave -o out",
+            "give another folder",
         )
     page = folder / result_kinds.PAGE
     try:
@@ -393,7 +396,8 @@ def _store(result: Sizing, folder: Path) -> None:
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}"
         ) from None
-    print_status(f"results in {folder}, page: {page}")
+    say(f"Report: {page}")
+    say(f"Details: loadgen report {shlex.quote(str(folder))} --full")
 
 
 def _check_options(
@@ -412,9 +416,9 @@ def _check_options(
     if slo and all(map(is_published, sources)):
         raise UserError(
             "no_effect",
-            "a published figure has no SLO that could be asked for",
+            "--slo has no effect on published rates",
             "--slo",
-            "it is for a folder measured under it, or for a machine to search now: sim:gb300-vm",
+            "use it with sim:PRESET, or with a result that was measured under this SLO",
         )
     if contract is not None:
         _check_contract_option(contract, sources)
@@ -430,14 +434,12 @@ def _check_contract_option(file: Path, sources: Sequence[str]) -> None:
     if len(sources) > 1 or is_published(sources[0]):
         raise UserError(
             "unsupported",
-            "a contract is about one machine that was measured",
+            "--contract needs a single measured source",
             "--contract",
-            "one source: a folder, or sim:PRESET",
+            "give one folder, or sim:PRESET",
         )
     if file.exists():
-        raise UserError(
-            "file_exists", "this file exists", f"--contract {file}", "give another name"
-        )
+        raise UserError("file_exists", "the file exists", f"--contract {file}", "give another name")
     if not file.parent.is_dir():
         raise UserError(
             "unwritable_file",
@@ -459,9 +461,9 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
 
     size, evidence = sized
     if not size.carrying:
-        raise _no_contract("no machine counted", file)
+        raise _no_contract("a price per token has no machines", file)
     if evidence is None or not list_objectives(evidence.summary):
-        raise _no_contract("nothing was promised: the source was measured without an SLO", file)
+        raise _no_contract("the source was measured without an SLO", file)
     workload = os.path.relpath(profile, file.parent) if Path(profile).is_file() else profile
     text = render_contract(size, evidence.summary, workload)
     try:
@@ -472,11 +474,12 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
         ) from None
     name = size.source.name
     url = name if is_simulated_machine(name) else "https://MACHINE"
-    print_status(f"contract in {file}: loadgen validate {shlex.quote(str(file))} --url {url}")
+    say(f"Contract: loadgen validate {shlex.quote(str(file))} --url {url}")
 
 
-def _no_contract(why: str, file: Path) -> UserError:
-    return UserError("no_figure", why, f"--contract {file}", "a search under --slo")
+def _no_contract(reason: str, file: Path) -> UserError:
+    """Return the error for a contract that cannot be written."""
+    return UserError("no_figure", reason, f"--contract {file}", "search with --slo first")
 
 
 def _parse_need(
@@ -497,14 +500,14 @@ def _parse_need(
     if (users is None) == (rate is None):
         raise UserError(
             "missing_option" if users is None else "conflict",
-            "users or a rate, one of the two",
+            "give either --users or --rate",
             "--users, --rate",
-            "like --users 5000, or --rate 50",
+            "--users 5000, or --rate 50",
         )
     rate_per_s = parse_option("--rate", rate, partial(units.rate_per_s, bare=True))
     if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
         raise UserError(
-            "invalid_value", f'"{rate}" is not a load to carry', "--rate", "like 50 or 600/min"
+            "invalid_value", f'"{rate}" must be a rate above 0', "--rate", "like 50 or 600/min"
         )
     return Need(
         users=parse_option("--users", users, units.count),
@@ -529,8 +532,8 @@ def parse_price_names(options: Sequence[str], sources: Sequence[str]) -> dict[st
         if not equals and len(sources) == 1:
             source = sources[0]
         if source not in sources or not name:
-            hint = did_you_mean(source, sources) or "a source as it was given"
-            raise UserError("invalid_value", f'"{option}" is not SOURCE=NAME', "--price", hint)
+            hint = did_you_mean(source, sources) or "use a source of this command line"
+            raise UserError("invalid_value", f'"{option}" must be SOURCE=NAME', "--price", hint)
         if source in names:
             what = f"{source} has two prices: {names[source]} and {name}"
             raise UserError("duplicate", what, f"--price {option}", "keep one of them")

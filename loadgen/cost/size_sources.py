@@ -7,8 +7,8 @@ simulated machine, which is searched), or a result folder.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -117,7 +117,7 @@ def find_source_price(prices: Prices, target: TargetFacts, price_name: str, sour
     if len(matching) > 1:
         raise UserError(
             "ambiguous",
-            f"{source} has prices of several commitments",
+            f"{source} has several prices that differ in commitment",
             "--price",
             " or ".join(f"--price '{source}={price.name}'" for price in matching),
         )
@@ -144,15 +144,15 @@ def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> Me
     if measured_workload != workload:
         raise UserError(
             "mismatch",
-            f'the run is of the workload "{measured_workload}", not of {workload}',
+            f'the result has the workload "{measured_workload}", not {workload}',
             evidence.folder,
-            f"ask for {measured_workload}, or give a run of {workload}",
+            f"use {measured_workload}, or a result of {workload}",
         )
     gpu_count = gpus_of(evidence, gpus)
     if gpu_count is None:
         raise UserError(
             "missing_option",
-            "the run does not say how many GPUs it used",
+            "the result has no number of GPUs",
             evidence.folder,
             "--gpus 4",
         )
@@ -162,7 +162,7 @@ def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> Me
 def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCommand) -> Path:
     """Search a simulated machine, or reuse an equal search, and return the folder of its result.
 
-    The report of the search goes to stderr, because stdout is for the answer of `loadgen size`. A
+    Only the progress of the search is shown, because `loadgen size` has a report of its own. A
     search that was stopped early may still leave a capacity, as a lower bound. A search that ends
     with "SLO missed" found no load that passes.
 
@@ -170,21 +170,24 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
         UserError: No capacity was found.
     """
     search = search_command(source, profile, slo)
-    print_status(f"loadgen {shlex.join(search.arguments)}")
-    with contextlib.redirect_stdout(sys.stderr):
+    say(f"Searching: loadgen {shlex.join(search.arguments)}")
+    with (
+        open(os.devnull, "w", encoding="utf-8") as discarded,
+        contextlib.redirect_stdout(discarded),
+    ):
         exit_code = run_command(search.arguments)
     capacity_file = search.folder / CAPACITY_FILE
     has_capacity = capacity_file.is_file()
     if exit_code == OK or (exit_code != SLO_MISSED and has_capacity):
         return search.folder
-    why = "the search came to no end"
+    why = "the search did not finish"
     if has_capacity:
         why = load_capacity(capacity_file.read_bytes()).lower_bound_reason
     raise UserError(
         "no_figure",
-        f"no capacity of this machine: {why}",
+        f"no capacity found: {why}",
         source,
-        "see the lines of the search above; longer trials, or a wider --slo",
+        f"see loadgen report {shlex.quote(str(search.folder))}, or relax --slo",
     )
 
 
@@ -216,7 +219,7 @@ def find_published_rate(name: str, profile: str) -> MeasuredRate:
     if profile not in profiles:
         raise UserError(
             "unknown_name",
-            f'no published lengths of "{profile}"',
+            f'no published token counts for the workload "{profile}"',
             f"{PUBLISHED}{name}",
             did_you_mean(profile, list(profiles)),
         )
@@ -248,12 +251,14 @@ def _find_published_system(name: str) -> published.System:
         return candidates[0]
     suggested = candidates or all_systems
     labels = "; ".join(system.label for system in suggested if system.server is not None)
-    problem = "several systems are" if candidates else "no published system is"
+    problem = f'unknown published system "{name}"'
+    if candidates:
+        problem = f'several published systems match "{name}"'
     raise UserError(
         "ambiguous" if candidates else "unknown_name",
-        f'{problem} called "{name}"',
+        problem,
         f"{PUBLISHED}{name}",
-        f"a part of one of: {labels}",
+        f"give a part of one of: {labels}",
     )
 
 
@@ -270,7 +275,7 @@ def describe_published_capacity(workload: str) -> list[str]:
         if row.profile == workload
     ]
     return [
-        f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second of a rack of "
+        f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second for a rack of "
         f"72 GPUs ({row.by_output:,.0f} by output tokens alone), from an Offline rate without a "
         "limit on latency: what that arithmetic ignores is in docs/evidence/published.md"
         for row in recomputed_rows
@@ -300,10 +305,9 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
         return
     raise UserError(
         "no_effect",
-        f"a stored result keeps the SLO that it was measured under: {slo_words(evidence.summary)}",
+        f"the result was measured under another SLO: {slo_words(evidence.summary)}",
         f"--slo, {source}",
-        "search again under this one: loadgen search --slo; or name a machine to search now: "
-        "sim:gb300-vm",
+        "remove --slo, or search again with loadgen search --slo",
     )
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from loadgen.core import format
-from loadgen.cost.cost_text import own_beside_rent
+from loadgen.cost.cost_text import compare_owned_and_rented
 from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Need
 from loadgen.pricing.estimate import Estimate, format_interval
@@ -34,19 +34,21 @@ from loadgen.render.section import (
 NEARLY_FULL = 0.95
 """Fraction of the capacity above which it takes a long load to show that an SLO is met."""
 
-DIFFERENT_SLOS = "measured under different SLOs, as said below: not like with like"
-HOURS_PAID = f"A month has {HOURS_PER_MONTH} hours, and machines are paid in all of them."
+DIFFERENT_SLOS = (
+    "The sources were measured under different SLOs (see below), so they are not comparable."
+)
+HOURS_PAID = f"Machines are paid for all {HOURS_PER_MONTH} hours of a month."
 SERVING_COLOR = "c1"
 SPARE_COLOR = "c6"
-SERVING = "carry the load"
-SPARE = "to spare"
+SERVING = "serve the load"
+SPARE = "spare"
 LEGEND = {SERVING: SERVING_COLOR, SPARE: SPARE_COLOR}
 
 HEADINGS_OF_SERIOUS_NOTES = {
     "slo_missed": "SLO MISSED",
     "slo_missed_at_capacity": "SLO MISSED",
     "overloaded": "NOT SUSTAINED",
-    "not_sustained": "NOT KNOWN TO LAST",
+    "not_sustained": "STABILITY UNKNOWN",
 }
 """Notes that make a number of machines useless, with the heading of their warning."""
 
@@ -54,15 +56,16 @@ HEADINGS_OF_SERIOUS_NOTES = {
 def report(sizing: Sizing) -> Report:
     """Return the whole report of a size: the answer for each source, then what it depends on."""
     need = describe_need(sizing.need)
+    answers = [
+        Paragraph(f"{answer(size, sizing.need, sizing.currency)}.", large=True)
+        for size in sizing.sizes
+    ]
     return Report(
         title=f"{sizing.workload} · {need}",
         page_title=f"{sizing.workload}: machines for {need}",
         generated_by=f"loadgen {sizing.version} report of a size",
         notices=list(_warnings(sizing.sizes)),
-        headline=[
-            Paragraph(f"{answer(size, sizing.need, sizing.currency)}.", large=True)
-            for size in sizing.sizes
-        ],
+        headline=answers,
         sections=[
             _summary_section(sizing),
             _comparison_section(sizing),
@@ -70,7 +73,23 @@ def report(sizing: Sizing) -> Report:
             *(_source_section(size, sizing.need) for size in sizing.sizes),
             section("Remarks", Bullets(sizing.remarks)),
         ],
+        brief=[section("", *answers), *_brief_sections(sizing)],
     )
+
+
+def _brief_sections(sizing: Sizing) -> Iterator[Section]:
+    """Yield what a terminal prints below the answer: a short table, and what a loss means."""
+    rows = [row for row in _rows_to_show(sizing) if row.is_brief]
+    yield section("", _table_of_sources(sizing, rows))
+    has_several_sources = len(sizing.sizes) > 1
+    losses = []
+    for size in sizing.sizes:
+        if size.carrying and size.used is not None:
+            prefix = f"{size.source.name}: " if has_several_sources else ""
+            losses.append(f"{prefix}{describe_utilization(size, sizing.need, size.carrying)}")
+    slos = {size.slo for size in sizing.sizes if size.slo}
+    caveat = DIFFERENT_SLOS if len(slos) > 1 else ""
+    yield section("", *losses, Paragraph(caveat, "warn"))
 
 
 def headline(sizing: Sizing) -> str:
@@ -83,10 +102,10 @@ def headline(sizing: Sizing) -> str:
     if first.simulated:
         mark += "SIMULATED, "
     if first.estimate:
-        mark += "AN ESTIMATE from published figures, "
+        mark += "ESTIMATE from published rates, "
     more = ""
     if len(sizing.sizes) > 1:
-        more = f"; {format.counted(len(sizing.sizes) - 1, 'other source')} beside it"
+        more = f"; {format.counted(len(sizing.sizes) - 1, 'other source')}"
     return f"{mark}{answer(first, sizing.need, sizing.currency)}{more}."
 
 
@@ -102,7 +121,7 @@ def outcome(sizing: Sizing) -> str:
     counts = []
     for size in sizing.sizes:
         if size.machines is None:
-            counts.append("none of yours")
+            counts.append("none (price per token)")
         else:
             counts.append(f"{_at_most(size)}{size.machines:,}")
     return f"machines: {', '.join(counts)}"
@@ -111,35 +130,44 @@ def outcome(sizing: Sizing) -> str:
 def answer(size: SizedSource, need: Need, currency: str) -> str:
     """Return how many machines a source needs and what they cost, as a sentence without full stop.
 
-    For example: "sim:gb300-vm: 5,000 users of rag need 12 machines of 4 GPUs, 1 of them to spare".
+    For example: "sim:gb300-vm: 12 machines (11 + 1 spare, 48 GPUs) serve 5,000 users of rag: USD
+    122,640 per month, 0.92 per 1,000 requests".
     """
     demand = describe_need(need)
     if need.users is None:
         demand = f"{format.quantity(size.demand_per_s)}/s"
-    machines = "no machines of yours" if size.machines is None else _describe_size(size, need)
+    machines = "a price per token can serve"
+    if size.machines is not None:
+        verb = "serves" if size.machines == 1 else "serve"
+        machines = f"{_describe_size(size, need, size.machines)} {verb}"
     cost = ""
     if size.per_month is not None and size.per_thousand is not None:
         cost = (
-            f": {currency} {_format_whole_amount(size.per_month)} a month, "
+            f": {currency} {_format_whole_amount(size.per_month)} per month, "
             f"{_format_small_amount(size.per_thousand)} per 1,000 {size.source.kind}"
         )
-    return f"{size.source.name}: {demand} of {size.source.workload} need {machines}{cost}"
+    return f"{size.source.name}: {machines} {demand} of {size.source.workload}{cost}"
 
 
-def _describe_size(size: SizedSource, need: Need) -> str:
-    """Return the number of machines with the spare ones and the interval, such as "12 machines"."""
-    assert size.machines is not None
-    machines = _describe_machines(size.machines, size.gpus_per_machine)
-    spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
-    interval = f" ({_machine_interval(size)})" if _machine_interval(size) else ""
-    return f"{_at_most(size)}{machines}{spare}{interval}"
+def _describe_size(size: SizedSource, need: Need, machines: int) -> str:
+    """Return the machines with the spare ones, their GPUs and the interval, as text.
+
+    For example "12 machines (11 + 1 spare, 48 GPUs)".
+    """
+    details = [format.counted(machines * size.gpus_per_machine, "GPU")]
+    if need.spare and size.carrying is not None:
+        details.insert(0, f"{size.carrying:,} + {need.spare:,} spare")
+    if _machine_interval(size):
+        details.append(_machine_interval(size))
+    count = format.counted(machines, "machine")
+    return f"{_at_most(size)}{count} ({', '.join(details)})"
 
 
 def _machine_interval(size: SizedSource) -> str:
     """Return the numbers of machines at the ends of the interval of the rate, if they differ."""
     if size.low is None or size.low == size.high:
         return ""
-    return f"{size.low} to {size.high} by the interval"
+    return f"95 % CI {size.low} to {size.high}"
 
 
 def _describe_machines(count: int, gpus: int) -> str:
@@ -160,15 +188,15 @@ def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
     simulated_names = [size.source.name for size in sizes if size.simulated]
     if simulated_names:
         yield simulated_notice(
-            "a model of a server was searched, nothing was measured on hardware: "
-            f"{', '.join(simulated_names)}"
+            "Results come from a performance model, not from real hardware: "
+            f"{', '.join(simulated_names)}."
         )
     published_names = [size.source.name for size in sizes if size.estimate]
     if published_names:
         yield Notice(
-            "AN ESTIMATE",
-            "from published figures: another mix of lengths, other limits, no interval: "
-            f"{', '.join(published_names)}",
+            "ESTIMATE",
+            "Computed from published rates of another workload and other limits, without a "
+            f"confidence interval: {', '.join(published_names)}.",
         )
     for size in sizes:
         yield from _warnings_of_source(size)
@@ -194,7 +222,7 @@ def _summary_section(sizing: Sizing) -> Section:
     has_one_source = len(sizing.sizes) == 1
     tiles = Tiles(list(_tiles(sizing.sizes[0], sizing.currency)) if has_one_source else ())
     slos = {size.slo for size in sizing.sizes if size.slo}
-    warning = f"Beware: {DIFFERENT_SLOS}." if len(slos) > 1 else ""
+    warning = DIFFERENT_SLOS if len(slos) > 1 else ""
     return section("", tiles, Paragraph(warning, "warn"))
 
 
@@ -208,7 +236,7 @@ def _comparison_section(sizing: Sizing) -> Section:
     )
     cost_bars = Bars(
         rows=list(_cost_bars(sizing)),
-        title=f"{sizing.currency} a month",
+        title=f"{sizing.currency} per month",
         low=0.0,
         number=_format_whole,
         legend=LEGEND,
@@ -217,31 +245,48 @@ def _comparison_section(sizing: Sizing) -> Section:
     owned = [size.source.name for size in priced if size.price and size.price.owned]
     rented = [size.source.name for size in priced if size.price and not size.price.owned]
     return section(
-        "The sources side by side" if len(sizing.sizes) > 1 else "Figures",
+        "Comparison of the sources" if len(sizing.sizes) > 1 else "Metrics",
         machine_bars if machine_bars.rows else "",
         cost_bars if cost_bars.rows else "",
         _comparison_table(sizing),
-        Paragraph(own_beside_rent(owned, rented), "warn"),
+        Paragraph(compare_owned_and_rented(owned, rented), "warn"),
     )
 
 
 def _assumptions_heading(sizing: Sizing) -> Section:
     is_rented = any(size.price is not None and size.price.rented for size in sizing.sizes)
-    return section("What it rests on", Paragraph(HOURS_PAID if is_rented else "", "soft"))
+    return section("Assumptions", Paragraph(HOURS_PAID if is_rented else "", "soft"))
 
 
 class _Row(NamedTuple):
-    """A row of the table of sources: its name, and the text for one source."""
+    """A row of the table of sources.
+
+    Attributes:
+        name: The name of the row.
+        text_of: Returns the text for one source.
+        is_about_money: True if the row is only shown with prices.
+        is_brief: True if a terminal shows the row by default.
+    """
 
     name: str
     text_of: Callable[[SizedSource], str]
     is_about_money: bool = False
+    is_brief: bool = False
 
 
 def _comparison_table(sizing: Sizing) -> Table:
-    """Return the table with a column for each source."""
+    """Return the table with all rows and a column for each source."""
+    return _table_of_sources(sizing, _rows_to_show(sizing))
+
+
+def _rows_to_show(sizing: Sizing) -> list[_Row]:
+    """Return the rows of the table of sources, without those about money if there are no prices."""
     has_prices = any(size.price is not None for size in sizing.sizes)
-    rows = [row for row in _rows(sizing) if has_prices or not row.is_about_money]
+    return [row for row in _rows(sizing) if has_prices or not row.is_about_money]
+
+
+def _table_of_sources(sizing: Sizing, rows: Sequence[_Row]) -> Table:
+    """Return a table with a column for each source."""
     return Table(
         ("", *(size.source.name for size in sizing.sizes)),
         [(row.name, *map(row.text_of, sizing.sizes)) for row in rows],
@@ -259,23 +304,23 @@ def _rows(sizing: Sizing) -> Iterator[_Row]:
     noun = source.kind
     currency = sizing.currency
     yield _Row(
-        "machines, spare ones too",
+        "Machines incl. spare",
         lambda size: format_interval(size.machines, size.low, size.high, format.count),
     )
-    yield _Row("of them for the load itself", lambda size: format.count(size.carrying))
+    yield _Row("Machines without spare", lambda size: format.count(size.carrying))
     machines_per_rack = sizing.need.machines_per_rack
     if machines_per_rack is not None:
         yield _Row(
-            f"racks of {format.counted(machines_per_rack, 'machine')}",
+            f"Racks of {format.counted(machines_per_rack, 'machine')}",
             lambda size: format.count(_racks(size, machines_per_rack)),
         )
     yield _Row("GPUs", lambda size: format.count(_gpus(size)))
-    yield _Row("share of their capacity in use", _format_utilization)
-    yield _Row(f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s))
-    yield _Row(f"{noun}/s that one machine serves", _format_machine_rate)
-    yield _Row(f"{source.answer} takes", _format_response_time)
+    yield _Row("Utilization", _format_utilization, is_brief=True)
+    yield _Row(f"Demand, {noun}/s", lambda size: format.quantity(size.demand_per_s), is_brief=True)
+    yield _Row(f"Capacity of a machine, {noun}/s", _format_machine_rate, is_brief=True)
+    yield _Row(f"Mean latency of {source.answer}", _format_response_time)
     yield _Row(
-        "GPU-hours paid a month",
+        "GPU-hours per month",
         lambda size: format.count(_gpu_hours_per_month(size)),
         is_about_money=True,
     )
@@ -369,65 +414,69 @@ def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
     source = size.source
     if need.users is not None and size.response_s:
         yield (
-            f"each user waits {format.duration(size.response_s)} for {source.answer} and thinks "
-            f"{need.think_s:g} s: {need.users:,} / {size.response_s + need.think_s:.3g} s = "
-            f"{format.quantity(size.demand_per_s)} per second"
+            f"each user waits {format.duration(size.response_s)} for {source.answer} and then "
+            f"thinks for {need.think_s:g} s: {need.users:,} users / "
+            f"{size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)}/s"
         )
     if size.machines is not None and size.gpus_per_machine != source.gpus:
         yield (
-            f"rates are scaled from {format.counted(source.gpus, 'GPU')} to "
-            f"{size.gpus_per_machine}: machines are taken as independent, and a router in front of "
-            "them as free; so is the interval, since what one measurement has wrong it has wrong "
-            "of all"
+            f"the rate is scaled from {format.counted(source.gpus, 'GPU')} to "
+            f"{size.gpus_per_machine}, assuming independent machines and a router without cost; "
+            "the interval is scaled too, because all machines share the error of one measurement"
         )
     if size.carrying and size.used is not None:
         yield _describe_failure(size, need, size.carrying)
     if size.estimate:
         yield (
-            "published tokens per second over the output tokens of this workload: another mix of "
-            "lengths and other limits. Measure before you buy: loadgen search"
+            "the published rate in tokens/s is divided by the output tokens of this workload, "
+            "although its lengths and limits differ; measure with loadgen search before you buy"
         )
     if size.price is not None and need.hours_per_day != HOURS_PER_DAY:
-        yield f"the load is there {need.hours_per_day:g} hours a day"
+        yield f"the load lasts {need.hours_per_day:g} hours per day"
 
 
 def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
-    """Return what each machine has to serve after the spare ones have failed, as a sentence.
+    """Return what each machine has to serve after the spare ones have failed, and how to verify it.
 
-    That share of the demand is what a contract for one machine has to hold. Close to the capacity,
-    it takes a long load to decide whether a machine keeps it.
+    A contract for one machine requires that rate. Close to the capacity, it takes a long load to
+    decide whether a machine meets it.
     """
-    source = size.source
     rate_per_machine = size.demand_per_s / serving
-    utilization = rate_per_machine / size.per_machine.mid
-    load = (
-        f"{format.quantity(rate_per_machine)} {source.kind}/s each, "
-        f"{_at_most(size)}{format.percent(utilization)} of their capacity"
-    )
-    contract = (
-        "that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
-    )
-    if utilization > NEARLY_FULL and not source.lower_bound:
-        contract += (
-            ", and --dry-run says what load decides it: so near to what they carry it takes long"
-        )
+    rate = f"{format.quantity(rate_per_machine)} {size.source.kind}/s per machine"
+    contract = "--contract FILE writes a contract for this rate, for loadgen validate"
+    is_nearly_full = _utilization_after_loss(size, serving) > NEARLY_FULL
+    if is_nearly_full and not size.source.lower_bound:
+        contract += "; near the capacity it needs a long load, which --dry-run forecasts"
+    return f"{describe_utilization(size, need, serving)} {rate}; {contract}"
+
+
+def _utilization_after_loss(size: SizedSource, serving: int) -> float:
+    """Return the fraction of their capacity that the machines use after the spare ones failed."""
+    return size.demand_per_s / serving / size.per_machine.mid
+
+
+def describe_utilization(size: SizedSource, need: Need, serving: int) -> str:
+    """Return the utilization of the machines, after a loss and normally, as a sentence.
+
+    For example: "After losing 1 machine: 83.3 % utilization (55.6 % normally)."
+    """
+    after_loss = f"{_at_most(size)}{format.percent(_utilization_after_loss(size, serving))}"
     if not need.spare:
-        return f"they serve {load}; {contract}"
-    return (
-        f"with {need.spare} lost the others still serve all of it, {load}; {contract}; "
-        f"with none lost {_format_utilization(size)}"
-    )
+        return f"Utilization {after_loss}, without spare machines."
+    lost = format.counted(need.spare, "machine")
+    normal = _format_utilization(size)
+    return f"After losing {lost}: {after_loss} utilization ({normal} normally)."
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Tile]:
     """Yield the large numbers at the top of the page of a single source."""
     yield Tile("Machines", format.count(size.machines), "", _machine_interval(size))
-    yield Tile("For the load itself", format.count(size.carrying), "", "without the spare ones")
-    yield Tile("In use", _format_utilization(size), "", "of the capacity of all machines")
-    yield Tile("One machine serves", _format_machine_rate(size), "/s", size.source.kind)
+    yield Tile("Without spare", format.count(size.carrying), "", "machines for the load")
+    yield Tile("Utilization", _format_utilization(size), "", "of the capacity of all machines")
+    yield Tile("Capacity of a machine", _format_machine_rate(size), "/s", size.source.kind)
     if size.per_month is not None:
         per_thousand = f"{_format_small_amount(size.per_thousand)} per 1,000"
-        yield Tile("A month", _format_whole_amount(size.per_month), currency, per_thousand)
+        yield Tile("Per month", _format_whole_amount(size.per_month), currency, per_thousand)
 
 
 def _machine_bars(sizing: Sizing) -> Iterator[Bar]:

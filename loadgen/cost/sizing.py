@@ -127,9 +127,9 @@ def published_rate(
     if tokens_per_s is None:
         raise UserError(
             "no_figure",
-            f"{name} has no published Server rate, and an Offline rate says nothing about users",
+            f"{name} has no published Server rate, and an Offline rate has no latency limit",
             "published",
-            "docs/evidence/published.md lists them",
+            "docs/evidence/published.md lists the systems",
         )
     return MeasuredRate(
         name=name,
@@ -203,9 +203,9 @@ def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
     if not response_s:
         raise UserError(
             "no_figure",
-            f"how long an answer takes is not known of {source.name}, and users wait for it",
+            f"{source.name} has no response time, which users wait for",
             "--answer",
-            "--answer 20s, or --rate in the place of --users",
+            "--answer 20s, or --rate instead of --users",
         )
     return interactions_per_s(need.users or 0, need.think_s, response_s), response_s
 
@@ -295,10 +295,9 @@ def _check_price_of_published(price: Price, source: MeasuredRate) -> None:
     if isinstance(price, PerToken):
         raise UserError(
             "unsupported",
-            f"{price.name} is paid by the token, and {source.name} is no run whose tokens could "
-            "be counted",
+            f"{price.name} is a price per token, and {source.name} has no token counts",
             "--price",
-            "a price of machines, or a folder of a run",
+            "use a price of machines, or a folder of a run",
         )
 
 

@@ -46,12 +46,12 @@ class Budget(Struct):
         """
         if self.limit is None or self.spent + cost <= self.limit:
             return
-        so_far = f", after {self.format_amount(self.spent)} so far" if self.spent else ""
+        so_far = f" (spent so far: {self.format_amount(self.spent)})" if self.spent else ""
         raise UserError(
             "over_budget",
-            f"{subject} will cost about {self.format_amount(cost)}{so_far}",
+            f"{subject} would cost about {self.format_amount(cost)}{so_far}",
             f"--max-cost {self.limit}",
-            "a shorter or lighter load, or a higher limit",
+            "use a shorter or lower load, or raise the limit",
         )
 
     def forecast_cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
@@ -98,7 +98,7 @@ def _forecast_request_cost(
     if unit_cost is None:
         raise UserError(
             "missing_option",
-            "its price is by the hour, and nobody says how many GPUs it has",
+            "the price is per hour, and the number of GPUs is not known",
             "--gpus",
             "--gpus 4",
         )

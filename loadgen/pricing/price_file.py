@@ -94,10 +94,9 @@ def load_prices(
     if path is None and not accept_sample:
         raise UserError(
             "missing_option",
-            "no prices were given",
+            "no prices are given",
             "--prices",
-            f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others "
-            "have copied: --accept-sample-prices",
+            f"--prices FILE, like {EXAMPLE}, or --accept-sample-prices for example prices",
         )
     label = "prices_sample.yaml (shipped)" if path is None else str(path)
     text = parse_price_option(str(path or SAMPLE)).read()
@@ -141,10 +140,9 @@ def parse_prices(
     if written.sample and not accept_sample:
         file.add_error(
             "sample_prices",
-            "these prices are a sample, not an offer",
+            "the prices are examples, not an offer",
             ("sample",),
-            "write down what you pay; or --accept-sample-prices, and every figure will say that it "
-            "rests on a sample",
+            "enter your own prices, or use --accept-sample-prices",
         )
     _check_consistency(written, file, today or date.today())
     file.raise_errors()
@@ -152,7 +150,7 @@ def parse_prices(
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
             "invalid_value",
-            f'"{target_currency}" is not a currency',
+            f'"{target_currency}" must be a currency code',
             "--currency",
             "three capital letters, like USD",
         )
@@ -163,7 +161,7 @@ def parse_prices(
     if not converted:
         raise UserError(
             "no_price",
-            "there is no price in the file",
+            "the file has no prices",
             file.place(()),
             f"rented:, owned: or per_token:, like {EXAMPLE}",
         )
@@ -303,7 +301,7 @@ def _latest_prices(
             "no_price",
             f"no price in the file was valid on {as_of}",
             f"--as-of {as_of}",
-            "an earlier price with its as_of, or a later day",
+            "add a price with an earlier as_of, or use a later day",
         )
     return latest
 
@@ -362,7 +360,7 @@ def _check_repeated_names(located: Sequence[LocatedPrice], file: _CheckedFile) -
         if first.offer != entry.offer:
             file.add_error(
                 "duplicate",
-                f'the name "{name}" is given twice',
+                f'two prices have the name "{name}"',
                 (*entry.keys, "name"),
                 f"the first is on line {file.line(first.keys)}",
             )
@@ -380,28 +378,28 @@ def _check_rented(price: Rented, keys: KeyPath, file: _CheckedFile) -> None:
             "conflict",
             "per_hour and per_gpu_hour are both given",
             (*keys, "per_gpu_hour"),
-            "keep the one that the source says",
+            "keep the one in the source",
         )
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
         file.add_error(
             "no_price",
             f"no price for {price.shape or price.gpu}",
             keys,
-            "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed",
+            "add per_hour (whole machine) or per_gpu_hour (one GPU)",
         )
     if price.per_hour is not None and price.gpus is None:
         file.add_error(
             "missing_key",
             "per_hour without gpus",
             (*keys, "per_hour"),
-            "gpus: how many GPUs the machine has",
+            "add gpus, the number of GPUs of the machine",
         )
     if price.energy is not None and price.gpus is None:
         file.add_error(
             "missing_key",
             "energy without gpus",
             (*keys, "energy"),
-            "watts are a machine's: gpus: says how many GPUs it has",
+            "add gpus, the number of GPUs of the machine, because watts are per machine",
         )
 
 
@@ -412,36 +410,36 @@ def _check_energy(price: Rented | Owned, energy: Energy, keys: KeyPath, file: _C
             "conflict",
             "capital does not include power",
             (*keys, "counted"),
-            "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest "
-            "with the load)",
+            "use counted: hourly (watts at all hours) or by_load (idle_watts at all hours, the "
+            "rest with the load)",
         )
     if energy.counted == "included" and energy.per_kwh is not None:
         file.add_error(
             "conflict",
             "power that the price includes would be paid twice",
             (*keys, "per_kwh"),
-            "leave per_kwh out; or counted: hourly or by_load where power is billed apart",
+            "remove per_kwh, or use counted: hourly or by_load if power is billed separately",
         )
     if energy.counted != "included" and energy.per_kwh is None:
         file.add_error(
             "missing_key",
-            "power is paid, and per_kwh is missing",
+            "power is paid, but per_kwh is missing",
             keys,
-            "per_kwh: what a kilowatt-hour costs",
+            "add per_kwh, the price of a kilowatt-hour",
         )
     if energy.counted == "by_load" and energy.idle_watts is None:
         file.add_error(
             "missing_key",
-            "counted by_load, and idle_watts is missing",
+            "counted: by_load needs idle_watts",
             keys,
-            "idle_watts: what the machine draws while it waits",
+            "add idle_watts, the power of an idle machine",
         )
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
         file.add_error(
             "out_of_range",
             "idle_watts is more than watts",
             (*keys, "idle_watts"),
-            "watts: under load, idle_watts: while it waits",
+            "watts is the power under load, idle_watts that of an idle machine",
         )
 
 
@@ -468,7 +466,7 @@ def _convert_prices(
                 f"no exchange rate from {price_currency} to {currency}",
                 (*entry.keys, "currency"),
                 f"exchange: [{{from: {price_currency}, to: {currency}, rate: ..., as_of: ..., "
-                "source: ...}]; none is invented",
+                "source: ...}]",
             )
             continue
         rate_text = (

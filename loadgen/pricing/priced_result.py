@@ -173,10 +173,10 @@ def _check_cached_price(basis: CostBasis, price: PerToken, price_location: str) 
     if basis.cached_tokens and price.per_million_cached is None:
         raise UserError(
             "no_price",
-            f"{basis.cached_tokens:,} prompt tokens came from a cache, and {price.name} has no "
+            f"{basis.cached_tokens:,} prompt tokens came from the cache, and {price.name} has no "
             "price for them",
             price_location,
-            "supply per_million_cached (equal to per_million_input where there is no discount)",
+            "add per_million_cached (equal to per_million_input without a discount)",
         )
 
 
@@ -195,24 +195,23 @@ def _check_machine_inputs(
     if gpus is None:
         raise UserError(
             "missing_option",
-            "the run does not say how many GPUs it used",
+            "the number of GPUs of the run is not known",
             evidence.folder,
             f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time",
         )
     if utilization != 1 and not basis.is_capacity:
         raise UserError(
             "no_effect",
-            f"--utilization without a capacity: {evidence.name} was measured at a load of its own",
+            f"--utilization needs a capacity, and {evidence.name} was measured at a chosen load",
             evidence.folder,
-            "a run that was itself half idle would be counted idle twice; find its capacity, or "
-            "leave it out",
+            "use the result of loadgen search, or remove --utilization",
         )
     if not basis.rates[REQUEST]:
         raise UserError(
             "no_figure",
-            "the run has no steady-state window, and so no rate for a price per unit",
+            "the run has no steady-state window, so it has no rate to price",
             evidence.folder,
-            "a longer run: --duration, --num-requests",
+            "use a longer run (--duration, --num-requests)",
         )
     return gpus
 

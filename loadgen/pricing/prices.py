@@ -59,7 +59,7 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
 
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
-            raise Wrong("out_of_range", f"is not {noun}", f"from {low} to {high}")
+            raise Wrong("out_of_range", f"must be {noun}", f"from {low} to {high}")
         return value
 
     return AfterValidator(check)
@@ -140,7 +140,7 @@ class _MachinePrice(Part):
     support_per_month: Amount | None = None
 
 
-LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a share of the paid time")]
+LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a fraction of the paid time")]
 
 
 class Rented(_MachinePrice):
@@ -181,9 +181,9 @@ class Rented(_MachinePrice):
     why_missing: str = ""
 
 
-_DepreciationYears = _between("0.5", "20", "a time of writing off, in years")
-_StaffShare = _between("0", "1", "a share of the capital per year")
-_DiscountRate = _between("0.001", "1", "an interest per year")
+_DepreciationYears = _between("0.5", "20", "a depreciation period in years")
+_StaffShare = _between("0", "1", "a fraction of the capital per year")
+_DiscountRate = _between("0.001", "1", "an interest rate per year")
 
 
 class Owned(_MachinePrice):
@@ -350,7 +350,7 @@ def find_prices(
         UserError: No price matches, prices of several providers, regions or kinds match, or an
             entry only records that its price is missing.
     """
-    used_by = f", which {result} ran on" if result else ""
+    used_by = f", used by {result}" if result else ""
     if price_name:
         matching = _find_by_name(prices, price_name)
     else:
@@ -370,7 +370,7 @@ def find_prices(
             "ambiguous",
             f"several prices for {_describe_target(target)}{used_by}",
             prices.file,
-            f"choose by --price '{result or 'DIR'}=NAME': {', '.join(candidates)}",
+            f"choose one with --price '{result or 'DIR'}=NAME': {', '.join(candidates)}",
         )
     for price in matching:
         if isinstance(price, Rented):
@@ -391,7 +391,7 @@ def _find_by_name(prices: Prices, name: str) -> list[Price]:
     if not matching:
         raise UserError(
             "unknown_name",
-            f'no price is called "{name}"',
+            f'unknown price "{name}"',
             prices.file,
             did_you_mean(name, list(prices.locations)),
         )
@@ -429,7 +429,7 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
     if _has_amount(price):
         return
     why_missing = f": {price.why_missing}" if price.why_missing else ""
-    hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
+    hint = "add per_hour or per_gpu_hour, with as_of and source"
     alternatives = [
         entry.name
         for entry in prices.entries
@@ -437,7 +437,7 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
     ]
     if alternatives:
         hint += (
-            f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with "
+            f"; or use the price of another provider with --price '{result or 'DIR'}=NAME': "
             f"{', '.join(alternatives)}"
         )
     raise UserError(
@@ -446,13 +446,16 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
 
 
 def _has_amount(price: Rented) -> bool:
+    """Return True if a price has an amount, per machine or per GPU."""
     return price.per_hour is not None or price.per_gpu_hour is not None
 
 
 def _describe_target(target: TargetFacts) -> str:
+    """Return what a price is needed for: an instance type, or a model at a URL."""
     if target.shape:
-        return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
-    model = target.model or "(none said)"
+        region = f" in {target.region}" if target.region else ""
+        return f"the instance type {target.shape}{region}"
+    model = target.model or "(unknown)"
     return f"the model {model} at {target.url or target.name or 'an unknown URL'}"
 
 
@@ -460,7 +463,7 @@ def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str
     """Return which keys to add to a price file, or which price to choose for a result."""
     if target.shape:
         keys = f"shape: {target.shape}, per_hour, gpus, as_of and source"
-        advice = f"supply rented: (or owned:) with {keys}"
+        advice = f"add rented: (or owned:) with {keys}"
     else:
         advice = _missing_model_hint(target, prices)
     if not result:
@@ -475,7 +478,7 @@ def _missing_model_hint(target: TargetFacts, prices: Prices) -> str:
     shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)
     known_shapes = f" ({', '.join(shapes)})" if shapes else ""
     return (
-        f"a machine has the price of its --shape{known_shapes}, with --gpus, when running; "
-        f"a model is supplied under per_token: with model: {target.model or 'NAME'}, "
-        "per_million_input, per_million_output, as_of and source"
+        f"run with --shape{known_shapes} and --gpus for a price of machines; or add per_token: "
+        f"with model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and "
+        "source"
     )

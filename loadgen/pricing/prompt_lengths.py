@@ -82,9 +82,10 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
     if evidence.read_runs is None:
         raise UserError(
             "no_figure",
-            f"the price changes above {above_prompt_tokens:,} prompt tokens of a request",
+            f"the price depends on prompts above {above_prompt_tokens:,} tokens, and there are no "
+            "records of prompt lengths",
             evidence.folder or evidence.name,
-            "a run with its records, which tell the length of each prompt",
+            "use a run with its records",
         )
     totals = TokenAmounts(
         fresh=Decimal(0), written=Decimal(0), cached=Decimal(0), output=Decimal(0)

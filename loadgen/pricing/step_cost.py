@@ -81,7 +81,7 @@ def _cost_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> 
     sums of its tokens.
     """
     if price.above is not None:
-        return _unknown_cost(price, "its price changes with the length of each prompt", "no_figure")
+        return _unknown_cost(price, "the price depends on the prompt length", "no_figure")
     # `with_step_costs` returns early for a result without tasks.
     task_count = result.basis.counts[TASK] or 1
     token_amounts = _count_step_tokens(price, _same_step_in_all_runs(step, result))
@@ -120,7 +120,9 @@ def _cost_on_separate_machines(
     Their hourly cost is divided by the tasks of an hour, at the steady rate of the run.
     """
     if gpus is None:
-        return _unknown_cost(price, "its GPUs are not known: gpus in --targets", "missing_option")
+        return _unknown_cost(
+            price, "the number of GPUs is not known (gpus in --targets)", "missing_option"
+        )
     if not tasks_per_s:
         return _unknown_cost(price, "no steady rate of tasks", "no_figure")
     per_hour = hourly_cost(price) * machines_paid(price, gpus)
