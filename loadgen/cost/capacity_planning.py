@@ -61,11 +61,11 @@ class MeasuredRate(Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> str:
-        """What a user waits for, such as "an answer" or "a conversation"."""
+        """What a user waits for, such as "a response" or "a conversation"."""
         if self.kind == "requests":
-            return "an answer"
+            return "a response"
         if self.kind == "starts":
-            return "an answer or conversation"
+            return "a response or conversation"
         return f"a {self.kind.removesuffix('s')}"
 
 

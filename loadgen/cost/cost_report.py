@@ -42,7 +42,10 @@ def _brief_sections(comparison: CostComparison) -> Iterator[Section]:
     """Yield what a terminal prints by default: answer, cost by unit, and which is cheaper."""
     yield section("", *(Paragraph(sentence) for sentence in cost_text.answers(comparison)))
     yield section("", cost_text.unit_cost_table(comparison, with_intervals=False))
-    judgments = [Paragraph(cost_text.describe_ratio(ratio)) for ratio in comparison.ratios]
+    # Pairs without the first result are left out, because there may be dozens of them.
+    first = comparison.results[0].name
+    ratios = [ratio for ratio in comparison.ratios if ratio.a == first]
+    judgments = [Paragraph(cost_text.describe_ratio(ratio)) for ratio in ratios]
     yield section("", *judgments, Paragraph(cost_text.describe_prices(comparison), "soft"))
 
 

@@ -148,7 +148,7 @@ def test_a_run_over_the_limit_does_not_start(
     told = capsys.readouterr().err
     assert (
         "expected: about" not in told
-        and "this run will cost about 36.00 USD" in told
+        and "this run would cost about 36.00 USD" in told
         and not out.exists()
     )
     assert exits(*paid, "--dry-run") == 0
@@ -167,11 +167,11 @@ def test_a_run_over_the_limit_does_not_start(
     [
         (
             ("sweep", "--request-rate", "1,2,4", "-d", "1h"),
-            "these 3 runs will cost about 108.00 USD",
+            "these 3 runs would cost about 108.00 USD",
         ),
         (
             ("run", "--request-rate", "1", "-d", "1h", "--repeat", "2"),
-            "these 2 runs will cost about 72.00 USD",
+            "these 2 runs would cost about 72.00 USD",
         ),
     ],
 )
