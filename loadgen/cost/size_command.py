@@ -396,8 +396,8 @@ def _store(result: Sizing, folder: Path) -> None:
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}"
         ) from None
-    say(f"Report: {page}")
-    say(f"Details: loadgen report {shlex.quote(str(folder))} --full")
+    print_status(f"Report: {page}")
+    print_status(f"Details: loadgen report {shlex.quote(str(folder))} --full")
 
 
 def _check_options(
@@ -474,7 +474,7 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
         ) from None
     name = size.source.name
     url = name if is_simulated_machine(name) else "https://MACHINE"
-    say(f"Contract: loadgen validate {shlex.quote(str(file))} --url {url}")
+    print_status(f"Contract: loadgen validate {shlex.quote(str(file))} --url {url}")
 
 
 def _no_contract(reason: str, file: Path) -> UserError:

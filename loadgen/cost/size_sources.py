@@ -170,7 +170,7 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
         UserError: No capacity was found.
     """
     search = search_command(source, profile, slo)
-    say(f"Searching: loadgen {shlex.join(search.arguments)}")
+    print_status(f"Searching: loadgen {shlex.join(search.arguments)}")
     with (
         open(os.devnull, "w", encoding="utf-8") as discarded,
         contextlib.redirect_stdout(discarded),
