@@ -698,7 +698,9 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
         "met again after 41.6 s; met again after 44.0 s" in first
         and "NOT MET AGAIN within 13.0 s" in first
     )
-    assert second.startswith("lost server ") and re.search(r"met again after 3\.0 s +- +1\.5 s$", second)
+    assert second.startswith("lost server ") and re.search(
+        r"met again after 3\.0 s +- +1\.5 s$", second
+    )
     assert spike.count("met again after 15.4 s") == 2
     without_events = comparison.compare([side("a", rows(1, 60))] * 2)
     assert "Recovery" not in as_text.render(compared.report(without_events), full=True)
