@@ -1,4 +1,4 @@
-"""Writes the lists of error codes in `docs/reference/errors.md` from the comments in the two `errors.py`.
+"""Writes the lists of error codes in `docs/reference/errors.md`, from the two `errors.py`.
 
 `python tests/make_codes.py` writes them again. `test_codes.py` checks that the page is current.
 """
@@ -14,38 +14,40 @@ FILES = {
     "the SDK and of all commands": "sdk/loadgen_sdk/errors.py",
     "the commands only": "loadgen/core/errors.py",
 }
+"""Maps the title of each list to the file with its codes."""
 BEGIN = "<!-- codes: made by tests/make_codes.py from the comments in the two errors.py -->"
 END = "<!-- end of the codes -->"
 LINE = re.compile(r'(?m)^    (?:# (?P<group>.+)|"(?P<code>\w+)",  # (?P<meaning>.+))$')
+"""A line of `Code`: the name of a group of codes, or a code with its meaning."""
 
 
 def meanings(file: str) -> dict[str, str]:
-    """The codes in a table of one file, and what each says."""
-    return {
-        match["code"]: match["meaning"] for match in LINE.finditer(_table(file)) if match["code"]
-    }
+    """Return the codes of one file with their meanings."""
+    lines = LINE.finditer(_code_lines(file))
+    return {line["code"]: line["meaning"] for line in lines if line["code"]}
 
 
-def _table(file: str) -> str:
-    return (
-        (ROOT / file).read_text("utf-8").partition("\nCode = Literal[\n")[2].partition("\n]\n")[0]
-    )
+def _code_lines(file: str) -> str:
+    """Return the text within `Code = Literal[...]` of a file."""
+    source = (ROOT / file).read_text("utf-8")
+    return source.partition("\nCode = Literal[\n")[2].partition("\n]\n")[0]
 
 
-def tables() -> str:
+def render_lists() -> str:
+    """Return the lists of all codes between their marks."""
     lines = [BEGIN]
-    for whose, file in FILES.items():
-        lines += ["", f"### Codes of {whose}"]
-        for match in LINE.finditer(_table(file)):
+    for title, file in FILES.items():
+        lines += ["", f"### Codes of {title}"]
+        for match in LINE.finditer(_code_lines(file)):
             group, code, meaning = match.groups()
             lines += ["", f"**{group}**", ""] if group else [f"- `{code}`: {meaning}"]
     return "\n".join([*lines, "", END])
 
 
 def page() -> str:
-    """The page with the tables as they should be."""
+    """Return the page with the current lists."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return before + tables() + rest.partition(END)[2]
+    return before + render_lists() + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,11 @@ from pathlib import Path
 from loadgen.figures import METRICS, MetricDefinition
 
 PAGE = Path(__file__).parent.parent / "docs/reference/summary.md"
-BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/metric_definitions.py -->"
-END = "<!-- end of the figures -->"
+BEGIN = (
+    "<!-- metrics: made by tests/make_figures.py from the rows of "
+    "loadgen/core/metrics/metric_definitions.py -->"
+)
+END = "<!-- end of the metrics -->"
 
 
 SAMPLES = {
@@ -24,7 +27,7 @@ SAMPLES = {
 """What a metric covers if it is not the successful requests."""
 
 
-def line(row: MetricDefinition) -> str:
+def render_metric(row: MetricDefinition) -> str:
     """Return the line of one metric: its path, its definition, unit and guards."""
     arrow = " ↑" if row.better > 0 else ""
     unit = "" if row.unit == "ms" else f" ({row.unit})"
@@ -34,15 +37,15 @@ def line(row: MetricDefinition) -> str:
     return f"- `{row.path}`{arrow}{unit}: {meaning}.{SAMPLES[row.sample]}{guards}"
 
 
-def figures() -> str:
+def render_metrics() -> str:
     """Return the list of all metrics between its marks."""
-    return "\n".join([BEGIN, "", *map(line, METRICS.builtin_rows), "", END])
+    return "\n".join([BEGIN, "", *map(render_metric, METRICS.builtin_rows), "", END])
 
 
 def page() -> str:
     """Return the page with the current list."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    return before + figures() + rest.partition(END)[2]
+    return before + render_metrics() + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

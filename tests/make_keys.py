@@ -1,7 +1,8 @@
 """Writes the lists of keys and of terms in pages of `docs/reference/` from their schemas.
 
 The type and default of a key come from its field, and its meaning from the comment at the field.
-`python tests/make_keys.py` writes the lists again. `test_make_keys.py` checks that they are current.
+`python tests/make_keys.py` writes the lists again. `test_make_keys.py` checks that they are
+current.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ TABLES: dict[str, tuple[type[Part], ...]] = {
     "stages": (stages.Stage,),
 }
 """The lists of keys, and the parts of a workload file whose keys each list contains."""
-KINDS = {  # how the JSON Schema of a value shows what it is
+TYPE_NAMES = {
     "FixedTokens": "length",
     "FixedDuration": "delay",
     "min|h": "time",
     "min|m|h": "rate",
-    "%$": "share",
+    "%$": "percentage",
     '"integer"': "number",
     '"number"': "number",
     '"boolean"': "`true`, `false`",
 }
+"""Maps a text that occurs in the JSON Schema of a value to the name of its type."""
 EXAMPLES = {
     "ms": "2s",
     "%": "1%",
@@ -57,84 +59,106 @@ EXAMPLES = {
 
 
 @cache
-def _comments(part: type[Part]) -> dict[str, str]:
-    """What the comments above and behind the fields of a class say."""
+def _field_comments(part: type[Part]) -> dict[str, str]:
+    """Return the comments above and behind the fields of a class, by field."""
     lines = inspect.getsource(part).splitlines()
     (body,) = ast.parse("\n".join(lines)).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    comments = {}
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first = last = node.lineno - 1
+            first = node.lineno - 1
             while lines[first - 1].lstrip().startswith("# "):
                 first -= 1
-            last = node.end_lineno or last
-            said = [re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first:last]]
-            found[node.target.id] = " ".join(match[1] for match in said if match)
-    return found
+            matches = [
+                re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first : node.end_lineno]
+            ]
+            comments[node.target.id] = " ".join(match[1] for match in matches if match)
+    return comments
 
 
-def _written(name: str, value: Any) -> str:
-    """A default as a file would say it; "" where there is nothing to say."""
-    value = value.value if isinstance(value, Fixed) else value
+def _format_default(name: str, value: Any) -> str:
+    """Return a default as it is written in a file, or "" if the field has none worth showing."""
+    if isinstance(value, Fixed):
+        value = value.value
     if value in (None, PydanticUndefined, "", ()) or isinstance(value, dict | Part):
         return ""
     if name.endswith(("_ns", "_time")):
         return f"`{value // 10**9}s`" if value else "`0`"
-    share = name == "abandoned" or name.endswith("_share")
-    return f"`{value * 100:g}%`" if share else f"`{str(value).lower()}`"
+    if name == "abandoned" or name.endswith("_share"):
+        return f"`{value * 100:g}%`"
+    return f"`{str(value).lower()}`"
 
 
-def _key(name: str, field: FieldInfo) -> str:
+def _key_of(name: str, field: FieldInfo) -> str:
+    """Return the key of a field in a file."""
     return str(field.validation_alias or name)
 
 
-def _takes(field: FieldInfo, shape: dict[str, Any]) -> str:
-    parts = (
-        None if getattr(field.annotation, "__origin__", None) is dict else field.annotation
-    )  # parts by name
-    for annotation in (parts, *getattr(parts, "__args__", ())):
-        if (
-            isinstance(annotation, type)
-            and issubclass(annotation, Part)
-            and not any(one.is_required() for one in annotation.model_fields.values())
-        ):
-            inner = {
-                _key(*one): _written(one[0], one[1].default).strip("`")
-                for one in annotation.model_fields.items()
-            }
-            return f"`{{{', '.join(f'{key}: {value}' for key, value in inner.items() if value)}}}`"
-    text = str(shape).replace("'", '"')
-    if choices := shape.get("enum") or next(
-        (one["enum"] for one in shape.get("anyOf", []) if "enum" in one), None
-    ):
+def _describe_value(field: FieldInfo, shape: dict[str, Any]) -> str:
+    """Return what a key takes: a block with its defaults, a list of choices, or a type."""
+    block = _find_optional_part(field)
+    if block is not None:
+        defaults = {
+            _key_of(name, inner): _format_default(name, inner.default).strip("`")
+            for name, inner in block.model_fields.items()
+        }
+        text = ", ".join(f"{key}: {default}" for key, default in defaults.items() if default)
+        return f"`{{{text}}}`"
+    choices = _find_choices(shape)
+    if choices:
         return ", ".join(f"`{choice}`" for choice in choices)
-    return next((kind for mark, kind in KINDS.items() if mark in text), "")
+    schema_text = str(shape).replace("'", '"')
+    matches = (name for text, name in TYPE_NAMES.items() if text in schema_text)
+    return next(matches, "")
 
 
-def _rows(part: type[Part]) -> list[tuple[str, ...]]:
-    whole = workload_json_schema()
-    shapes = whole if part is schema.WorkloadFile else whole["$defs"][part.__name__]
+def _find_optional_part(field: FieldInfo) -> type[Part] | None:
+    """Return the part that a field contains if all keys of that part have defaults, else None."""
+    annotation: Any = field.annotation
+    if getattr(annotation, "__origin__", None) is dict:  # parts by name
+        return None
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, Part):
+            fields = candidate.model_fields.values()
+            if not any(inner.is_required() for inner in fields):
+                return candidate
+    return None
+
+
+def _find_choices(shape: dict[str, Any]) -> list[str]:
+    """Return the values of an enumeration in a JSON Schema, or an empty list."""
+    for option in (shape, *shape.get("anyOf", [])):
+        if "enum" in option:
+            return list(option["enum"])
+    return []
+
+
+def _describe_part(part: type[Part]) -> list[str]:
+    """Return one line for each key of a part."""
+    whole_schema = workload_json_schema()
+    shape = whole_schema if part is schema.WorkloadFile else whole_schema["$defs"][part.__name__]
     if issubclass(part, Tagged):  # written under its tag
-        shapes = shapes["properties"][part.tag]["anyOf"][-1]
-    shapes = shapes["properties"]
-    rows = []
+        shape = shape["properties"][part.tag]["anyOf"][-1]
+    comments = _field_comments(part)
+    lines = []
     for name, field in part.model_fields.items():
-        key, told = _key(name, field), _comments(part)[name]
-        takes, default = _takes(field, shapes.get(key, {})), _written(name, field.default)
-        if default in takes:
-            default = ""
-        default = "required" if field.is_required() else default
-        rows.append((f"`{key}`", ", ".join(filter(None, (takes, default))), told))
-    return rows
+        key = _key_of(name, field)
+        value = _describe_value(field, shape["properties"].get(key, {}))
+        default = _format_default(name, field.default)
+        details = [value] if value else []
+        if field.is_required():
+            details.append("required")
+        elif default and default not in value:
+            details.append(f"default {default}")
+        suffix = f" ({', '.join(details)})" if details else ""
+        lines.append(f"- `{key}`{suffix}: {comments[name]}")
+    return lines
 
 
 def keys(name: str) -> str:
-    """The keys of a name in TABLES: a list, which a phone shows as well."""
-    rows = [row for part in TABLES[name] for row in _rows(part)]
-    return "\n".join(
-        f"- {key}{f' ({takes})' if takes else ''}: {told}" for key, takes, told in rows
-    )
+    """Return the list of the keys of one entry of TABLES."""
+    return "\n".join(line for part in TABLES[name] for line in _describe_part(part))
 
 
 TERM_MEANINGS = {
@@ -197,17 +221,14 @@ def terms() -> str:
 
 
 def page(name: str) -> str:
-    """A page with its tables as they should be."""
+    """Return a page with its lists as they should be."""
     text = (DOCS / name).read_text("utf-8")
     for mark in re.findall(r"<!-- (keys of \w+|terms): made by tests/make_keys.py", text):
-        made = terms() if mark == "terms" else keys(mark.removeprefix("keys of "))
-        text = re.sub(
-            rf"(<!-- {mark}: made .*? -->\n).*?(<!-- end of the (?:keys|terms) -->)",
-            lambda match, made=made: f"{match[1]}\n{made}\n\n{match[2]}",
-            text,
-            count=1,
-            flags=re.DOTALL,
-        )
+        content = terms() if mark == "terms" else keys(mark.removeprefix("keys of "))
+        head, begin, rest = text.partition(f"<!-- {mark}: made")
+        mark_end, _, rest = rest.partition("\n")
+        _, end, tail = rest.partition("<!-- end of the ")
+        text = f"{head}{begin}{mark_end}\n\n{content}\n\n{end}{tail}"
     return text
 
 
@@ -219,5 +240,5 @@ PAGES = (
 )
 
 if __name__ == "__main__":
-    for one in PAGES:
-        (DOCS / one).write_text(page(one), "utf-8")
+    for page_name in PAGES:
+        (DOCS / page_name).write_text(page(page_name), "utf-8")

@@ -21,8 +21,8 @@ This page lists performance results of LLM servers that others have published, w
 they mean. It is for people who compare their own measurements with public ones, or who use
 `loadgen size` without a measurement of their own. None of these numbers was measured by loadgen.
 
-The target `published:NAME` of `loadgen size` is a row of the second table, where NAME is a part of the
-name of a system.
+The target `published:NAME` of `loadgen size` is a row of the second table, where NAME is a part of
+the name of a system.
 """
 NEXT = """
 ## What to read next
@@ -40,8 +40,8 @@ IGNORED = (
 
 
 def page() -> str:
-    """The whole page."""
-    sections = list(_each_note_once(make() for make in SECTIONS))
+    """Return the text of the page."""
+    sections = list(_without_repeated_notes(make_section() for make_section in SECTIONS))
     text = markdown.render(
         Report(title="Published results", generated_by="loadgen", sections=sections)
     )
@@ -49,22 +49,24 @@ def page() -> str:
     return f"{title}\n{INTRODUCTION}{tables}{NEXT}"
 
 
-def _each_note_once(sections: Iterable[Section]) -> Iterator[Section]:
-    """A note that belongs to several tables stands below the first."""
-    said: set[str] = set()
-
-    for one in sections:
+def _without_repeated_notes(sections: Iterable[Section]) -> Iterator[Section]:
+    """Yield the sections, with a note that belongs to several tables below the first one only."""
+    shown: set[str] = set()
+    for part_section in sections:
         parts: list[Part] = []
-        for part in one.parts:
+        for part in part_section.parts:
             if isinstance(part, Bullets):
-                # of a row, a note has the row's name in front
-                part = Bullets(
-                    [note for note in part.sentences if not {note, note.partition(": ")[2]} & said],
-                    part.kind,
-                )
-                said.update(part.sentences)
+                shown_before = frozenset(shown)
+                notes = [note for note in part.sentences if not _is_shown(note, shown_before)]
+                shown.update(part.sentences)
+                part = Bullets(notes, part.kind)
             parts.append(part)
-        yield section(one.head, *parts)
+        yield section(part_section.head, *parts)
+
+
+def _is_shown(note: str, shown: frozenset[str]) -> bool:
+    """Return True if a note was shown before; the note of a row starts with the name of the row."""
+    return note in shown or note.partition(": ")[2] in shown
 
 
 def _section(
@@ -75,7 +77,7 @@ def _section(
     left: int = 1,
     unit: str = "",
 ) -> Section:
-    """The rows of a published table."""
+    """Return a section with the rows of a published table, its source and its notes."""
     return section(
         source.title + unit,
         Paragraph(
@@ -90,7 +92,12 @@ def _section(
 def _cells(
     columns: Sequence[tuple[str, str]], rows: Sequence[object]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of a table. `columns`: the head of each, and how it writes a row."""
+    """Return the head and the rows of a table.
+
+    Args:
+        columns: The head of each column, and the format of its cells.
+        rows: The rows.
+    """
     return tuple(head for head, _ in columns), [
         tuple(cell.format(row) for _, cell in columns) for row in rows
     ]
@@ -212,13 +219,13 @@ def _capacity() -> Section:
     )
 
 
-def _figures() -> Section:
+def _single_results() -> Section:
     source = published.figures()
     rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
     return _section(source, ("figure", "published"), rows, left=2)
 
 
-SECTIONS = (_figures, _mlperf, _latency, _limits, _capacity, _nodes)
+SECTIONS = (_single_results, _mlperf, _latency, _limits, _capacity, _nodes)
 
 
 if __name__ == "__main__":

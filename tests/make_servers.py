@@ -1,6 +1,7 @@
 """Writes the table of servers in `docs/reference/servers.md` from the rows of the server profiles.
 
-`python tests/make_servers.py` writes it again. `sdk/test_wire_formats.py` checks that it is current.
+`python tests/make_servers.py` writes it again. `sdk/test_wire_formats.py` checks that it is
+current.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from pathlib import Path
 from loadgen_sdk.wire_formats.server_profiles import SERVERS
 
 PAGE = Path(__file__).parent.parent / "docs/reference/servers.md"
-BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/wire_formats/server_profiles.py -->"
+BEGIN = (
+    "<!-- servers: made by tests/make_servers.py from the rows of "
+    "sdk/loadgen_sdk/wire_formats/server_profiles.py -->"
+)
 END = "<!-- end of the servers -->"
 HEAD = (
     "`--server`",
@@ -24,6 +28,7 @@ HEAD = (
 
 
 def table() -> str:
+    """Return the table of all servers between its marks."""
     lines = [HEAD, ["---"] * len(HEAD)]
     for row in SERVERS.builtin_rows:
         exact = ", ".join(f"`{field}`" for field in row.length_fields) or "none"
@@ -38,7 +43,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the table as it should be."""
+    """Return the page with the current table."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     return before + table() + rest.partition(END)[2]
 

@@ -139,7 +139,7 @@ def render_page() -> str:
         if "codes" in section:
             parts.append(render_codes(section["codes"]))
         if section is sections[0]:
-            parts += [texts["metric_definitions"], make_figures.figures(), ""]
+            parts += [texts["metric_definitions"], make_figures.render_metrics(), ""]
     return "\n".join([*parts, texts["end"]])
 
 

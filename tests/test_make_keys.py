@@ -1,4 +1,4 @@
-"""Keys and terms in the documents are those that the schemas of these files know."""
+"""The lists of keys and terms in the documentation are generated from the schemas."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 
 
 @pytest.mark.parametrize("name", make_keys.PAGES)
-def test_the_tables_are_what_the_schemas_say(name: str) -> None:
+def test_lists_of_keys_are_current(name: str) -> None:
     text = (make_keys.DOCS / name).read_text("utf-8")
     assert text == make_keys.page(name), "python tests/make_keys.py"
     assert "made by tests/make_keys.py" in text
 
 
 @pytest.mark.parametrize("name", make_keys.TABLES)
-def test_every_key_of_a_list_says_what_it_is(name: str) -> None:
+def test_every_key_has_a_description_on_one_page(name: str) -> None:
     rows = make_keys.keys(name).splitlines()
     assert rows
     assert not [row for row in rows if row.endswith(": ")]
