@@ -321,7 +321,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (
         exits("mlperf", "server", "-b", "llama2-70b", *flags, "--resume", str(tmp_path / "o")) == 2
     )
-    assert "another search was begun here" in capsys.readouterr().err
+    assert "another search" in capsys.readouterr().err
     assert exits("report", str(tmp_path / "o")) in (0, 1)
     told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
     rate = f"{result.completed_tokens_per_s:,.0f}"
@@ -377,7 +377,7 @@ def test_an_slo_that_no_rate_meets_says_so(
         seed,
     ]
     assert exits("search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)) == 1
-    assert "no load holds" in capsys.readouterr().out
+    assert "even the lowest load" in capsys.readouterr().out
 
 
 def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
