@@ -284,10 +284,10 @@ def _check_header(name: str, value: str) -> UserError | None:
 
 def parse_metrics_pages(value: Any) -> tuple[str, ...]:
     """Return where the metrics of the servers are read: auto, off, drain, or URLs."""
-    from loadgen.core.sidecars import scraper
+    from loadgen.core.sidecars import page_addresses
 
     pages = parse_texts(value)
-    error = scraper.check(pages)
+    error = page_addresses.check_page_options(pages)
     if error is not None:
         raise error
     return pages
@@ -295,10 +295,10 @@ def parse_metrics_pages(value: Any) -> tuple[str, ...]:
 
 def parse_energy_pages(value: Any) -> tuple[str, ...]:
     """Return where the energy of the GPUs is read: auto, off, nvidia-smi, or URLs."""
-    from loadgen.core.sidecars import scraper
+    from loadgen.core.sidecars import page_addresses
 
     pages = parse_texts(value)
-    error = scraper.check(pages, "--energy", scraper.ENERGY_WORDS, ("auto", "off"))
+    error = page_addresses.check_page_options(pages, "--energy", page_addresses.ENERGY_KEYWORDS, ("auto", "off"))
     if error is not None:
         raise error
     return pages

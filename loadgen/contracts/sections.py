@@ -366,8 +366,8 @@ def _hardware_texts(summary: Summary | None, contract_gpus: int | None) -> list[
     if summary is None:
         return []
     target = summary.target
-    if summary.hardware is not None and summary.hardware.words:
-        texts = [*summary.hardware.words, target.shape]
+    if summary.hardware is not None and summary.hardware.descriptions:
+        texts = [*summary.hardware.descriptions, target.shape]
     elif target.gpus is not None:
         texts = [format.counted(target.gpus, "GPU"), target.shape]
     else:

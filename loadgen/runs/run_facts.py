@@ -53,7 +53,7 @@ def run_facts(summary: Summary) -> Facts:
         ),
         Machine=list(_machine(summary)),
         Software=summary.target.software,
-        Hardware=[] if summary.hardware is None else summary.hardware.words,
+        Hardware=[] if summary.hardware is None else summary.hardware.descriptions,
         **format.said(run.metadata),
         Requests=request_counts(summary),
         Load=list(_load(summary)),

@@ -42,7 +42,7 @@ from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.sidecars.profiler import ProfilerOptions
-from loadgen.core.sidecars.scraper import MetricsPageOptions
+from loadgen.core.sidecars.page_addresses import MetricsPageOptions
 from loadgen.core.workload import Workload
 from loadgen.plugins import UsedPlugin
 
@@ -149,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     all other steps. An empty mapping means that each endpoint serves everything."""
     route: Route = "auto"
     server_metrics: tuple[str, ...] = ("auto",)
-    """One of "auto", "off", "drain", or URLs of pages; see `sidecars.scraper`."""
+    """One of "auto", "off", "drain", or URLs of pages; see `sidecars.page_addresses`."""
     session_header: str | None = None
     """Name of a header with the session of each request of a conversation or task."""
     slo_headers: bool = False
@@ -165,7 +165,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     profile: ProfilerOptions | None = None
     """The part of the load during which the profiler of the servers runs."""
     energy: tuple[str, ...] = ("auto",)
-    """One of "auto", "off", "nvidia-smi", or URLs of pages; see `sidecars.scraper`."""
+    """One of "auto", "off", "nvidia-smi", or URLs of pages; see `sidecars.page_addresses`."""
     on_target_failure: Literal["continue", "stop"] = "continue"
     metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()

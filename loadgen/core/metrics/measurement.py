@@ -279,7 +279,7 @@ class _RunMeasurement:
                 measured, self._data.worker_samples, self._window, manifest.workers
             ),
             stages=stages,
-            hardware=hardware.of_samples(self._data.server_samples),
+            hardware=hardware.find_hardware(self._data.server_samples),
             rack=self._summarize_rack(parts, metrics),
             drift=self._measure_drift(),
             sustainable=self._judge_load() if explained else Sustainable(),

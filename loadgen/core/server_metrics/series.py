@@ -233,8 +233,11 @@ def _numeric_leaves(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[s
             yield prefix + key, float(item)
 
 
-def passing(name: str) -> bool:
-    """Whether a series is written only at the first and the last read: histogram buckets, hundreds per page."""
+def is_written_rarely(name: str) -> bool:
+    """Return True if a series is written only at the first and the last read.
+
+    These are the buckets of histograms, of which a page has hundreds.
+    """
     return name.endswith("_bucket")
 
 

@@ -80,9 +80,9 @@ class Pages:
                     if settings.server_timing and not one.reports_server_timing
                 ]
             case events.ManifestCreated(manifest) if self._scraper is not None:
-                pages = self._scraper.found()
+                pages = self._scraper.find_pages()
                 manifest = msgspec.structs.replace(
-                    manifest, server_pages=self._scraper.pages(), energy_pages=pages.energy
+                    manifest, server_pages=self._scraper.metrics_urls(), energy_pages=pages.energy
                 )
                 lacking = (
                     {"server": self._silent[0]} if self._silent and not pages.accounts else None
@@ -91,7 +91,7 @@ class Pages:
                     manifest, reasons.make_note("server_timing_missing", lacking)
                 )
             case events.LoadStarted(start_ns) if self._scraper is not None:
-                self._scraper.begin(start_ns)
+                self._scraper.start_load(start_ns)
             case events.LoadEnded() if self._scraper is not None:
                 self._scraper.close()
         return None

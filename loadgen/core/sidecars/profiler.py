@@ -23,7 +23,8 @@ from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.metrics import reasons
 from loadgen.core.sidecars.page_connection import PageConnection
-from loadgen.core.sidecars.scraper import MOST_BYTES, MetricsPageOptions, target_headers
+from loadgen.core.sidecars.page_addresses import MetricsPageOptions, target_headers
+from loadgen.core.sidecars.scraper import MAX_PAGE_BYTES
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe.probe import ProbeResult
@@ -212,7 +213,7 @@ def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s
         server.host, server.port, context if server.tls else None, timeout_s
     )
     try:
-        return connection.request(method, path, server.headers, MOST_BYTES)[0]
+        return connection.request(method, path, server.headers, MAX_PAGE_BYTES)[0]
     except (OSError, ValueError):
         return 0
     finally:

@@ -1,315 +1,117 @@
-"""Reads the servers' metrics pages during a run, about once a second. IO, in a process of its own.
+"""Read the servers' metrics pages during a run, about once a second, in a process of its own.
 
-The workers do not know about it. It has its own connections. Its first read is before the load and its last read after
-it. A page that fails is counted and requested again a second later; it never ends a run. Keys arrive on standard input
-and are written nowhere.
+The workers do not know about this process, which has its own connections. Its first read is before
+the load and its last read after it. A page that fails is counted and requested again a second
+later; it never ends a run. Keys arrive on standard input and are written nowhere.
 """
 
 from __future__ import annotations
 
-import base64
-import ipaddress
 import os
 import select
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic, monotonic_ns, process_time, sleep
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, get_args
-from urllib.parse import unquote, urlsplit
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
-from loadgen_sdk.transport.http1 import merge_headers
 
 from loadgen.core import child_process
-from loadgen.core.errors import UserError
 from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.core.server_metrics.request_accounts import RequestAccount
 from loadgen.core.server_metrics.series import MetricSample
+from loadgen.core.sidecars.page_addresses import (
+    PAGE_KINDS,
+    MetricsPageOptions,
+    PageAddress,
+    find_page_addresses,
+    reads_smi,
+)
 from loadgen.core.sidecars.page_connection import PageConnection
 
 if TYPE_CHECKING:
+    import ssl
+
     from loadgen_sdk.probe.probe import ProbeResult
-    from loadgen_sdk.transport.tls import Tls
 
-EVERY_S = 1.0
-CPU_SHARE = (
-    0.05  # of one core, for reading and parsing; to keep it, many long pages are read less often
-)
-SLOWER = 3600  # every 2 s after an hour, every 11 s after ten hours: a run of days must not write gigabytes
-TIMEOUT_S = 2.0  # for a whole page: a server may send a byte now and then
-LONGEST_S = 2 * TIMEOUT_S  # that a page can hold up the reads of the others
-FOUND_S = 4.0  # how long a run, while it prepares, waits for the first reads
-SETTLE_S = 0.1  # between the last response and the last read: counters are updated with a delay
-MOST_BYTES = 16 << 20  # of one page; a longer page is an error
-WORDS = ("auto", "off", "drain")
-ENERGY_WORDS = ("auto", "off", "nvidia-smi")
-# What a page may make of its parser: a library that raises something else on a strange page must not end the process.
-NO_PAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+INTERVAL_S = 1.0
+MAX_CPU_SHARE = 0.05
+"""Of one core. If reading and parsing needs more, pages are read less often."""
+SECONDS_PER_SLOWDOWN = 3600
+"""The interval grows by 1 s each hour, so that a run of days does not write gigabytes."""
+TIMEOUT_S = 2.0
+"""For a whole page, because a server may send a byte now and then."""
+MAX_DELAY_S = 2 * TIMEOUT_S
+"""How long one page can delay the reads of the others."""
+DISCOVERY_TIMEOUT_S = 4.0
+"""How long a run waits for the first reads while it prepares."""
+SETTLE_S = 0.1
+"""The time between the end of the load and the last read. Counters are updated with a delay."""
+MAX_PAGE_BYTES = 16 << 20
+"""A longer page is an error."""
+PARSE_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""What parsers raise on malformed pages, which must not end the process."""
+NICENESS = 5
 
-Kind = Literal["metrics", "accounts", "energy"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What is read from a page: all of its series; accounts of requests (request_accounts.py); power (energy.py)."""
-
-
-class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one metrics page may be: of `paths`, the first that answers with a page is used."""
-
-    target: int | None
-    host: str
-    port: int
-    tls: bool
-    paths: tuple[str, ...]
-    shown: tuple[str, ...]  # the URLs of `paths`, without secrets
-    headers: dict[str, str] = {}
-    drains: bool = (
-        False  # also read JSON statistics that each read empties; only if the user asks for it
-    )
-    kind: Kind = "metrics"
-    names: dict[str, str] = {}  # under which its series of these names are stored
+_Values: TypeAlias = dict[tuple[str, str], float]
+"""The values of series by name and labels."""
 
 
 class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of the scraper process: the first line on its standard input, as JSON."""
+    """The job of the scraper process, which is the first line on its standard input, as JSON."""
 
-    places: tuple[PageAddress, ...]
+    addresses: tuple[PageAddress, ...]
     verify: bool = True
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    smi: bool = False  # also read nvidia-smi of this machine
+    smi: bool = False
+    """Whether nvidia-smi of this machine is read too."""
 
 
 class FoundPages(NamedTuple):
-    """What the scraper process answers: the URLs of the pages that it has found, by Kind."""
+    """The URLs of the pages that the scraper process has found, by PAGE_KINDS."""
 
     metrics: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     energy: tuple[str, ...] = ()
 
 
-class MetricsPageOptions(msgspec.Struct, frozen=True):
-    """Which pages a run reads: `pages` as given to `--server-metrics`, `energy` to `--energy`, and a key (or None) per
-    target. `accounts`: of requests too, where a server keeps them on a page.
-    """
-
-    pages: tuple[str, ...]
-    keys: tuple[str | None, ...]
-    headers: tuple[tuple[str, str], ...]
-    tls: Tls
-    energy: tuple[str, ...] = ("auto",)
-    accounts: bool = False
+# -- the process ----------------------------------------------------------------------------------
 
 
-def places(asked: MetricsPageOptions, probes: Sequence[ProbeResult]) -> tuple[PageAddress, ...]:
-    """The pages to read, without duplicates.
-
-    The key of a target is sent only to pages on the target's own host and port.
-    """
-    return (
-        *_metrics_places(asked, probes),
-        *_energy_places(asked, probes),
-        *_accounts_places(asked, probes),
-    )
-
-
-def reads_smi(asked: MetricsPageOptions, probes: Sequence[ProbeResult]) -> bool:
-    """Whether nvidia-smi of this machine is read: where it is asked for, or is there and some target is here too."""
-    if "nvidia-smi" in asked.energy:
-        return True
-    here = any(_is_here(probe.target.host) for probe in probes)
-    return "auto" in asked.energy and here and shutil.which("nvidia-smi") is not None
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _metrics_places(
-    asked: MetricsPageOptions, probes: Sequence[ProbeResult]
-) -> tuple[PageAddress, ...]:
-    if "off" in asked.pages:
-        return ()
-    urls = [page for page in asked.pages if page not in WORDS]
-    if urls:
-        each = len(urls) == len(probes)
-        return tuple(
-            _address_of_url(url, i if each else None, asked, probes) for i, url in enumerate(urls)
-        )
-    drains = "drain" in asked.pages
-
-    def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return (
-            (probe.server_profile.consumed_metrics_path,)
-            if drains and probe.server_profile.consumed_metrics_path
-            else probe.server_profile.metrics_paths
-        )
-
-    return _beside(asked, probes, paths, "metrics", drains=drains)
-
-
-def _energy_places(
-    asked: MetricsPageOptions, probes: Sequence[ProbeResult]
-) -> tuple[PageAddress, ...]:
-    urls = [
-        _address_of_url(url, None, asked, probes) for url in asked.energy if url not in ENERGY_WORDS
-    ]
-    own = _beside(
-        asked,
-        probes,
-        lambda probe: tuple(filter(None, (probe.server_profile.energy_path,))),
-        "energy",
-    )
-    pages = [msgspec.structs.replace(place, kind="energy", drains=False) for place in urls]
-    return (*pages, *(own if "auto" in asked.energy else ()))
-
-
-def _accounts_places(
-    asked: MetricsPageOptions, probes: Sequence[ProbeResult]
-) -> tuple[PageAddress, ...]:
-    """Each read of these pages empties them. They are read of a server whose answers have no account."""
-
-    def paths(probe: ProbeResult) -> tuple[str, ...]:
-        return (
-            (probe.server_profile.timing_records_path,)
-            if probe.server_profile.timing_records_path and not probe.reports_server_timing
-            else ()
-        )
-
-    return _beside(asked, probes, paths, "accounts") if asked.accounts else ()
-
-
-def _beside(
-    asked: MetricsPageOptions,
-    probes: Sequence[ProbeResult],
-    paths_of: Callable[[ProbeResult], tuple[str, ...]],
-    kind: Kind,
-    *,
-    drains: bool = False,
-) -> tuple[PageAddress, ...]:
-    """Pages that the targets themselves serve; each server's once, though it is a target under several keys."""
-    addresses: list[PageAddress] = []
-    for i, probe in enumerate(probes):
-        target, paths = probe.target, paths_of(probe)
-        root = f"{'https' if target.tls else 'http'}://{target.address}{target.root}"
-        shown = tuple(root + path for path in paths)
-        if paths and not any(place.shown == shown for place in addresses):
-            addresses.append(
-                PageAddress(
-                    target=i,
-                    host=target.host,
-                    port=target.port,
-                    tls=target.tls,
-                    drains=drains,
-                    kind=kind,
-                    paths=tuple(target.server_path(path) for path in paths),
-                    shown=shown,
-                    headers=target_headers(asked, i, probe),
-                    names=series.names_for(probe.server_profile.metrics)
-                    if kind == "metrics"
-                    else {},
-                )
-            )
-    return tuple(addresses)
-
-
-def check(
-    asked: Sequence[str],
-    flag: str = "--server-metrics",
-    known: tuple[str, ...] = WORDS,
-    alone: tuple[str, ...] = WORDS,
-) -> UserError | None:
-    """The fault in the values of a flag that takes pages, or None. The message never repeats a URL: it may contain a
-    key. `known`: the words that it takes, of which those of `alone` exclude all else.
-    """
-    words = [value for value in asked if value in known]
-    hint = f"{', '.join(known)}, or URLs of pages"
-    if (lonely := [word for word in words if word in alone]) and len(asked) > 1:
-        return UserError("conflict", f"{lonely[0]!r} stands alone", flag, hint)
-    for url in asked:
-        if url not in words:
-            try:
-                parts = urlsplit(url)
-                valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            except ValueError:
-                valid = False
-            if not valid:
-                return UserError(
-                    "invalid_url",
-                    "no URL of a metrics page",
-                    flag,
-                    f"{hint}: http://host:8000/metrics",
-                )
-    return None
-
-
-def _address_of_url(
-    url: str, target: int | None, asked: MetricsPageOptions, probes: Sequence[ProbeResult]
-) -> PageAddress:
-    parts = urlsplit(url)
-    host, tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
-    addresses = [(probe.target.host, probe.target.port) for probe in probes]
-    own_target = addresses.index((host, port)) if (host, port) in addresses else None
-    headers = (
-        target_headers(asked, own_target, probes[own_target]) if own_target is not None else {}
-    )
-    if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        headers = {**headers, "Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-    path = parts.path or "/metrics"
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return PageAddress(
-        target=own_target if target is None else target,
-        host=host,
-        port=port,
-        tls=tls,
-        paths=(f"{path}?{parts.query}" if parts.query else path,),
-        shown=(f"{parts.scheme}://{authority}{path}",),
-        headers=headers,
-        drains=True,
-    )
-
-
-def target_headers(asked: MetricsPageOptions, target: int, probe: ProbeResult) -> dict[str, str]:
-    """The headers of a question to a target itself: its key, and those of the user."""
-    key = asked.keys[target]
-    value = probe.target.basic or (f"Bearer {key}" if key else "")
-    return dict(merge_headers([("Authorization", value)] if value else [], asked.headers))
-
-
-# -- the process ---------------------------------------------------------------------------------------------------
-
-
-class Reader:
+class PageReader:
     """Reads one page over its own connection, which is opened again after a failure."""
 
-    def __init__(self, place: PageAddress, context: Any) -> None:
-        self.place, self._has_asked = place, False
+    def __init__(self, address: PageAddress, context: ssl.SSLContext | None) -> None:
+        self.address = address
+        self.accounts: list[RequestAccount] = []
+        """Timing breakdowns that were read and are not written yet."""
+        self._is_connected = False
         self._connection = PageConnection(
-            place.host, place.port, context if place.tls else None, TIMEOUT_S
+            address.host, address.port, context if address.tls else None, TIMEOUT_S
         )
         self._iterations = series.Iterations()
-        self._paths = list(zip(place.paths, place.shown, strict=True))
-        self._written: dict[tuple[str, str], float] = {}
-        self._latest: dict[tuple[str, str], float] = {}
-        self.accounts: list[RequestAccount] = []  # read, and not yet written
+        self._paths = list(zip(address.paths, address.urls, strict=True))
+        self._written: _Values = {}
+        self._latest: _Values = {}
 
     @property
     def url(self) -> str:
+        """Return the URL of the page, or of the first candidate before the page is found."""
         return self._paths[0][1]
 
     def find(self) -> bool:
-        """Whether any of the paths has a page. Its values become the first read; accounts of the past are dropped."""
+        """Return True if one of the paths has a page.
+
+        Its values become the first read. Timing breakdowns of earlier requests are dropped.
+        """
         for path in self._paths:
             self._paths = [path]
             if self.read():
@@ -320,73 +122,80 @@ class Reader:
     def read(self) -> bool:
         """Read the page again. Returns False if that failed, whatever the page is.
 
-        A server may have closed a connection that was idle while the run prepared: then there is a second try.
+        The server may have closed a connection that was idle while the run prepared. In this case
+        the read is repeated once.
         """
-        self._latest, reused, self._has_asked = {}, self._has_asked, True
+        was_connected = self._is_connected
+        self._is_connected = True
+        self._latest = {}
         try:
-            self._latest = self._values(self._fetch(self._paths[0][0]))
-        except (OSError, *NO_PAGE) as error:
+            self._latest = self._parse(self._fetch(self._paths[0][0]))
+        except (OSError, *PARSE_ERRORS) as error:
             self._connection.close()
-            self._has_asked = False
-            return reused and isinstance(error, ConnectionError) and self.read()
+            self._is_connected = False
+            return was_connected and isinstance(error, ConnectionError) and self.read()
         return True
 
-    def news(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
-        """The samples that the latest read changed, plus the read's duration and `up`, which is always the last sample.
+    def new_samples(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
+        """Return the samples that the latest read changed, and the duration of the read.
 
-        With `every`, changed series that `series.passing` normally leaves out are included.
+        `up` is always the last sample. With `every`, series that are only written at the first and
+        the last read are included (see `series.is_written_rarely`).
         """
-        wanted = {
-            key: value for key, value in self._latest.items() if every or not series.passing(key[0])
-        }
-        changed = {key: value for key, value in wanted.items() if self._written.get(key) != value}
-        self._written |= changed
-        told = changed | {
-            (series.TOOK, ""): round(took_s, 6),
-            (series.UP, ""): float(bool(self._latest)),
-        }
-        one = partial(MetricSample, t_s=t_s, target=self.place.target, page=self.url)
-        return [
-            one(name=name, labels=labels, value=value) for (name, labels), value in told.items()
-        ]
-
-    def _values(self, data: bytes) -> dict[tuple[str, str], float]:
-        place = self.place
-        if place.kind == "accounts":
-            self.accounts += request_accounts.accounts(data, place.target or 0)
-            return {("accounts", ""): 1.0}
-        if place.kind == "energy" and data.lstrip()[:1] == b"{":
-            return energy.of_energy_metrics(data)
-        if data.lstrip()[:1] == b"[" and place.drains:
-            return self._iterations.samples(data)
-        read = series.samples(data.decode("utf-8", "replace"))
         values = {
-            (place.names.get(name, name), labels): value for (name, labels), value in read.items()
+            key: value
+            for key, value in self._latest.items()
+            if every or not series.is_written_rarely(key[0])
         }
-        return energy.known(values) if place.kind == "energy" else values
+        changed = {key: value for key, value in values.items() if self._written.get(key) != value}
+        self._written |= changed
+        facts = _facts_about_read(took_s, succeeded=bool(self._latest))
+        return _make_samples(changed | facts, t_s, self.address.target, self.url)
+
+    def _parse(self, data: bytes) -> _Values:
+        """Return the values on a page."""
+        address = self.address
+        if address.kind == "accounts":
+            self.accounts += request_accounts.accounts(data, address.target or 0)
+            return {("accounts", ""): 1.0}
+        if address.kind == "energy" and data.lstrip()[:1] == b"{":
+            return energy.of_energy_metrics(data)
+        if data.lstrip()[:1] == b"[" and address.drains:
+            return self._iterations.samples(data)
+        parsed = series.samples(data.decode("utf-8", "replace"))
+        values = {
+            (address.names.get(name, name), labels): value
+            for (name, labels), value in parsed.items()
+        }
+        return energy.known(values) if address.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
-        headers = {"Accept": "text/plain, application/json", **self.place.headers}
-        status, body = self._connection.request("GET", path, headers, MOST_BYTES)
+        """Return the body of a page. Raises ValueError for a status other than 200."""
+        headers = {"Accept": "text/plain, application/json", **self.address.headers}
+        status, body = self._connection.request("GET", path, headers, MAX_PAGE_BYTES)
         if status != 200:
             raise ValueError(f"status {status}")
         return body
 
 
 class SmiReader:
-    """Reads what a running `nvidia-smi` prints, a line per GPU and second: it costs less than starting it anew."""
+    """Reads what a running `nvidia-smi` prints, which is one line per GPU and second.
 
-    place = PageAddress(target=None, host="", port=0, tls=False, paths=(), shown=(), kind="energy")
+    That costs less than starting nvidia-smi for each read.
+    """
+
+    address = PageAddress(target=None, host="", port=0, tls=False, paths=(), urls=(), kind="energy")
     url = energy.SMI
     accounts: tuple[RequestAccount, ...] = ()
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
-        self._latest: dict[tuple[str, str], float] = {}
+        self._incomplete_line = b""
+        self._latest: _Values = {}
         self._printed_s = 0.0
 
     def find(self) -> bool:
+        """Start nvidia-smi. Returns False if it cannot be started or prints nothing."""
         with suppress(OSError):
             self._process = subprocess.Popen(
                 energy.SMI_COMMAND,
@@ -401,180 +210,246 @@ class SmiReader:
         return False
 
     def read(self) -> bool:
-        """Take what was printed since the last read; False where nothing came for a while."""
+        """Take what was printed since the last read. Returns False if it printed nothing lately.
+
+        nvidia-smi prints by its own clock, so a single read without a line is no failure.
+        """
         assert self._process is not None and self._process.stdout is not None
-        *lines, self._rest = (self._rest + (self._process.stdout.read() or b""))[
-            -MOST_BYTES:
-        ].split(b"\n")
-        if printed := energy.of_smi(b"\n".join(lines).decode("utf-8", "replace")):
-            self._latest, self._printed_s = self._latest | printed, monotonic()
-        elif monotonic() > self._printed_s + energy.LONGEST_GAP_S:  # it prints by its own clock
+        printed = self._incomplete_line + (self._process.stdout.read() or b"")
+        *lines, self._incomplete_line = printed[-MAX_PAGE_BYTES:].split(b"\n")
+        values = energy.of_smi(b"\n".join(lines).decode("utf-8", "replace"))
+        if values:
+            self._latest |= values
+            self._printed_s = monotonic()
+        elif monotonic() > self._printed_s + energy.LONGEST_GAP_S:
             self._latest = {}
         return bool(self._latest)
 
-    def news(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
-        """All values of the latest read: of few series, most of which change."""
-        told = self._latest | {
-            (series.TOOK, ""): round(took_s, 6),
-            (series.UP, ""): float(bool(self._latest)),
-        }
-        one = partial(MetricSample, t_s=t_s, target=None, page=self.url)
-        return [
-            one(name=name, labels=labels, value=value) for (name, labels), value in told.items()
-        ]
+    def new_samples(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:  # noqa: ARG002 - most of its few series change
+        """Return all values of the latest read."""
+        facts = _facts_about_read(took_s, succeeded=bool(self._latest))
+        return _make_samples(self._latest | facts, t_s, None, self.url)
 
     def close(self) -> None:
+        """End nvidia-smi."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-def follow(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
-    """The main function of the scraper process.
+_Reader: TypeAlias = PageReader | SmiReader
 
-    Find the pages and print which as one JSON line to `output`; read the start time from `source`; read all pages
-    until `source` ends; then read them once more.
+
+def _facts_about_read(took_s: float, *, succeeded: bool) -> _Values:
+    """Return the duration of a read, and whether it succeeded, which has to be the last value."""
+    return {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(succeeded)}
+
+
+def _make_samples(values: _Values, t_s: float, target: int | None, url: str) -> list[MetricSample]:
+    return [
+        MetricSample(t_s=t_s, target=target, page=url, name=name, labels=labels, value=value)
+        for (name, labels), value in values.items()
+    ]
+
+
+def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
+    """Run the scraper process.
+
+    It finds the pages and prints them as one JSON line to `output`, reads the start time from
+    `source`, reads all pages until `source` ends, and then reads them once more.
     """
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
     context = None
-    if any(place.tls for place in job.places):
-        from loadgen_sdk.transport.tls import Tls
+    if any(address.tls for address in job.addresses):
+        from loadgen_sdk.transport.tls import Tls  # Only needed with TLS.
 
         context = Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
-    readers: list[Reader | SmiReader] = [Reader(place, context) for place in job.places]
-    readers += [SmiReader()] if job.smi else []
+    readers: list[_Reader] = [PageReader(address, context) for address in job.addresses]
+    if job.smi:
+        readers.append(SmiReader())
     try:
-        _follow(readers, folder, source, output)
+        with ThreadPoolExecutor(max(len(readers), 1)) as pool:
+            _scrape(readers, pool, folder, source, output)
     finally:
         for reader in readers:
             if isinstance(reader, SmiReader):
                 reader.close()
 
 
-def _follow(
-    readers: list[Reader | SmiReader], folder: Path, source: RawIOBase, output: IO[bytes]
+def _scrape(
+    candidates: Sequence[_Reader],
+    pool: ThreadPoolExecutor,
+    folder: Path,
+    source: RawIOBase,
+    output: IO[bytes],
 ) -> None:
-    with ThreadPoolExecutor(max(len(readers), 1)) as pool:
-        began = monotonic_ns()
-        has_page = list(pool.map(lambda reader: reader.find(), readers))
-        readers = [reader for reader, has in zip(readers, has_page, strict=True) if has]
-        took_s = (monotonic_ns() - began) / 1e9
-        found = FoundPages(
-            *(
-                tuple(reader.url for reader in readers if reader.place.kind == kind)
-                for kind in KINDS
-            )
+    """Find the pages, wait for the start of the load, and read the pages until the load ends."""
+    find_start_ns = monotonic_ns()
+    has_page = list(pool.map(lambda reader: reader.find(), candidates))
+    readers = [reader for reader, found in zip(candidates, has_page, strict=True) if found]
+    find_took_s = (monotonic_ns() - find_start_ns) / 1e9
+    with suppress(BrokenPipeError):
+        output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
+        output.flush()
+    start_line = source.readline()
+    if not readers or not start_line:
+        return
+    start_ns = int(start_line)
+    with ExitStack() as files:
+        writer = _SampleWriter(readers, folder, start_ns, files)
+        writer.write(find_start_ns, find_took_s, every=True)
+        _read_until_end(readers, pool, source, writer)
+
+
+def _found_pages(readers: Sequence[_Reader]) -> FoundPages:
+    """Return the URLs of the pages of the readers."""
+    urls_by_kind = (
+        tuple(reader.url for reader in readers if reader.address.kind == kind)
+        for kind in PAGE_KINDS
+    )
+    return FoundPages(*urls_by_kind)
+
+
+class _SampleWriter:
+    """Writes the results of reads to the files of a run."""
+
+    def __init__(
+        self, readers: Sequence[_Reader], folder: Path, start_ns: int, files: ExitStack
+    ) -> None:
+        """Open the files that the readers need. `files` closes them."""
+        self.start_ns = start_ns
+        self._readers = readers
+        self._page_readers = [reader for reader in readers if reader.address.kind != "accounts"]
+        self._samples_file: IO[bytes] | None = None
+        self._accounts_file: IO[bytes] | None = None
+        if self._page_readers:
+            self._samples_file = files.enter_context(_open_file(folder / series.FILE))
+        if len(self._page_readers) < len(readers):
+            self._accounts_file = files.enter_context(_open_file(folder / request_accounts.FILE))
+
+    def write(self, read_start_ns: int, took_s: float, *, every: bool) -> None:
+        """Write what the latest reads changed. See `PageReader.new_samples` for `every`."""
+        t_s = round((read_start_ns - self.start_ns) / 1e9, 4)
+        if self._samples_file is not None:
+            samples: list[MetricSample] = []
+            for reader in self._page_readers:
+                samples += reader.new_samples(t_s, took_s, every=every)
+            _write_lines(self._samples_file, samples)
+        if self._accounts_file is not None:
+            accounts = [account for reader in self._readers for account in reader.accounts]
+            _write_lines(self._accounts_file, accounts)
+            for reader in self._readers:
+                if isinstance(reader, PageReader):
+                    reader.accounts.clear()
+
+
+def _read_until_end(
+    readers: Sequence[_Reader], pool: ThreadPoolExecutor, source: RawIOBase, writer: _SampleWriter
+) -> None:
+    """Read all pages about once a second until `source` ends, and once more after that.
+
+    A page that is still being read is not requested again, because it may take forever.
+    """
+    has_ended = False
+    next_read_s = max(writer.start_ns / 1e9, monotonic())
+    reads: dict[int, Future[bool]] = {}
+    while not has_ended:
+        wait_s = max(next_read_s - monotonic(), 0)
+        has_ended = bool(select.select([source], [], [], wait_s)[0])
+        if has_ended:
+            sleep(SETTLE_S)
+        read_start_ns = monotonic_ns()
+        cpu_before_s = process_time()
+        for index, reader in enumerate(readers):
+            if index not in reads or reads[index].done():
+                reads[index] = pool.submit(reader.read)
+        wait(reads.values(), MAX_DELAY_S)
+        writer.write(read_start_ns, (monotonic_ns() - read_start_ns) / 1e9, every=has_ended)
+        elapsed_s = (read_start_ns - writer.start_ns) / 1e9
+        interval_s = max(
+            INTERVAL_S + elapsed_s / SECONDS_PER_SLOWDOWN,
+            (process_time() - cpu_before_s) / MAX_CPU_SHARE,
+            INTERVAL_S,
         )
-        with suppress(BrokenPipeError):
-            output.write(msgspec.json.encode(found) + b"\n")
-            output.flush()
-        line = source.readline()
-        if not readers or not line:
-            return
-        start_ns = int(line)
-        pages = [reader for reader in readers if reader.place.kind != "accounts"]
-        with ExitStack() as files:
-            samples_file = (
-                files.enter_context(open(folder / series.FILE, "ab", opener=_private))
-                if pages
-                else None
-            )
-            accounts_file = None
-            if len(pages) < len(readers):
-                accounts_file = files.enter_context(
-                    open(folder / request_accounts.FILE, "ab", opener=_private)
-                )
-
-            def write(began: int, took_s: float, *, every: bool) -> None:
-                t_s = round((began - start_ns) / 1e9, 4)
-                if samples_file is not None:
-                    _write(
-                        samples_file,
-                        [s for reader in pages for s in reader.news(t_s, took_s, every=every)],
-                    )
-                if accounts_file is not None:
-                    _write(
-                        accounts_file,
-                        [account for reader in readers for account in reader.accounts],
-                    )
-                    for reader in readers:
-                        if isinstance(reader, Reader):
-                            reader.accounts.clear()
-
-            write(began, took_s, every=True)
-            ended, due_s = False, max(start_ns / 1e9, monotonic())
-            reading: dict[
-                int, Future[bool]
-            ] = {}  # place in `readers` -> its read; a page may be slow for ever
-            while not ended:
-                ended = bool(select.select([source], [], [], max(due_s - monotonic(), 0))[0])
-                if ended:
-                    sleep(SETTLE_S)
-                began, cpu_before = monotonic_ns(), process_time()
-                idle = [i for i in range(len(readers)) if i not in reading or reading[i].done()]
-                reading |= {i: pool.submit(readers[i].read) for i in idle}
-                wait(reading.values(), LONGEST_S)
-                write(began, (monotonic_ns() - began) / 1e9, every=ended)
-                slower_s = EVERY_S + (began - start_ns) / 1e9 / SLOWER
-                wait_s = max(EVERY_S, (process_time() - cpu_before) / CPU_SHARE, slower_s)
-                due_s = max(due_s + wait_s, monotonic())
+        next_read_s = max(next_read_s + interval_s, monotonic())
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _open_file(path: Path) -> IO[bytes]:
+    """Open a file for appending that only its owner may read."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def _write(file: IO[bytes], lines: Sequence[MetricSample | RequestAccount]) -> None:
+def _write_lines(file: IO[bytes], lines: Sequence[MetricSample | RequestAccount]) -> None:
+    """Write values as JSON lines."""
     file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     file.flush()
 
 
+# -- the command that starts the run --------------------------------------------------------------
+
+
 class Scraper:
-    """The scraper process as the command that starts the run sees it. No process if there is nothing to read."""
+    """The scraper process, as the command that starts the run sees it.
+
+    There is no process if there is nothing to read.
+    """
 
     def __init__(
-        self, folder: Path, asked: MetricsPageOptions, probes: Sequence[ProbeResult]
+        self, folder: Path, options: MetricsPageOptions, probes: Sequence[ProbeResult]
     ) -> None:
-        self._off = "off" in asked.pages
-        self._found: FoundPages | None = None
+        """Start the process and send it its job. If it cannot be started, no page is read."""
+        self._is_off = "off" in options.pages
+        self._found_pages: FoundPages | None = None
         self._process: subprocess.Popen[bytes] | child_process.Forked | None = None
-        addresses, smi = places(asked, probes), reads_smi(asked, probes)
-        if not addresses and not smi:
+        addresses = find_page_addresses(options, probes)
+        needs_smi = reads_smi(options, probes)
+        if not addresses and not needs_smi:
             return
-        with suppress(OSError):  # if no process can be started, no page is read
+        with suppress(OSError):
             self._process = child_process.beside(
                 "loadgen.core.sidecars.scraper", str(folder), copy=partial(main, str(folder))
             )
-        tls = asked.tls
+        tls = options.tls
         job = ScrapeJob(
-            places=addresses, verify=tls.verify, ca=tls.ca, cert=tls.cert, key=tls.key, smi=smi
+            addresses=addresses,
+            verify=tls.verify,
+            ca=tls.ca,
+            cert=tls.cert,
+            key=tls.key,
+            smi=needs_smi,
         )
         self._send(msgspec.json.encode(job) + b"\n")
 
-    def pages(self) -> tuple[str, ...] | None:
-        """The URLs of the metrics pages found. None: `off`."""
-        return None if self._off else self.found().metrics
+    def metrics_urls(self) -> tuple[str, ...] | None:
+        """Return the URLs of the metrics pages, or None if none are looked for (`off`)."""
+        return None if self._is_off else self.find_pages().metrics
 
-    def found(self) -> FoundPages:
-        """The URLs of all pages found; none if that took longer than FOUND_S."""
-        if self._found is None:
-            self._found = FoundPages()
-            if self._process is not None:
-                assert self._process.stdout is not None
-                line = b""
-                if select.select([self._process.stdout], [], [], FOUND_S)[0]:
-                    line = self._process.stdout.readline()
-                self._found = msgspec.json.decode(line, type=FoundPages) if line else FoundPages()
-                if not any(self._found):
-                    self.close()
-        return self._found
+    def find_pages(self) -> FoundPages:
+        """Return the URLs of all pages. There are none if that takes over DISCOVERY_TIMEOUT_S."""
+        if self._found_pages is None:
+            self._found_pages = self._receive_found_pages()
+            if not any(self._found_pages):
+                self.close()
+        return self._found_pages
 
-    def begin(self, start_ns: int) -> None:
-        """The load begins at this instant of the monotonic clock, which all processes of a machine share."""
+    def _receive_found_pages(self) -> FoundPages:
+        if self._process is None:
+            return FoundPages()
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], DISCOVERY_TIMEOUT_S)[0]:
+            return FoundPages()
+        line = self._process.stdout.readline()
+        return msgspec.json.decode(line, type=FoundPages) if line else FoundPages()
+
+    def start_load(self, start_ns: int) -> None:
+        """Tell the process when the load starts.
+
+        The time is on the monotonic clock, which all processes of a machine share.
+        """
         self._send(b"%d\n" % start_ns)
 
     def close(self) -> None:
-        """Let the process read once more and end. Waits for it for a limited time, then kills it."""
+        """Let the process read once more and end. If that takes too long, it is killed."""
         if self._process is None:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -589,6 +464,7 @@ class Scraper:
         self._process = None
 
     def _send(self, line: bytes) -> None:
+        """Send a line to the process, if there is one."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -598,14 +474,16 @@ class Scraper:
 
 
 def main(folder: str) -> None:
-    """The process that `beside` starts."""
-    os.nice(5)
-    # unbuffered: select does not see what a buffer holds
+    """Run the scraper process on standard input and output.
+
+    Standard input is not buffered, because select does not see what a buffer holds.
+    """
+    os.nice(NICENESS)
     with (
         open(0, "rb", buffering=0, closefd=False) as source,
         open(1, "wb", closefd=False) as output,
     ):
-        follow(Path(folder), source, output)
+        scrape(Path(folder), source, output)
 
 
 if __name__ == "__main__":

@@ -137,21 +137,24 @@ def _samples(page: str, text: str) -> list[series.MetricSample]:
 
 
 def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
-    found = hardware.of_samples(_samples("http://node-7:9400/metrics", DCGM))
+    found = hardware.find_hardware(_samples("http://node-7:9400/metrics", DCGM))
     assert found is not None
-    assert found.words == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
+    assert found.descriptions == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
     two = [
         *_samples("http://a/metrics", DCGM),
         *_samples("http://b/metrics", DCGM.replace("} 700", "} 600")),
     ]
-    both = hardware.of_samples(two)
+    both = hardware.find_hardware(two)
     assert (
-        both is not None and both.accelerators == 16 and both.words[2] == "power limit 600 to 700 W"
+        both is not None
+        and both.accelerators == 16
+        and both.descriptions[2] == "power limit 600 to 700 W"
     )
-    other = hardware.of_samples(_samples("http://c/metrics", SMI))
-    assert other is not None and other.words == ["1 x NVIDIA B200", "driver 570.1"]
+    other = hardware.find_hardware(_samples("http://c/metrics", SMI))
+    assert other is not None and other.descriptions == ["1 x NVIDIA B200", "driver 570.1"]
     assert (
-        hardware.of_samples(_samples("http://d/metrics", "vllm:num_requests_running 3\n")) is None
+        hardware.find_hardware(_samples("http://d/metrics", "vllm:num_requests_running 3\n"))
+        is None
     )
 
 

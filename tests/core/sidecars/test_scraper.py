@@ -35,7 +35,7 @@ from loadgen.core.server_metrics.series import (
     Iterations,
     MetricSample,
 )
-from loadgen.core.sidecars import scraper
+from loadgen.core.sidecars import page_addresses
 from loadgen.runs import charts as run_charts
 from loadgen.runs import text
 from loadgen.runs.page_data import MAX_BINS, figures
@@ -125,7 +125,7 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
 def said(
     *reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics"
 ) -> list[MetricSample]:
-    """Samples as `Reader.news` writes them: of each read what changed, and `up`. None: the read failed."""
+    """Samples as `PageReader.new_samples` writes them: of each read what changed, and `up`. None: the read failed."""
     found: list[MetricSample] = []
     last: dict[str, float] = {}
     for t_s, values in reads:
@@ -217,14 +217,14 @@ def test_every_make_has_a_name_for_what_matters() -> None:
 KEY = "sk-very-secret-key"
 
 
-def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]:
+def asked(url: str, server: str, *words: str) -> tuple[page_addresses.PageAddress, ...]:
     settings = Settings(
         url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",)
     )
     found: Any = types.SimpleNamespace(
         target=Target.parse(url), server=server, server_profile=SERVER_PROFILES[server]
     )
-    return scraper.places(settings.pages, [found])
+    return page_addresses.find_page_addresses(settings.pages, [found])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
@@ -238,7 +238,7 @@ def test_a_server_under_two_keys_has_one_page() -> None:
         )
         for url in urls
     ]
-    assert [place.target for place in scraper.places(settings.pages, found)] == [0, 2, 3]
+    assert [place.target for place in page_addresses.find_page_addresses(settings.pages, found)] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_pages_are_where_a_make_has_them_and_nothing_secret_is_shown(
     server: str, words: tuple[str, ...], paths: list[str]
 ) -> None:
     found = asked("http://h:8000/x/v1", server, *words)
-    assert [url for place in found for url in place.shown if place.kind == "metrics"] == paths
+    assert [url for place in found for url in place.urls if place.kind == "metrics"] == paths
 
 
 def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
@@ -276,7 +276,7 @@ def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
     "words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)]
 )
 def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
-    fault = scraper.check(words)
+    fault = page_addresses.check_page_options(words)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
     with pytest.raises(CombinedError):
         loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=words)
