@@ -298,7 +298,9 @@ def parse_energy_pages(value: Any) -> tuple[str, ...]:
     from loadgen.core.sidecars import page_addresses
 
     pages = parse_texts(value)
-    error = page_addresses.check_page_options(pages, "--energy", page_addresses.ENERGY_KEYWORDS, ("auto", "off"))
+    error = page_addresses.check_page_options(
+        pages, "--energy", page_addresses.ENERGY_KEYWORDS, ("auto", "off")
+    )
     if error is not None:
         raise error
     return pages

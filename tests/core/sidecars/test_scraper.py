@@ -238,7 +238,9 @@ def test_a_server_under_two_keys_has_one_page() -> None:
         )
         for url in urls
     ]
-    assert [place.target for place in page_addresses.find_page_addresses(settings.pages, found)] == [0, 2, 3]
+    assert [
+        place.target for place in page_addresses.find_page_addresses(settings.pages, found)
+    ] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
