@@ -19,7 +19,7 @@ from loadgen.core.errors import OK
 def fit(  # noqa: PLR0913 - one parameter for each option of the command
     trace: Annotated[
         Path,
-        typer.Argument(help="A trace of one of the formats of docs/reference/workload-file.md."),
+        typer.Argument(help="A trace in one of the formats of docs/reference/data-sets.md."),
     ],
     out: Annotated[
         Path | None,

@@ -115,7 +115,7 @@ def workload_from_trace(
     """
     path = Path(trace)
     _check_is_file(
-        path, "--trace", "trace", "a file of one of the formats of docs/reference/workload-file.md"
+        path, "--trace", "trace", "a file of one of the formats of docs/reference/data-sets.md"
     )
     if base is None:
         name = path.name.partition(".")[0] or "trace"
