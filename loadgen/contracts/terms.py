@@ -487,7 +487,10 @@ ANSWER_TERM_KINDS = {
     **dict.fromkeys(("equal", "agreement_share", "similarity"), _SIMILARITY),
     "agreement": TermKind(MIN_TOKENS, "{kind} at least {limit} tokens", requirements=("against",)),
 }
-"""The keywords of terms about responses. All but `within` are names of scores (docs/guides/response-quality.md)."""
+"""The keywords of terms about responses.
+
+All but `within` are names of scores (docs/guides/response-quality.md).
+"""
 
 ZERO_OR_ONE_SCORES = ("exact", "choice", "json", "equal")
 """Scores that are 0 or 1 for each response."""
