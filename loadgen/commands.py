@@ -180,7 +180,7 @@ def _load_rows() -> tuple[CommandRow, ...]:
         CommandRow(
             "answers",
             "measure",
-            "Check the quality of completions against references or another server.",
+            "Check completions against references or another server.",
             _load_answers,
         ),
         CommandRow(

@@ -780,6 +780,6 @@ def test_a_url_in_the_place_of_a_file_is_told_as_one(
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
     said = capsys.readouterr().err
     assert (
-        "this is a URL, and a file or folder of this machine is meant" in said
+        "must be a file or folder, not a URL" in said
         and "secret" not in said
     )

@@ -1,7 +1,7 @@
 """Translates command lines with options of other tools into command lines of this tool.
 
 Other tools are `vllm bench serve`, SGLang's bench_serving, AIPerf, GuideLLM, Locust, k6 and others.
-Everything here is pure: it takes and returns words of a command line.
+Everything here is pure: it takes and returns arguments of a command line.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _METRICS = {
 """Metrics of an SLO as other tools name them."""
 
 Translate = Callable[[str], list[str]]
-"""Returns the words that replace an option with this value; no words if nothing is needed."""
+"""Returns the arguments that replace an option with this value, or none if none are needed."""
 
 
 class Replacement(NamedTuple):
     """What stands for an option of another tool.
 
     Attributes:
-        hint: What replaces the option, in a few words.
-        translate: Returns the words that replace the option with its value. None if no words can:
+        hint: What replaces the option, in a few arguments.
+        translate: Returns the arguments that replace the option with its value. None if none can:
             the user has to decide.
         takes_value: Whether the option has a value; False for a switch.
         options: The options of this tool that the hint names. It applies to a command that has one
@@ -51,14 +51,14 @@ class KnownOption(NamedTuple):
 
 
 class TypedOption(NamedTuple):
-    """An option that was typed: its name, its value, and the words of both.
+    """An option that was typed: its name, its value, and the arguments of both.
 
     An argument of the command has no name, and a switch has no value.
     """
 
     flag: str
     value: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 class Translation(NamedTuple):
@@ -67,24 +67,24 @@ class Translation(NamedTuple):
     Attributes:
         unknown: The options that the command does not have, in their order.
         hints: What replaces each of them, by its name; "" if nothing is known to.
-        words: The whole command line with the replacements. Options without one are left out.
-        replaced: Those of the unknown options that other words replace.
+        arguments: The whole command line with the replacements. Options without one are left out.
+        replaced: Those of the unknown options that other arguments replace.
     """
 
     unknown: tuple[str, ...]
     hints: Mapping[str, str]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     replaced: frozenset[str]
 
     @property
     def is_changed(self) -> bool:
-        """Whether other words replace an option."""
+        """Whether other arguments replace an option."""
         return bool(self.replaced)
 
     @property
     def command(self) -> str:
         """The translated command line as it is typed in a shell."""
-        return shlex.join(("loadgen", *self.words))
+        return shlex.join(("loadgen", *self.arguments))
 
 
 def _rename(flag: str) -> Replacement:
@@ -125,11 +125,11 @@ def _milliseconds(term: str) -> str:
 
 
 def _goodput(value: str) -> list[str]:
-    words: list[str] = []
+    arguments: list[str] = []
     for term in value.split():
         metric, _, limit = term.partition(":")
-        words += ["--slo", _milliseconds(f"{_METRICS.get(metric, metric)}:{limit}")]
-    return words
+        arguments += ["--slo", _milliseconds(f"{_METRICS.get(metric, metric)}:{limit}")]
+    return arguments
 
 
 def _single_term(metric: str) -> Replacement:
@@ -178,11 +178,11 @@ def _synthetic_data(value: str) -> list[str]:
     if "=" not in value:
         return ["--dataset", value]
     pairs = dict(pair.partition("=")[::2] for pair in value.strip("{}").split(","))
-    words: list[str] = []
+    arguments: list[str] = []
     for key, flag in (("prompt_tokens", "--input-tokens"), ("output_tokens", "--output-tokens")):
         if key in pairs:
-            words += [flag, pairs[key]]
-    return words
+            arguments += [flag, pairs[key]]
+    return arguments
 
 
 def _arrival(value: str) -> list[str]:
@@ -338,22 +338,24 @@ def _set_keys_as_options() -> dict[str, Replacement]:
     return {f"--{key.replace('_', '-')}": _set_key(key) for key in SET_KEYS}
 
 
-def translate(words: Sequence[str], depth: int, known: Mapping[str, KnownOption]) -> Translation:
+def translate(
+    arguments: Sequence[str], depth: int, known: Mapping[str, KnownOption]
+) -> Translation:
     """Return a command line with its unknown options replaced.
 
     Args:
-        words: The command line without the name of the program.
-        depth: The number of words that name the command: 2 for `mlperf server`.
+        arguments: The command line without the name of the program.
+        depth: The number of arguments that name the command: 2 for `mlperf server`.
         known: The options of the command.
     """
-    translated = list(words[:depth])
+    translated = list(arguments[:depth])
     unknown: list[str] = []
     hints: dict[str, str] = {}
     replaced: set[str] = set()
     address: dict[str, str] = {}
-    for option in _parse(words[depth:], known):
+    for option in _parse(arguments[depth:], known):
         if not option.flag or option.flag in known:
-            translated += option.words
+            translated += option.arguments
             continue
         unknown.append(option.flag)
         replacement = find_replacement(option.flag, known)
@@ -373,25 +375,25 @@ def translate(words: Sequence[str], depth: int, known: Mapping[str, KnownOption]
     return Translation(tuple(dict.fromkeys(unknown)), hints, tuple(translated), frozenset(replaced))
 
 
-def _limit_concurrency(words: Sequence[str]) -> list[str]:
-    """Return the words with one of a rate and a concurrency, which other tools combine.
+def _limit_concurrency(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with one of a rate and a concurrency, which other tools combine.
 
     There a concurrency beside a rate limits the requests in flight, and beside an infinite rate it
     is a closed loop.
     """
-    if "--request-rate" not in words or "--concurrency" not in words:
-        return list(words)
-    rate_place = words.index("--request-rate")
-    if words[rate_place + 1 : rate_place + 2] == ["inf"]:
-        return [*words[:rate_place], *words[rate_place + 2 :]]
-    return ["--max-in-flight" if word == "--concurrency" else word for word in words]
+    if "--request-rate" not in arguments or "--concurrency" not in arguments:
+        return list(arguments)
+    rate_place = arguments.index("--request-rate")
+    if arguments[rate_place + 1 : rate_place + 2] == ["inf"]:
+        return [*arguments[:rate_place], *arguments[rate_place + 2 :]]
+    return ["--max-in-flight" if word == "--concurrency" else word for word in arguments]
 
 
-def _merge_bodies(words: Sequence[str]) -> list[str]:
-    """Return the words with several values of `--extra-body`, of which the last wins, as one."""
+def _merge_bodies(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with several values of `--extra-body` merged. The last one wins."""
     merged: dict[str, object] = {}
     rest: list[str] = []
-    remaining = iter(words)
+    remaining = iter(arguments)
     for word in remaining:
         if word != "--extra-body":
             rest.append(word)
@@ -400,33 +402,35 @@ def _merge_bodies(words: Sequence[str]) -> list[str]:
         try:
             merged |= json.loads(value)
         except (ValueError, TypeError):
-            return list(words)
+            return list(arguments)
     return [*rest, "--extra-body", json.dumps(merged)] if merged else rest
 
 
-def _parse(words: Sequence[str], known: Mapping[str, KnownOption]) -> list[TypedOption]:
+def _parse(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> list[TypedOption]:
     """Return the options and arguments of a command line, its unknown options too.
 
     The word after an unknown option counts as its value, unless it begins with a dash.
     """
     options: list[TypedOption] = []
     place = 0
-    while place < len(words):
-        option = _parse_one(words, place, known)
+    while place < len(arguments):
+        option = _parse_one(arguments, place, known)
         options.append(option)
-        place += len(option.words)
+        place += len(option.arguments)
     return options
 
 
-def _parse_one(words: Sequence[str], place: int, known: Mapping[str, KnownOption]) -> TypedOption:
-    word = words[place]
+def _parse_one(
+    arguments: Sequence[str], place: int, known: Mapping[str, KnownOption]
+) -> TypedOption:
+    word = arguments[place]
     is_option = re.match(r"--?[A-Za-z]", word) is not None
     if not is_option:
         return TypedOption("", word, (word,))
     flag, equals, value = _split_option(word)
     if equals:
         return TypedOption(flag, value, (word,))
-    following = _values_after(flag, words[place + 1 :], known)
+    following = _values_after(flag, arguments[place + 1 :], known)
     return TypedOption(flag, " ".join(following), (word, *following))
 
 
@@ -439,20 +443,20 @@ def _split_option(word: str) -> tuple[str, bool, str]:
 
 
 def _values_after(
-    flag: str, words: Sequence[str], known: Mapping[str, KnownOption]
+    flag: str, arguments: Sequence[str], known: Mapping[str, KnownOption]
 ) -> tuple[str, ...]:
-    """Return the words after an option that are its values."""
+    """Return the arguments after an option that are its values."""
     if flag in known:
-        return tuple(words[:1]) if known[flag].takes_value else ()
+        return tuple(arguments[:1]) if known[flag].takes_value else ()
     replacement = find_replacement(flag, known)
     if replacement is not None and not replacement.takes_value:
         return ()
     if flag == "--goodput":
         values = []
-        for word in words:
+        for word in arguments:
             if re.fullmatch(r"\w+:\S+", word) is None:
                 break
             values.append(word)
         return tuple(values)
-    is_value = bool(words) and re.match(r"-[A-Za-z-]", words[0]) is None
-    return tuple(words[:1]) if is_value else ()
+    is_value = bool(arguments) and re.match(r"-[A-Za-z-]", arguments[0]) is None
+    return tuple(arguments[:1]) if is_value else ()

@@ -184,15 +184,15 @@ def _earlier_errors(error: BaseException) -> Iterator[BaseException]:
 def _refused_file(error: OSError) -> UserError:
     """Return the error to show for a file or folder that the host refused."""
     path = str(error.filename or error.filename2 or "")
-    what = f"the host refused: {(error.strerror or str(error)).lower()}"
+    message = f"the host refused: {(error.strerror or str(error)).lower()}"
     if error.errno in _TOO_MANY_FILES:
-        hint = f"raise the limit of open files (ulimit -n); {_what_is_kept(path)}"
-        return UserError("resource_limit", what, path, hint)
+        hint = f"raise the limit of open files (ulimit -n); {_describe_kept_results(path)}"
+        return UserError("resource_limit", message, path, hint)
     if error.errno in _NO_SPACE:
-        hint = f"make room, or give another folder with --out; {_what_is_kept(path)}"
-        return UserError("resource_limit", what, path, hint)
+        hint = f"make room, or give another folder with --out; {_describe_kept_results(path)}"
+        return UserError("resource_limit", message, path, hint)
     if not path:
-        return UserError("host_refused", what, path, _what_is_kept(path))
+        return UserError("host_refused", message, path, _describe_kept_results(path))
     if error.errno == errno.ENOENT and not Path(path).parent.exists():
         missing = [folder for folder in Path(path).absolute().parents if not folder.exists()]
         return UserError(
@@ -202,10 +202,10 @@ def _refused_file(error: OSError) -> UserError:
             str(missing[-1]),
             "what was recorded is where the folder is now",
         )
-    return UserError("host_refused", what, path, "give a path that can be written or read")
+    return UserError("host_refused", message, path, "give a path that can be written or read")
 
 
-def _what_is_kept(path: str) -> str:
+def _describe_kept_results(path: str) -> str:
     """Return what remains of the run that a refused path belongs to; "" is an unknown path."""
     if not path:
         return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"

@@ -89,14 +89,14 @@ class Invocation:
             if settings.store and not can_use_store:
                 raise UserError(
                     "unsupported",
-                    "only loadgen run copies its results to a store",
+                    "only `loadgen run` copies its results to an object store",
                     f"--out {settings.store}",
                     "give a folder",
                 )
             if settings.values and needs_text:
                 raise UserError(
                     "unsupported",
-                    f"{needs_text}, and an answer of {settings.api} is numbers",
+                    f"{needs_text}, but responses of {settings.api} are numbers",
                     f"--api {settings.api}",
                     "--api chat, completions, responses or messages",
                 )
@@ -184,7 +184,7 @@ class Invocation:
             if max_cost is not None:
                 raise UserError(
                     "missing_option",
-                    "a limit of money, and no prices",
+                    "--max-cost needs --prices",
                     f"--max-cost {max_cost:g}",
                     "add --prices FILE",
                 )
@@ -223,8 +223,8 @@ class VirtualTimeNotice:
         if event.manifest.client == "virtual":
             self._is_printed = True
             print_status(
-                f"note: {self._flags} sends nothing of a run in virtual time, which ends before "
-                "anybody could watch it"
+                f"note: {self._flags} has no effect on a simulated run, which ends before it "
+                "could be watched"
             )
 
 
@@ -271,7 +271,7 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
             values.setdefault(name, []).append(text)
         elif name in values:
             raise UserError(
-                "duplicate", "the key is given twice", f"--set {pair}", "give each key once"
+                "duplicate", "the key is specified twice", f"--set {pair}", "specify each key once"
             )
         else:
             values[name] = _parse_bool(text, pair) if option.cli_type is bool else text
@@ -283,13 +283,13 @@ def _unknown_set_key(name: str, pair: str, set_keys: Mapping[str, Option]) -> Us
         hint = f"did you mean --{name.replace('_', '-')}?"
     else:
         hint = did_you_mean(name, list(set_keys))
-    return UserError("unknown_name", f"no key is called {name}", f"--set {pair}", hint)
+    return UserError("unknown_name", f"unknown key: {name}", f"--set {pair}", hint)
 
 
 def _parse_bool(text: str, pair: str) -> bool:
     if text not in ("yes", "true", "no", "false"):
         raise UserError(
-            "invalid_value", f"neither yes nor no: {text!r}", f"--set {pair}", "known: yes, no"
+            "invalid_value", f"must be yes or no, not {text!r}", f"--set {pair}", "use yes or no"
         )
     return text in ("yes", "true")
 
@@ -298,9 +298,9 @@ def _without_secrets(arguments: Sequence[str], api_key: str | None) -> list[str]
     """Return the command line with the values of headers, passwords in URLs and the key hidden."""
     from loadgen_sdk.redaction import redact
 
-    words = ["loadgen", *arguments]
+    command_line = ["loadgen", *arguments]
     safe_words: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
+    for before, word in zip(["", *command_line], command_line, strict=False):
         if before in ("--header", "-H"):
             separator = "=" if "=" in word and ":" not in word else ":"
             safe_words.append(f"{word.partition(separator)[0]}: ***")

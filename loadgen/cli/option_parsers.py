@@ -34,10 +34,10 @@ def parse_text(value: Any) -> str:
     A variable of a build that is not set makes an empty text, which must not mean the default.
     """
     if not isinstance(value, str | os.PathLike):
-        raise units.Wrong("wrong_type", f"a {type(value).__name__} is no text", "")
+        raise units.Wrong("wrong_type", f"must be a string, not {type(value).__name__}", "")
     text = os.fspath(value)
     if not text.strip():
-        reason = "the value is empty: is a variable not set?"
+        reason = "the value is empty; is an environment variable unset?"
         raise units.Wrong("missing_value", reason, "give a value, or leave the option out")
     return text
 
@@ -46,7 +46,7 @@ def parse_mapping(value: Any) -> dict[str, Any]:
     """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
         raise units.Wrong(
-            "wrong_type", f"{str(value)!r} is no mapping", "a mapping from option to value"
+            "wrong_type", f"must be a mapping, not {str(value)!r}", "a mapping from option to value"
         )
     return dict(value)
 
@@ -66,7 +66,9 @@ def parse_pairs(value: Any) -> Mapping[str, object] | tuple[str, ...]:
 def parse_switch(value: Any) -> bool:
     """Return a bool; nothing else counts as one."""
     if not isinstance(value, bool):
-        raise units.Wrong("wrong_type", f"{value!r} is neither True nor False", "True or False")
+        raise units.Wrong(
+            "wrong_type", f"must be True or False, not {value!r}", "use True or False"
+        )
     return value
 
 
@@ -100,7 +102,7 @@ class CountParser:
         """Return the number. Raises units.Wrong for anything else."""
         if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) < 1:
             raise units.Wrong(
-                "invalid_value", f"{str(value)!r} is no number of {self.noun}", self.hint
+                "invalid_value", f"must be an integer >= 1, not {str(value)!r}", self.hint
             )
         return int(value)
 
@@ -123,7 +125,7 @@ def parse_percentiles(value: Any) -> tuple[float, ...]:
     if not quantiles or not all(0 < quantile < 1 for quantile in quantiles):
         raise units.Wrong(
             "invalid_value",
-            f"{value!r} are no percentiles",
+            f"must be percentiles, not {value!r}",
             "numbers between 0 and 100, like 25,99.5",
         )
     return tuple(sorted(quantiles))
@@ -160,7 +162,9 @@ def read_key_file(value: Any) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise units.Wrong(
-            of_reading(error), f"cannot read the key: {reason}", "a file with the key alone"
+            of_reading(error),
+            f"cannot read the key: {reason}",
+            "the file must contain only the key",
         ) from None
 
 
@@ -175,9 +179,7 @@ def parse_output_folder(value: Any) -> str:
     path = Path(text).absolute()
     if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in path.parts):
         problem = f"name too long (over {MAX_FILE_NAME_BYTES} bytes)"
-        raise units.Wrong(
-            "unwritable_file", f"the host refuses it: {problem}", "give a shorter one"
-        )
+        raise units.Wrong("unwritable_file", f"cannot be created: {problem}", "give a shorter one")
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     problem = ""
     if not existing.is_dir():
@@ -186,7 +188,7 @@ def parse_output_folder(value: Any) -> str:
         problem = f"{existing} cannot be written into"
     if problem:
         raise units.Wrong(
-            "unwritable_file", f"the host refuses it: {problem}", "give a path that can be written"
+            "unwritable_file", f"cannot be created: {problem}", "give a path that can be written"
         )
     return text
 
@@ -221,7 +223,9 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
 def parse_header_name(value: Any) -> str:
     """Return the name of a header, like X-Session-ID."""
     if not isinstance(value, str) or not re.fullmatch(_HEADER_NAME, value):
-        raise units.Wrong("invalid_value", "no name of a header", "like X-Session-ID")
+        raise units.Wrong(
+            "invalid_value", "must be the name of a header", "for example X-Session-ID"
+        )
     return value
 
 
@@ -262,20 +266,20 @@ def _split_header(text: str) -> tuple[str, str]:
 def _check_header(name: str, value: str) -> UserError | None:
     if not name:
         return UserError(
-            "invalid_value", "a header without a value", "--header", "write NAME: VALUE"
+            "invalid_value", "the header has no value", "--header", "write NAME: VALUE"
         )
     is_valid_name = re.fullmatch(_HEADER_NAME, name) is not None
     if not is_valid_name or not re.fullmatch(_HEADER_VALUE, value):
         return UserError(
             "invalid_value",
-            "a header with a character that HTTP cannot carry",
+            "the header has a character that HTTP does not allow",
             f"--header {name}: ***" if is_valid_name else "--header",
-            "printable Latin-1 only",
+            "use printable Latin-1 characters",
         )
     if name.lower() in _FRAMING_HEADERS:
         return UserError(
             "unsupported",
-            "a header that says how long the body is: only the client knows",
+            "the client sets this header itself",
             f"--header {name}",
             "leave it out",
         )
@@ -336,4 +340,4 @@ def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise units.Wrong("invalid_value", "is no share", "like 5%, or 0.05") from None
+        raise units.Wrong("invalid_value", "must be a fraction", "for example 5% or 0.05") from None

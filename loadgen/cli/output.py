@@ -1,10 +1,10 @@
-"""What every command needs to speak: lines on stderr, JSON on stdout, files that the user has named."""
+"""What every command prints and writes: status on stderr, results on stdout, files of the user."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from loadgen.render.section import Report
 
 
-LEAST_COLUMNS = 60
-MOST_COLUMNS = 160
-"""The widths between which text follows the terminal. Lines of prose beyond are hard to read."""
+MIN_COLUMNS = 60
+MAX_COLUMNS = 160
+"""Text follows the width of the terminal between these limits. Longer lines are hard to read."""
+
+MAX_NAMED_FILES = 5
+"""How many files a note names. The others are counted."""
+
+BROWSER_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml")
+"""Files that a browser opens as a page and whose scripts it runs."""
 
 
 def text_width(stream: TextIO) -> int:
-    """Return the columns of a text on this stream: those of its terminal, or a fixed number."""
+    """Return the columns that a text on a stream may have: those of its terminal, or `WIDTH`."""
     from loadgen.render.table import WIDTH
 
     if not stream.isatty():
@@ -33,7 +39,7 @@ def text_width(stream: TextIO) -> int:
         return WIDTH
     if not columns:
         return WIDTH
-    return min(max(columns, LEAST_COLUMNS), MOST_COLUMNS)
+    return min(max(columns, MIN_COLUMNS), MAX_COLUMNS)
 
 
 def print_status(line: str) -> None:
@@ -48,19 +54,22 @@ def print_json(value: Any) -> None:
 
 def print_result(
     value: Any,
-    answer: Report | str,
+    report: Report | str,
     *,
     as_json: bool,
     as_markdown: bool = False,
     full: bool = False,
 ) -> None:
-    """Print the answer of a command on stdout: the value as JSON, or its report, or a text that ends in a newline."""
+    """Print the result of a command on stdout: its value as JSON, or its report.
+
+    A report that is a string is text that ends in a newline.
+    """
     if as_json:
         print_json(value)
-    elif isinstance(answer, str):
-        print(answer, end="", flush=True)
+    elif isinstance(report, str):
+        print(report, end="", flush=True)
     else:
-        print_report(answer, as_markdown=as_markdown, full=full)
+        print_report(report, as_markdown=as_markdown, full=full)
 
 
 def print_report(report: Report, *, as_markdown: bool = False, full: bool = False) -> None:
@@ -72,37 +81,49 @@ def print_report(report: Report, *, as_markdown: bool = False, full: bool = Fals
     if as_markdown:
         from loadgen.render import markdown
 
-        answer = markdown.render(report)
+        rendered = markdown.render(report)
     else:
         from loadgen.render import text
 
-        answer = text.render(report, full=full, color=wants_color(), width=text_width(sys.stdout))
-    print(answer, end="", flush=True)
+        rendered = text.render(report, full=full, color=wants_color(), width=text_width(sys.stdout))
+    print(rendered, end="", flush=True)
 
 
 @contextmanager
-def add_resume_hint(parent: Path, going_on: str) -> Iterator[None]:
-    """Where the target or the nodes are lost between two runs of a folder, the fault says what is left to do."""
+def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
+    """Add how to resume to the hint of a TargetError, if runs in the folder have finished.
+
+    The target or a node may be lost between two runs. The finished runs are not lost with it.
+    """
     try:
         yield
     except TargetError as error:
-        if not any(parent.rglob("summary.json")):
+        if not any(output_dir.rglob("summary.json")):
             raise
-        hint = "; ".join(filter(None, (error.hint, f"what was measured is kept, and {going_on}")))
+        hints = [error.hint, f"finished runs are kept, and {resume_hint}"]
         raise TargetError(
-            error.code, error.what, error.where, hint, key=error.key, values=error.values
+            error.code,
+            error.what,
+            error.where,
+            "; ".join(filter(None, hints)),
+            key=error.key,
+            values=error.values,
         ) from None
 
 
 def write_file(
-    path: Path, data: str | bytes | Iterable[bytes], flag: str, *, add: bool = False
+    path: Path, data: str | bytes | Iterable[bytes], flag: str, *, append: bool = False
 ) -> None:
-    """Write a file that the user named with `flag`, or `add` to it. Raises UserError."""
-    if isinstance(data, str | bytes):
-        data = [data if isinstance(data, bytes) else data.encode()]
+    """Write a file that the user named with an option, or append to it.
+
+    Raises UserError if the file cannot be written.
+    """
+    if isinstance(data, str):
+        data = data.encode()
+    chunks = [data] if isinstance(data, bytes) else data
     try:
-        with path.open("ab" if add else "wb") as file:
-            file.writelines(data)
+        with path.open("ab" if append else "wb") as file:
+            file.writelines(chunks)
     except OSError as error:
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"{flag} {path}"
@@ -110,44 +131,53 @@ def write_file(
 
 
 def wants_color() -> bool:
-    """Whether stdout is a terminal that wants colour."""
+    """Return True if stdout is a terminal, unless the user has set NO_COLOR."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def find_foreign_pages(folder: Path) -> list[str]:
-    """Files below a folder that a browser opens as a page, and that do not begin as ours do, with what keeps it in."""
+    """Return the pages below a folder that this version of loadgen did not write.
+
+    Our pages begin with a content security policy, which limits what a browser runs. Other pages
+    may contain scripts of the author of the folder.
+    """
     from loadgen.render.page import head
 
-    ours = head().encode()
+    page_head = head().encode()
     return [
         file.relative_to(folder).as_posix()
         for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml")
-        and not _begins(file, ours)
+        if file.suffix.lower() in BROWSER_PAGE_SUFFIXES and not _begins_with(file, page_head)
     ]
 
 
-def _begins(file: Path, content: bytes) -> bool:
-    """Whether a file begins with this content; one that cannot be read does not."""
+def list_names(names: Sequence[str]) -> str:
+    """Return the first few names and how many more there are: "a, b and 3 more"."""
+    listed = ", ".join(names[:MAX_NAMED_FILES])
+    more = len(names) - MAX_NAMED_FILES
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _begins_with(path: Path, content: bytes) -> bool:
+    """Return True if a file can be read and begins with this content."""
     try:
-        with file.open("rb") as opened:
-            return opened.read(len(content)) == content
+        with path.open("rb") as file:
+            return file.read(len(content)) == content
     except OSError:
         return False
 
 
 def warn_if_changed(folder: Path) -> None:
-    """Say which files of a results folder are not as the command that wrote it left them; nothing when all are."""
+    """Print which files of a results folder were changed or removed since they were written."""
     from loadgen.core.results import checksums
 
     if not folder.is_dir():
         return
-    differences = checksums.changed(folder)
-    if not differences:
+    changes = [f"{name} ({change})" for name, change in checksums.changed(folder).items()]
+    if not changes:
         return
-    listed = ", ".join(f"{name} ({what})" for name, what in list(differences.items())[:5])
-    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
     print_status(
-        f"note: {folder} is not as it was written: {listed}{more}. The figures below are of the files as they are now. "
-        f"To see every change: cd {folder} && sha256sum -c {checksums.FILE}"
+        f"warning: {folder} was modified after it was written: {list_names(changes)}. The metrics "
+        f"below are those of the modified files. To list all changes: cd {folder} && sha256sum -c "
+        f"{checksums.FILE}"
     )

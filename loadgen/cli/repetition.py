@@ -62,7 +62,7 @@ def _unknown_settings(settings: Mapping[str, str], place: str) -> list[LoadgenEr
     return [
         UserError(
             "unknown_name",
-            f'"{name}" says nothing of repeats',
+            f'unknown setting "{name}"',
             place,
             "known: pause=10m, most=10, within=5%",
         )
@@ -78,14 +78,17 @@ def _parse_count(number: str, settings: Mapping[str, str], place: str) -> int | 
     count = int(number) if number.isdecimal() else 0
     if not 1 <= count <= MAX_RUNS:
         raise UserError(
-            "invalid_value", "no number of runs", place, f"a number from 1 to {MAX_RUNS}, or auto"
+            "invalid_value",
+            f"must be an integer from 1 to {MAX_RUNS}, or auto",
+            place,
+            "--repeat 3",
         )
     if "most" in settings or "within" in settings:
         raise UserError(
             "no_effect",
-            "a fixed number of runs has no end to look for",
+            "most and within need --repeat auto",
             place,
-            "--repeat auto, or without most and within",
+            "use --repeat auto, or leave out most and within",
         )
     return count
 
@@ -100,9 +103,9 @@ def _parse_most(text: str | None, place: str) -> int | None:
     if not repeats.MIN_RUNS <= most <= MAX_RUNS:
         raise UserError(
             "out_of_range",
-            "no number of runs",
+            f"most must be an integer from {repeats.MIN_RUNS} to {MAX_RUNS}",
             place,
-            f"most from {repeats.MIN_RUNS} to {MAX_RUNS}",
+            "most=10",
         )
     return most
 
@@ -111,5 +114,5 @@ def _parse_within(text: str | None, place: str) -> float | None:
     """Return the half width of an interval, as a share of the mean, that ends `auto`."""
     within = parse_option("--repeat within", text, units.share)
     if within is not None and within <= 0:
-        raise UserError("out_of_range", "reached by no number of runs", place, "within=5%")
+        raise UserError("out_of_range", "within must be greater than 0", place, "within=5%")
     return within

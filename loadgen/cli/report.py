@@ -1,33 +1,34 @@
-"""`loadgen report DIR`: print a stored result again, from its records, and write it as one HTML page.
-
-Parses flags and prints: the kind of the result (`result_kinds`) opens it and renders it.
-"""
+"""The command `loadgen report`: print a stored result again and write its page."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import FullOption, StrictOption
 from loadgen.cli.output import (
-    text_width,
     find_foreign_pages,
-    wants_color,
+    list_names,
     print_status,
+    text_width,
+    wants_color,
     warn_if_changed,
 )
 from loadgen.core.errors import UserError
+
+if TYPE_CHECKING:
+    from loadgen.result_kinds import OpenedResult
 
 
 def report(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a result or of several, another tool's result file, or calls of the SDK.",
+            help="Results folder, folder of several results, or result file of another tool.",
             autocompletion=completion.complete_result,
         ),
     ],
@@ -37,17 +38,17 @@ def report(
         typer.Option(
             "--html",
             metavar="FILE",
-            help="Where the page goes.",
+            help="Path of the HTML page.",
             show_default="report.html in the folder",
         ),
     ] = None,
-    no_html: Annotated[bool, typer.Option("--no-html", help="Print only.")] = False,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML page.")] = False,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
             rich_help_panel="Output",
-            help="Print summary.json, verdict.json, ... instead; no page unless --html.",
+            help="Print the result as JSON. Writes a page only with --html.",
         ),
     ] = False,
     as_markdown: Annotated[
@@ -55,75 +56,98 @@ def report(
         typer.Option(
             "--markdown",
             rich_help_panel="Output",
-            help="Print Markdown instead, as for a build; no page unless --html.",
+            help="Print Markdown, for CI. Writes a page only with --html.",
         ),
     ] = False,
     strict: StrictOption = False,
 ) -> int:
-    """Print a stored result again, from its records, and write report.html: one file that opens without network.
+    """Print a stored result, computed from its records, and write it as one HTML page.
 
-    Exit: 0 sound and SLO met, 1 SLO missed, 2 not a result, 3 not valid, with --strict 4 undecided;
-    searches, sweeps, verdicts, answers: theirs.
+    Exit: 0 valid and SLO met, 1 SLO missed, 2 not a result, 3 not valid, 4 undecided with --strict.
+    Searches, sweeps, validations and completion checks exit as their commands do.
 
     Example: loadgen report results/qa-20261122-101500-1a2b --html page.html
     """
     from loadgen import result_kinds
 
     if as_json and as_markdown:
-        raise UserError("conflict", "several formats at once", "--json, --markdown", "choose one")
+        raise UserError(
+            "conflict", "only one format can be printed", "--json, --markdown", "choose one"
+        )
     warn_if_changed(folder)
-    opened = result_kinds.OpenedResult(folder, result_kinds.kind_of(folder) or result_kinds.RUN)
+    result = result_kinds.OpenedResult(folder, result_kinds.kind_of(folder) or result_kinds.RUN)
+    prints_text = not as_json and not as_markdown
     if as_json:
-        sys.stdout.buffer.write(opened.document)
+        sys.stdout.buffer.write(result.document)
         sys.stdout.buffer.flush()
     elif as_markdown:
-        print(opened.markdown, end="", flush=True)
+        print(result.markdown, end="", flush=True)
     else:
-        print(
-            opened.render_text(full=full, color=wants_color(), width=text_width(sys.stdout)),
-            end="",
-            flush=True,
-        )
-    only = as_json or as_markdown
-    beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""
-    if (
-        not no_html
-        and (html is not None or (beside and not only))
-        and (page := opened.page) is not None
-    ):
-        _write(page, html if html is not None else folder / beside, within=folder)
-    elif not no_html and not only and opened.row.page_name and not beside:
-        print_status(f"no page: no result lies directly in {folder}; --html FILE writes one")
-    if not only and folder.is_dir() and (pages := find_foreign_pages(folder)):
+        text = result.render_text(full=full, color=wants_color(), width=text_width(sys.stdout))
+        print(text, end="", flush=True)
+    if html is not None and not no_html:
+        _write_page(result, html, result_dir=folder)
+    elif prints_text and not no_html:
+        _write_default_page(result, folder)
+    if prints_text and folder.is_dir():
+        _warn_about_foreign_pages(folder)
+    return result.exit_code(strict=strict)
+
+
+def _write_default_page(result: OpenedResult, folder: Path) -> None:
+    """Write the page into the folder of the result, if its kind has a page there."""
+    from loadgen import result_kinds
+
+    page_name = result.row.page_name
+    if not page_name:
+        return
+    if result_kinds.leaves_page_in(result.row, folder):
+        _write_page(result, folder / page_name, result_dir=folder)
+    else:
         print_status(
-            f"note: {', '.join(pages[:5])}{' and more' * (len(pages) > 5)} in {folder}: not made by this version of "
-            "loadgen. In a folder of somebody else such a page may run in your browser what its sender has written"
+            f"No page written: {folder} has no result directly in it. To write one: --html FILE"
         )
-    return opened.exit_code(strict=strict)
 
 
-def _write(page: str, path: Path, within: Path) -> None:
-    """Write the page, unless the file has it already, and print its path to stderr. Raises UserError.
+def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
+    """Write the page of a result, unless the file has it already, and print its path.
 
-    Of a link the user's own is followed (`/dev/stdout`), and one `within` the folder of the result is not.
+    A symbolic link is followed only outside the folder of the result, for example `/dev/stdout`:
+    a folder from another author must not lead a write elsewhere. Raises UserError if the file
+    cannot be written.
     """
     from loadgen.core.results import checksums, files
 
+    page = result.page
+    if page is None:
+        return
     try:
-        own = not path.parent.resolve().is_relative_to(within.resolve())
-        if (
-            (path.is_symlink() and not own)
-            or not path.is_file()
-            or path.read_bytes() != page.encode()
-        ):
-            if own:
+        is_outside = not path.parent.resolve().is_relative_to(result_dir.resolve())
+        if is_outside:
+            if not _has_content(path, page.encode()):
                 path.write_text(page, "utf-8")
-            else:
-                files.replace(path, page.encode(), shared=True)
+        elif path.is_symlink() or not _has_content(path, page.encode()):
+            files.replace(path, page.encode(), shared=True)
     except OSError as error:
-        hint = "give another place with --html FILE, or --no-html"
         raise UserError(
-            "unwritable_file", f"cannot write the page: {error.strerror}", str(path), hint
+            "unwritable_file",
+            f"the page cannot be written: {error.strerror}",
+            str(path),
+            "choose another path with --html FILE, or use --no-html",
         ) from None
     checksums.renew(path.parent, path)
-    print(f"page: {path}", file=sys.stderr)
+    print_status(f"page: {path}")
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def _warn_about_foreign_pages(folder: Path) -> None:
+    """Print the pages in a folder that could run scripts of another author."""
+    pages = find_foreign_pages(folder)
+    if pages:
+        print_status(
+            f"warning: this version of loadgen did not write {list_names(pages)} in {folder}. A "
+            "page from another author can run scripts in your browser."
+        )

@@ -32,12 +32,12 @@ class Token(NamedTuple):
     Attributes:
         flag: The name of the option; "" for an argument.
         value: The value of the option; "" for a switch.
-        words: The words of the command line.
+        arguments: The arguments of the command line.
     """
 
     flag: str
     value: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
@@ -45,16 +45,16 @@ def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
 
     Raises UserError for a secret, which is not stored.
     """
-    kept = _without_repeated(stored, typed)
-    for flag, word in pairwise(kept):
+    remaining_arguments = _without_repeated(stored, typed)
+    for flag, word in pairwise(remaining_arguments):
         if "***" in word:
             raise UserError(
                 "missing_option",
-                "the command that is gone on with had a secret, which is not stored",
+                "the command to resume had a secret, which is not stored",
                 flag,
                 "give it again",
             )
-    return [*kept, *typed[1:]]
+    return [*remaining_arguments, *typed[1:]]
 
 
 def resume_arguments(
@@ -67,7 +67,7 @@ def resume_arguments(
         typed: The command line that the user typed, which has `flag` and the folder.
         flag: The option that names the folder, like --resume.
         folder: The results folder.
-        depth: The number of words with which both command lines name their command.
+        depth: The number of arguments with which both command lines name their command.
 
     Raises:
         UserError: If the folder is of another command, lacks a secret, or specifies what only the
@@ -77,7 +77,10 @@ def resume_arguments(
     if list(stored[:depth]) != list(typed[:depth]):
         stored_command = " ".join(("loadgen", *stored[:depth]))
         raise UserError(
-            "mismatch", "not a result of this command", place, f"it was: {stored_command}"
+            "mismatch",
+            "the folder holds the result of another command",
+            place,
+            f"it was written by {stored_command}",
         )
     parent_commands = list(typed[: depth - 1])
     stored_rest = stored[depth - 1 :]
@@ -86,10 +89,10 @@ def resume_arguments(
     if missing:
         raise UserError(
             "missing_option",
-            "the folder alone says where to send, and with whose keys; a folder may be a "
-            "stranger's",
+            "servers and keys are not taken from a results folder, because another author may have "
+            "written it",
             place,
-            f"where this is right, add {shlex.join(missing)}",
+            f"if these are correct, add {shlex.join(missing)}",
         )
     # The folder is specified twice: if the stored command line ends with an option that lacks its
     # value, that option takes the first one.
@@ -101,25 +104,27 @@ def arguments_to_type_again(stored: Sequence[str]) -> list[str]:
 
     A simulated target need not be typed again.
     """
-    words: list[str] = []
+    arguments: list[str] = []
     for token in _tokens(stored):
         is_simulated = token.flag in COMMAND_OPTIONS["url"].flags and token.value.startswith("sim:")
         if token.flag in FLAGS_THAT_MUST_BE_TYPED and not is_simulated:
-            words += token.words
-    return words
+            arguments += token.arguments
+    return arguments
 
 
 def _without_repeated(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Return the stored words without the options that are typed again, by any of their names."""
+    """Return the stored arguments without the options that are typed again, by any name."""
     typed_flags = {word.partition("=")[0] for word in _split_short_options(typed)}
     replaced = typed_flags & COMPARISON_FLAGS
     for option in COMMAND_OPTIONS.values():
         if typed_flags & set(option.flags):
             replaced |= set(option.flags)
-    return [word for token in _tokens(stored) if token.flag not in replaced for word in token.words]
+    return [
+        word for token in _tokens(stored) if token.flag not in replaced for word in token.arguments
+    ]
 
 
-def _tokens(words: Sequence[str]) -> Iterator[Token]:
+def _tokens(arguments: Sequence[str]) -> Iterator[Token]:
     """Yield the options and arguments of a command line.
 
     Only the options that a caller looks for have to be known: the value of any other option counts
@@ -129,7 +134,7 @@ def _tokens(words: Sequence[str]) -> Iterator[Token]:
         flag for option in COMMAND_OPTIONS.values() for flag in option.flags
     }
     takes_value -= SWITCHES
-    remaining = _split_short_options(words)
+    remaining = _split_short_options(arguments)
     for word in remaining:
         flag, equals, value = word.partition("=")
         if equals or flag not in takes_value:
@@ -142,9 +147,9 @@ def _tokens(words: Sequence[str]) -> Iterator[Token]:
             yield Token(flag, value_word, (word, value_word))
 
 
-def _split_short_options(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words with each short option on its own: `-kuURL` is -k, -u and URL."""
-    for word in words:
+def _split_short_options(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments with each short option on its own: `-kuURL` is -k, -u and URL."""
+    for word in arguments:
         rest = word
         while rest[:1] == "-" and rest[1:2].isalpha() and len(rest) > 2:
             yield rest[:2]

@@ -26,8 +26,8 @@ AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
 def build_settings(options: Mapping[str, Any]) -> Settings:
     """Return the settings that the options of a run specify; other options have their defaults.
 
-    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises CombinedError with
-    every error that was found.
+    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises CombinedError
+    with every error that was found.
     """
     errors: list[LoadgenError] = []
     values = _parse_values(options, errors)
@@ -85,14 +85,14 @@ def _conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
                 "conflict",
                 "--url and --targets exclude each other",
                 "--targets",
-                "put every url into the file",
+                "put all URLs into the file",
             )
         )
     if values.get("ray") is not None and "sources" in values:
         errors.append(
             UserError(
                 "unsupported",
-                "local addresses differ from node to node",
+                "sources cannot be used with --ray, because each node has other addresses",
                 "--set sources",
                 "leave out sources or --ray",
             )

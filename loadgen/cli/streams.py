@@ -1,5 +1,7 @@
-"""The standard streams of a command, made safe before it starts: none of them missing, and a reader that leaves early
-(`| head`), or a terminal without UTF-8, does not change how the command ends.
+"""Makes the standard streams of a command safe before it starts.
+
+A missing stream, a reader that stops early (`| head`), a terminal without UTF-8, or control
+characters in a text from outside must not change how the command ends.
 """
 
 from __future__ import annotations
@@ -11,69 +13,89 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+_CONTROL_CHARACTERS = re.compile(
+    "\x1b(?!\\[(?:0|1|31|32|33)m)"  # an escape that is none of our colors
+    "|\r(?!\n)"
+    "|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
+    "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # direction of the text
+)
+"""What could move the cursor, change the terminal or reorder a text."""
+
 
 def prepare() -> None:
-    """To be called once, at the start of a process. Streams that were replaced (by a test, say) are left alone."""
+    """Replace the standard streams of the process with safe ones. Called once, at the start.
+
+    Streams that were replaced already, for example by a test, are left alone.
+    """
+    _open_missing_descriptors()
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the life of the process
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _create_safe_stream(sys.__stdout__, 1)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _create_safe_stream(sys.__stderr__, 2)
+
+
+def _open_missing_descriptors() -> None:
+    """Open /dev/null for each standard stream that the parent process has closed.
+
+    Otherwise the next file that is opened would take its number, and the event loop would abort.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed (`<&-`): the next file opened would take its number, and the event loop aborts on that
+        except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the life of the process
-    for name in ("stdout", "stderr"):
-        stream: Any = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):
-            setattr(sys, name, _safe(stream, 1 if name == "stdout" else 2))
 
 
-def _safe(stream: io.TextIOWrapper | None, descriptor: int) -> io.TextIOWrapper:
+def _create_safe_stream(stream: TextIO | None, descriptor: int) -> io.TextIOWrapper:
     if stream is not None:
         stream.flush()
-    return _Terminal(
-        io.BufferedWriter(_LeavableFile(descriptor, "wb", closefd=False)),
+    return _SafeTextStream(
+        io.BufferedWriter(_AbandonableFile(descriptor, "wb", closefd=False)),
         encoding=stream.encoding if stream is not None else "utf-8",
-        errors="backslashreplace",  # where a character has no place in the encoding
+        errors="backslashreplace",  # for characters that the encoding does not have
         line_buffering=descriptor == 2 or os.isatty(descriptor),
     )
 
 
-class _Terminal(io.TextIOWrapper):
-    """Text for a terminal, which obeys our own colours and nothing else that may be in a text."""
+class _SafeTextStream(io.TextIOWrapper):
+    """A text stream that escapes control characters, except for the colors of loadgen."""
 
     def write(self, text: str) -> int:
-        return super().write(
-            _STEERING.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
-        )
+        """Write a text with its control characters escaped."""
+        return super().write(_CONTROL_CHARACTERS.sub(_escape_match, text))
 
-    def steer(self, text: str) -> int:
-        """Write what moves the cursor too: a drawing of ours, whose texts are harmless."""
+    def write_raw(self, text: str) -> int:
+        """Write a text as it is. It must not contain a text from outside."""
         return super().write(text)
 
 
-def drawing(stream: TextIO) -> Callable[[str], int]:
-    """The `write` of a stream for what draws over itself, with moves of the cursor."""
-    write: Callable[[str], int] = getattr(stream, "steer", stream.write)
+def _escape_match(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+def raw_writer(stream: TextIO) -> Callable[[str], int]:
+    """Return the function that writes to a stream unescaped, for views that move the cursor."""
+    write: Callable[[str], int] = getattr(stream, "write_raw", stream.write)
     return write
 
 
-_STEERING = re.compile(
-    "\x1b(?!\\[(?:0|1|31|32|33)m)|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+class _AbandonableFile(io.FileIO):
+    """A file that can lose its reader: later writes are discarded without an error.
 
-
-class _LeavableFile(io.FileIO):
-    """A file whose reader may leave: what is written after that goes nowhere, without an error. Where the host refuses
-    a write, that is raised once: Python would try again at its end, and print a traceback.
+    Other errors of a write are raised once. Python would try again when the process ends, and print
+    a traceback.
     """
 
     def write(self, data: Any) -> int:
+        """Write bytes, or discard them once a write has failed."""
         try:
             return super().write(data) or 0
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
             if not isinstance(error, BrokenPipeError):
                 raise
             return len(data)

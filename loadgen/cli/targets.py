@@ -45,8 +45,8 @@ def _check_url(url: str) -> str:
     if url.startswith("sim:"):
         raise Wrong(
             "invalid_url",
-            f"runs in virtual time, beside no other target: {url}",
-            "name it alone, by --url; to serve it here: loadgen sim --preset",
+            f"a simulated target must be the only target: {url}",
+            "use --url for it alone, or serve it over HTTP with loadgen sim --preset",
         )
     try:
         Target.parse(url)
@@ -89,12 +89,12 @@ class _TargetsFile(NamedTuple):
     context: FileContext
 
     def add_error(
-        self, code: Code, what: str, place: Sequence[str | int], hint: str, *, key: str = ""
+        self, code: Code, message: str, place: Sequence[str | int], hint: str, *, key: str = ""
     ) -> None:
         """Add an error at a place, which is a path of keys and indices below `targets`."""
         spot, path, _ = locate(self.top, ("targets", *place))
         where_in_file = place_at(self.context.file, spot, path)
-        self.context.errors.append(UserError(code, what, where_in_file, hint, key=key))
+        self.context.errors.append(UserError(code, message, where_in_file, hint, key=key))
 
 
 def load_targets(
@@ -121,7 +121,7 @@ def load_targets(
         raise CombinedError(sort_errors(context.errors))
     file = _TargetsFile(top, context)
     if not written.targets:
-        file.add_error("empty_file", "no targets in it", (), _EXAMPLE)
+        file.add_error("empty_file", "the file has no targets", (), _EXAMPLE)
     endpoints: list[Endpoint] = []
     for index, target in enumerate(written.targets):
         endpoint = _to_endpoint(target, index, file, env, common)
@@ -187,23 +187,23 @@ def _check_not_repeated(
 ) -> None:
     """Add an error if an earlier target has the same name, or the same URL and key."""
     if any(other.name == endpoint.name for other in earlier):
-        what = f"a second target named {endpoint.name!r}"
-        file.add_error("duplicate", what, (index,), "give each its own name")
+        message = f"two targets are named {endpoint.name!r}"
+        file.add_error("duplicate", message, (index,), "give each target its own name")
     same = [other for other in earlier if _is_same(other, endpoint)]
     if same:
         file.add_error(
             "duplicate",
-            f"the same endpoint and key as {same[0].name!r}",
+            f"has the same URL and key as {same[0].name!r}",
             (index, "url"),
-            "name each once: its load would be counted as two",
+            "list each server once; otherwise its load counts twice",
         )
 
 
-def _is_same(one: Endpoint, other: Endpoint) -> bool:
+def _is_same(first: Endpoint, second: Endpoint) -> bool:
     """Return True if two targets have the same base URL and the same key."""
     return (
-        one.api_key == other.api_key
-        and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+        first.api_key == second.api_key
+        and Target.parse(first.url).redacted == Target.parse(second.url).redacted
     )
 
 
@@ -234,7 +234,7 @@ def check_urls_are_specified(urls: Sequence[str]) -> None:
         named = split_named_url(text)
         url = text if named is None else named.url
         if not url.strip():
-            reason = "the URL is empty: is a variable not set?"
+            reason = "the URL is empty; is an environment variable unset?"
             raise UserError("missing_value", reason, f"--url {text!r}", URL_HINT)
 
 
@@ -243,9 +243,9 @@ def check_url(url: str, *, server: str = "auto") -> None:
     if re.fullmatch("[0-9]+", url):
         raise UserError(
             "invalid_url",
-            f"{url} is a number, and --url (-u) takes the URL of the server",
+            f"must be the URL of a server, not {url}",
             f"--url {url}",
-            f"for {url} requests in flight: -c {url}",
+            f"for {url} concurrent requests, use -c {url}",
         )
     backend = backends.of_target(url)
     if backend.name != "http":
@@ -275,8 +275,8 @@ def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, 
                     url=url, name=address, api_key=common.api_key, serves=named.name
                 )
             if any(_has_same_role(endpoint, other) for other in endpoints):
-                what = f"{address} is given twice"
-                errors.append(UserError("duplicate", what, "--url", "name each target once"))
+                message = f"{address} is specified twice"
+                errors.append(UserError("duplicate", message, "--url", "specify each target once"))
             endpoints.append(endpoint)
     if errors:
         raise CombinedError(errors)
@@ -287,15 +287,15 @@ def _check_one_of_several(url: str) -> str:
     """Return the address of a URL that can be used beside others. Raises UserError."""
     backend = backends.of_target(url)
     if backends.provides_target(backend):
-        reason = f"a target of {backend.name} stands alone"
+        reason = f"a target of {backend.name} must be the only target"
         if backend.virtual:
-            reason = f"{url} runs in virtual time"
-        raise UserError("conflict", f"{reason}, beside no other target", "--url", "name it alone")
+            reason = f"{url} is simulated and must be the only target"
+        raise UserError("conflict", reason, "--url", "leave out the other targets")
     try:
         return Target.parse(url).redacted
     except TargetUnusable as error:
         raise UserError(error.code, str(error), "--url", error.hint) from None
 
 
-def _has_same_role(one: Endpoint, other: Endpoint) -> bool:
-    return one.name == other.name and one.serves == other.serves
+def _has_same_role(first: Endpoint, second: Endpoint) -> bool:
+    return first.name == second.name and first.serves == second.serves

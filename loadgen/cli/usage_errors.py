@@ -28,7 +28,7 @@ _COMMANDS_OF_OTHER_TOOLS = {
     ("profile",): "run",
 }
 """Commands of other tools that send a load, with the command of this tool that does."""
-_EXTRA_WORD_HINTS = {"sim": "--preset {}", "run": "one workload at a time"}
+_EXTRA_WORD_HINTS = {"sim": "--preset {}", "run": "give one workload"}
 """For a command, what an unexpected word on its command line probably means."""
 _URL = "[A-Za-z][A-Za-z0-9+.-]+:/"  # a Path has only one slash of the two
 _ARGUMENTS_OF_FILES = ("contract", "dataset", "trace", "workload")
@@ -49,7 +49,7 @@ def to_user_error(error: Any) -> UserError:
             "missing_value",
             f"{error.option_name} needs a value",
             error.option_name,
-            "loadgen COMMAND --help says which",
+            f"see {command} --help",
         )
     unknown_command = re.match("No such command '(.+?)'", str(error.message))
     if unknown_command is not None:
@@ -59,9 +59,9 @@ def to_user_error(error: Any) -> UserError:
 
 def _unknown_command(name: str, ctx: Any) -> UserError:
     """Return the error for a word that is no command; it may be one of another tool."""
-    words = list(ctx.find_root().obj or [])
+    arguments = list(ctx.find_root().obj or [])
     depth = len(ctx.command_path.split()) - 1
-    rest = words[depth:]
+    rest = arguments[depth:]
     for other_words, command_name in _COMMANDS_OF_OTHER_TOOLS.items():
         if tuple(rest[: len(other_words)]) == other_words and depth == 0:
             command = ctx.command.get_command(ctx, command_name)
@@ -69,25 +69,25 @@ def _unknown_command(name: str, ctx: Any) -> UserError:
             translation = translate(typed, 1, _options_of(command, ("--help",)))
             return UserError(
                 "unknown_name",
-                f"no command is called {name}",
+                f"unknown command: {name}",
                 f"{ctx.command_path} {' '.join(other_words)}",
                 f"type: {translation.command}",
             )
     hint = _hint_for_command(name, rest) if depth == 0 else ""
     return UserError(
         "unknown_name",
-        f"no command is called {name}",
+        f"unknown command: {name}",
         ctx.command_path,
         hint or did_you_mean(name, ctx.command.list_commands(ctx)),
     )
 
 
-def _hint_for_command(name: str, words: Sequence[str]) -> str:
+def _hint_for_command(name: str, arguments: Sequence[str]) -> str:
     """Return what to type instead of a word that other tools have as a command, or ""."""
     if name == "version":
         return "type: loadgen --version"
     if name == "help":
-        return f"type: {shlex.join(['loadgen', *words[1:2], '--help'])}"
+        return f"type: {shlex.join(['loadgen', *arguments[1:2], '--help'])}"
     if name in ("serve", "simulate"):
         return "type: loadgen sim --preset gb300-vm"
     return ""
@@ -107,48 +107,46 @@ def _options_of(command: Any, help_names: Iterable[str]) -> dict[str, KnownOptio
 def _unknown_options(error: Any, command: str) -> UserError:
     """Return one error for all options that a command does not have, with what to type instead."""
     ctx = error.ctx
-    words = list(ctx.find_root().obj or [])
+    arguments = list(ctx.find_root().obj or [])
     depth = len(command.split()) - 1
     if hasattr(ctx.command, "list_commands"):
-        return _option_before_command(error.option_name, words, depth, ctx)
+        return _option_before_command(error.option_name, arguments, depth, ctx)
     known = _options_of(ctx.command, ctx.help_option_names)
-    translation = translate(words, depth, known)
+    translation = translate(arguments, depth, known)
     unknown = translation.unknown or (error.option_name,)
     hints = {
         flag: translation.hints.get(flag) or _similar_flag(flag, known, ctx) for flag in unknown
     }
     if len(unknown) == 1:
-        what = f"no flag is called {unknown[0]}"
+        problem = f"unknown option: {unknown[0]}"
         lines = [hints[unknown[0]]]
         if translation.is_changed:
             lines.append(f"type: {translation.command}")
     else:
-        what = f"no flags are called {', '.join(unknown)}"
+        problem = f"unknown options: {', '.join(unknown)}"
         lines = [f"type: {translation.command}"] if translation.is_changed else []
         lines += [
             f"{flag}: {hint}" for flag, hint in hints.items() if flag not in translation.replaced
         ]
-    return UserError("unknown_name", what, f"{command} {unknown[0]}", "\n  ".join(lines))
+    return UserError("unknown_name", problem, f"{command} {unknown[0]}", "\n  ".join(lines))
 
 
-def _option_before_command(flag: str, words: list[str], depth: int, ctx: Any) -> UserError:
+def _option_before_command(flag: str, arguments: list[str], depth: int, ctx: Any) -> UserError:
     """Return the error for an option of a group, where a command has to be named first."""
     names = ctx.command.list_commands(ctx)
     hint = f"known: {', '.join(names)}"
     if depth:
-        example = shlex.join(["loadgen", *words[:depth], names[0], *words[depth:]])
+        example = shlex.join(["loadgen", *arguments[:depth], names[0], *arguments[depth:]])
         hint += f"\n  type, for example: {example}"
-    what = f"{flag} stands before the name of a command"
-    return UserError("unknown_name", what, f"{ctx.command_path} {flag}", hint)
+    problem = f"{flag} must follow the name of a command"
+    return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
 
 
 def _similar_flag(flag: str, known_flags: Iterable[str], ctx: typer.Context) -> str:
     similar = closest(flag, list(known_flags), cutoff=0.7)
     suggestion = f"did you mean {similar}? " if similar else ""
     has_full_help = "--help-all" in ctx.help_option_names
-    return (
-        f"{suggestion}all of them: {ctx.command_path} {'--help-all' if has_full_help else '--help'}"
-    )
+    return f"{suggestion}see {ctx.command_path} {'--help-all' if has_full_help else '--help'}"
 
 
 def _invalid_parameter(error: Any, command: str) -> UserError:
@@ -168,12 +166,12 @@ def _invalid_parameter(error: Any, command: str) -> UserError:
 
 def _unexpected_word(error: Any, command: str) -> UserError:
     """Return the error for a word that no argument takes; it may be a URL, a unit or a value."""
-    words = list(error.ctx.find_root().obj or []) if error.ctx is not None else []
-    endpoint = _endpoint_without_flag(words)
+    arguments = list(error.ctx.find_root().obj or []) if error.ctx is not None else []
+    endpoint = _endpoint_without_flag(arguments)
     if endpoint:
         return UserError(
             "unknown_name",
-            f"{endpoint} is an endpoint, and stands behind --url",
+            f"{endpoint} is a URL, and needs the option --url",
             f"{command} {endpoint}",
             f"--url {endpoint}",
         )
@@ -185,24 +183,24 @@ def _unexpected_word(error: Any, command: str) -> UserError:
     word = extra[1].split()[0]
     return UserError(
         "invalid_value",
-        f"{word} is one word too many",
+        f"unexpected argument: {word}",
         f"{command} {word}",
-        _hint_for_extra_word(word, words, command),
+        _hint_for_extra_word(word, arguments, command),
     )
 
 
-def _endpoint_without_flag(words: Sequence[str]) -> str:
+def _endpoint_without_flag(arguments: Sequence[str]) -> str:
     """Return the first URL or `sim:` target that does not follow a flag, or ""."""
-    for before, word in pairwise(words):
+    for before, word in pairwise(arguments):
         if not before.startswith("-") and re.match("(sim:|https?://)", word):
             return word
     return ""
 
 
-def _hint_for_extra_word(word: str, words: Sequence[str], command: str) -> str:
-    before = next((first for first, second in pairwise(words) if second == word), "")
+def _hint_for_extra_word(word: str, arguments: Sequence[str], command: str) -> str:
+    before = next((first for first, second in pairwise(arguments) if second == word), "")
     if re.fullmatch(r"[0-9.]+", before) and re.fullmatch(_TIME_UNITS, word):
-        return f"a number and its unit are one word: {before}{word}"
+        return f"write a number and its unit together: {before}{word}"
     hint = f"see {command} --help"
     extra_hint = _EXTRA_WORD_HINTS.get(command.rpartition(" ")[2])
     return f"{extra_hint.format(word)}; {hint}" if extra_hint else hint
@@ -230,7 +228,7 @@ def _check_path(param: Any, text: str) -> None:
     url = text if "://" in text else text.replace(":/", "://", 1)
     raise UserError(
         "invalid_value",
-        "this is a URL, and a file or folder of this machine is meant",
+        "must be a file or folder, not a URL",
         f"{max(param.opts, key=len)} {url}" if is_option else url,
-        "a server stands behind --url; a file is fetched first",
+        "use --url for a server, or download the file first",
     )

@@ -56,9 +56,9 @@ def parse_metadata(
         errors.append(
             UserError(
                 "too_large",
-                f"{len(pairs)} pairs are too many",
+                f"{len(pairs)} pairs exceed the limit of {MAX_PAIRS}",
                 "--metadata",
-                f"{MAX_PAIRS} at most",
+                "leave some out",
             )
         )
     return Metadata(tuple(pairs.items()), errors)
@@ -94,23 +94,23 @@ def _check_pair(
 ) -> UserError | None:
     """Return what is wrong with a pair, or None; `pairs` are those before it."""
     if not re.fullmatch(_KEY, key):
-        what = "no key of metadata: letters, digits, . _ -, at most 64"
-        return UserError("invalid_value", what, "--metadata", _EXAMPLE)
+        message = "a key must be at most 64 letters, digits, dots, underscores or dashes"
+        return UserError("invalid_value", message, "--metadata", _EXAMPLE)
     if value is None:
-        return UserError("invalid_value", "a key without a value", f"--metadata {key}", _EXAMPLE)
+        return UserError("invalid_value", "the key has no value", f"--metadata {key}", _EXAMPLE)
     if re.search(_SECRET_KEY, key) or _is_secret(value, secrets):
         return UserError(
             "secret",
-            "this looks like a secret, and metadata are stored and shown as they stand",
+            "looks like a secret; metadata is stored and shown in plain text",
             f"--metadata {key}=***",
-            "leave it out; keys belong into --api-key-file or the environment",
+            "leave it out; use --api-key-file or an environment variable for keys",
         )
     place = f"--metadata {key}=..."
     if key in pairs:
-        return UserError("duplicate", "the key is given twice", place, "give each key once")
+        return UserError("duplicate", "the key is specified twice", place, "specify each key once")
     if not value or len(value) > MAX_VALUE_LENGTH or not value.isprintable():
-        what = f"a value is one line of 1 to {MAX_VALUE_LENGTH} characters"
-        return UserError("invalid_value", what, place, _EXAMPLE)
+        message = f"a value must be one line of 1 to {MAX_VALUE_LENGTH} characters"
+        return UserError("invalid_value", message, place, _EXAMPLE)
     return None
 
 

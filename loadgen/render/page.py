@@ -301,9 +301,9 @@ class Page:
 
     def add_charts(self, charts: Iterable[Chart]) -> None:
         """Append charts, side by side where the page is wide enough."""
-        figures = [self._figure_html(chart) for chart in charts]
-        if figures:
-            self.add_html('<div class="charts">', *figures, "</div>")
+        figure_blocks = [self._figure_html(chart) for chart in charts]
+        if figure_blocks:
+            self.add_html('<div class="charts">', *figure_blocks, "</div>")
 
     def _figure_html(self, chart: Chart) -> str:
         """Return the place of a chart. The script draws the chart from the data in the page."""
@@ -379,7 +379,7 @@ _VERDICT_WORDS = {
     ),
     "warn": ("INCONCLUSIVE", "UNDECIDED", "undecided", "not valid", "warning"),
 }
-VERDICT_KINDS = {word: kind for kind, words in _VERDICT_WORDS.items() for word in words}
+VERDICT_KINDS = {word: kind for kind, group in _VERDICT_WORDS.items() for word in group}
 """The color of a cell that begins with a verdict."""
 
 

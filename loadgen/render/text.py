@@ -137,9 +137,9 @@ class TextRenderer:
         lines: list[str] = []
         for notice in notices:
             text = f"{notice.label}: {notice.text}"
-            first, *others = wrap_text(text, other_indent="  ", width=self._width)
+            first, *next_lines = wrap_text(text, other_indent="  ", width=self._width)
             lines.append(first.replace(notice.label, self._paint(notice.label, notice.kind), 1))
-            lines += others
+            lines += next_lines
         return lines
 
     def _part(self, part: Part, indent: str = "") -> Iterator[str]:

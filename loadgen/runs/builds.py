@@ -75,7 +75,7 @@ class BuildReport(Struct, frozen=True):
             write_file(self.junit, render(command, cases), "--junit")
         if self.step_summary is not None:
             markdown = outcome.markdown(runs, added_cases)
-            write_file(self.step_summary, markdown, "--github", add=True)
+            write_file(self.step_summary, markdown, "--github", append=True)
 
 
 def build_report(junit: Path | None, *, github: bool, strict: bool) -> BuildReport:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
-from loadgen.cli.streams import drawing
+from loadgen.cli.streams import raw_writer
 from loadgen.core import format
 from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
 from loadgen.render.table import WIDTH
@@ -97,7 +97,7 @@ class Progress:
         self._stream = stream or sys.stderr
         self._drain_ns = drain_ns
         self._as_json = as_json
-        self._draw = drawing(self._stream)
+        self._draw = raw_writer(self._stream)
         self._is_rewritten = self._stream.isatty() and not as_json
         self._last_events = 0
         self._start_ns = monotonic_ns()

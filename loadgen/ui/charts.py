@@ -143,9 +143,9 @@ def build_charts(
     if priced and not choice.y:
         y_keys.append("usd")
     for y_key in y_keys:
-        shown = priced if y_key == "usd" else results
+        results_shown = priced if y_key == "usd" else results
         y_metric = Y_METRICS[y_key].with_currency(currency)
-        chart = _build_chart(shown, x_metric, y_metric, choice.color_by, links=links)
+        chart = _build_chart(results_shown, x_metric, y_metric, choice.color_by, links=links)
         if chart is not None:
             yield chart
 

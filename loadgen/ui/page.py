@@ -91,13 +91,13 @@ def render(
         currency: The currency of the costs, or "" without prices.
         served: Whether `loadgen ui` serves the page, so that it has a form and links.
     """
-    drawn = results_to_draw(results, choice)
+    drawn_results = results_to_draw(results, choice)
     listed = [result for result in results if filter_text.lower() in _searchable_text(result)]
     command = "ui" if served else "report"
     page = Page(f"Results in {title}", f"loadgen {version} {command}")
     if served and any(result.is_running for result in listed):
         page.add_html(f'<meta http-equiv="refresh" content="{LIST_REFRESH_S}">')
-    if any(map(_is_simulated, [*drawn, *listed])):
+    if any(map(_is_simulated, [*drawn_results, *listed])):
         notice = simulated_notice(
             "some results come from a performance model, not from real hardware"
         )
@@ -105,33 +105,33 @@ def render(
     page.add_title(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
         page.add_paragraph(NO_RESULTS)
-    if drawn:
-        page.add_paragraph(_describe_workload(results, drawn[0]))
-    page.add_charts(build_charts(drawn, choice, currency, links=served))
+    if drawn_results:
+        page.add_paragraph(_describe_workload(results, drawn_results[0]))
+    page.add_charts(build_charts(drawn_results, choice, currency, links=served))
     if currency and choice.y in ("", "usd"):
-        _add_missing_costs(page, drawn)
-    if drawn:
+        _add_missing_costs(page, drawn_results)
+    if drawn_results:
         page.add_paragraph(CHART_LEGEND, "soft")
     page.add_heading("Results")
     if served:
-        page.add_html(_form_html(results, drawn, listed, choice, filter_text))
+        page.add_html(_form_html(results, drawn_results, listed, choice, filter_text))
     else:
-        page.add_html(_static_list_html(listed, drawn))
+        page.add_html(_static_list_html(listed, drawn_results))
     return page.render()
 
 
 def _describe_workload(results: Sequence[StoredResult], example: StoredResult) -> str:
     """Return the workload that is drawn, and how many other workloads there are."""
     text = f"Workload: {example.workload_label}."
-    others = len(distinct_workloads(results)) - 1
-    if others:
-        text += f" {format.counted(others, 'other workload')} not drawn."
+    undrawn = len(distinct_workloads(results)) - 1
+    if undrawn:
+        text += f" {format.counted(undrawn, 'other workload')} not drawn."
     return text
 
 
-def _add_missing_costs(page: Page, drawn: Sequence[StoredResult]) -> None:
+def _add_missing_costs(page: Page, drawn_results: Sequence[StoredResult]) -> None:
     """Name the results that have no cost, and explain why."""
-    without_cost = [result.name for result in drawn if not result.cost_per_million_tokens]
+    without_cost = [result.name for result in drawn_results if not result.cost_per_million_tokens]
     if without_cost:
         page.add_paragraph(f"No cost for {', '.join(without_cost)}. {NO_COST_REASON}", "soft")
 
@@ -256,7 +256,9 @@ PAGE_HEAD = (
 )
 
 
-def _row_html(result: StoredResult, name_html: str, drawn: Sequence[StoredResult]) -> ListRowHtml:
+def _row_html(
+    result: StoredResult, name_html: str, drawn_results: Sequence[StoredResult]
+) -> ListRowHtml:
     """Return a row of the list. Target and GPUs stand below the workload."""
     row = _list_row(result)
     gpus = f"{row.gpus} GPUs" if row.gpus else ""
@@ -270,24 +272,24 @@ def _row_html(result: StoredResult, name_html: str, drawn: Sequence[StoredResult
         workload_html,
         *map(escape, metrics),
     ]
-    return ListRowHtml(cells, _can_be_drawn_with(result, drawn))
+    return ListRowHtml(cells, _can_be_drawn_with(result, drawn_results))
 
 
-def _can_be_drawn_with(result: StoredResult, drawn: Sequence[StoredResult]) -> bool:
+def _can_be_drawn_with(result: StoredResult, drawn_results: Sequence[StoredResult]) -> bool:
     """Return True if a result has the workload that is drawn, or nothing to draw."""
-    if not drawn or result.curve is None:
+    if not drawn_results or result.curve is None:
         return True
-    return have_same_workload(result, drawn[0])
+    return have_same_workload(result, drawn_results[0])
 
 
-def _static_list_html(listed: Sequence[StoredResult], drawn: Sequence[StoredResult]) -> str:
+def _static_list_html(listed: Sequence[StoredResult], drawn_results: Sequence[StoredResult]) -> str:
     """Return the list of a page without a server: names lead to pages that are files."""
     rows = []
     for result in listed:
         name_html = escape(result.name)
         if result.page:
             name_html = f'<a href="{quote(result.page)}">{name_html}</a>'
-        rows.append(_row_html(result, name_html, drawn))
+        rows.append(_row_html(result, name_html, drawn_results))
     return _list_html(rows)
 
 
@@ -312,25 +314,26 @@ def _list_html(rows: Sequence[ListRowHtml]) -> str:
 
 def _form_html(
     results: Sequence[StoredResult],
-    drawn: Sequence[StoredResult],
+    drawn_results: Sequence[StoredResult],
     listed: Sequence[StoredResult],
     choice: Choice,
     filter_text: str,
 ) -> str:
     """Return the list as a form: check boxes, what to draw, and buttons."""
-    drawn_names = {result.name for result in drawn}
+    drawn_names = {result.name for result in drawn_results}
+    selects = _selects_html(results, drawn_results, choice)
     rows = []
     for result in listed:
         name_html = _check_box_html(result, is_checked=result.name in drawn_names)
-        rows.append(_row_html(result, name_html, drawn))
+        rows.append(_row_html(result, name_html, drawn_results))
     return (
-        f'<form method="get" action="./"><p class="choice">{_selects_html(results, drawn, choice)} '
+        f'<form method="get" action="./"><p class="choice">{selects} '
         "<button>Draw</button> "
         '<button formaction="compare">Compare selected</button> '
         '<button formaction="share">Save as one page</button></p>'
         f'<p><input type="search" name="q" value="{escape(filter_text)}" placeholder="filter" '
         'aria-label="filter"> <button>Filter</button> '
-        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn)} drawn '
+        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn_results)} drawn '
         f"(at most {MAX_CURVES}). Grey: another workload.</span></p>"
         f"{_hidden_names_html(drawn_names, listed)}{_list_html(rows)}</form>"
     )
@@ -360,12 +363,12 @@ def _hidden_names_html(drawn_names: set[str], listed: Sequence[StoredResult]) ->
 
 
 def _selects_html(
-    results: Sequence[StoredResult], drawn: Sequence[StoredResult], choice: Choice
+    results: Sequence[StoredResult], drawn_results: Sequence[StoredResult], choice: Choice
 ) -> str:
     """Return the menus for the workload, the axes and the color."""
     workloads = {}
     for example in distinct_workloads(results):
-        same = [result for result in drawn if have_same_workload(result, example)]
+        same = [result for result in drawn_results if have_same_workload(result, example)]
         value = same[0].name if same else example.name
         workloads[value] = example.workload_label
     has_costs = any(result.cost_per_million_tokens for result in results)
@@ -376,7 +379,7 @@ def _selects_html(
         if key != "usd" or has_costs
     }
     selects = (
-        _select_html("workload", "w", drawn[0].name if drawn else "", workloads),
+        _select_html("workload", "w", drawn_results[0].name if drawn_results else "", workloads),
         _select_html("x axis", "x", choice.x, x_metrics),
         _select_html("y axis", "y", choice.y, {"": "automatic", **y_metrics}),
         _select_html("color by", "c", choice.color_by, {key: key for key in COLOR_KEYS}),

@@ -94,7 +94,7 @@ def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Pa
     with pytest.raises(CombinedError) as refused:
         targets.load_targets(tmp_path / "t.yaml", {}, Endpoint(url=""))
     (fault,) = refused.value.faults
-    assert "runs in virtual time, beside no other target" in str(fault) and "http://sim" not in str(
+    assert "a simulated target must be the only target" in str(fault) and "http://sim" not in str(
         fault
     )
 

@@ -18,7 +18,7 @@ import pytest
 from command_line import exits
 from msgspec.structs import replace
 
-from loadgen.cli.output import LEAST_COLUMNS, MOST_COLUMNS, text_width
+from loadgen.cli.output import MIN_COLUMNS, MAX_COLUMNS, text_width
 from loadgen.core.metrics.summary import load_summary
 from loadgen.render import text as as_text
 from loadgen.render.section import Report, Table, section
@@ -74,7 +74,7 @@ def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
     leader, follower = pty.openpty()
     try:
         with open(follower, "w", closefd=False) as terminal:
-            for asked, expected in ((40, LEAST_COLUMNS), (72, 72), (900, MOST_COLUMNS)):
+            for asked, expected in ((40, MIN_COLUMNS), (72, 72), (900, MAX_COLUMNS)):
                 fcntl.ioctl(follower, termios.TIOCSWINSZ, pack("HHHH", 30, asked, 0, 0))
                 assert text_width(terminal) == expected
     finally:

@@ -205,11 +205,11 @@ def test_repeats_of_a_sweep_are_taken_up_again(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("0", "no number of runs"),
-        ("many", "no number of runs"),
-        ("3,most=5", "has no end to look for"),
+        ("0", "must be an integer"),
+        ("many", "must be an integer"),
+        ("3,most=5", "need --repeat auto"),
         ("auto,most=2", "from 3 to 100"),
-        ("auto,within=0%", "reached by no number of runs"),
+        ("auto,within=0%", "must be greater than 0"),
         ("3,pause=soon", "is not a duration"),
         ("3,break=10m", "known: pause=10m"),
     ],

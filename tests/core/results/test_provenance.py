@@ -81,7 +81,7 @@ def test_every_results_folder_has_its_hashes(
     if command[0] != "search":
         assert exits("report", str(folder)) == 0  # writes or renews a page
         assert checksums.changed(folder) == {}
-        assert "is not as it was written" not in capsys.readouterr().err
+        assert "was modified after it was written" not in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -130,7 +130,7 @@ def test_a_folder_without_hashes_is_read_in_silence(
     run(tmp_path / "a")
     (tmp_path / "a" / checksums.FILE).unlink()
     assert exits("report", str(tmp_path / "a"), "--no-html") == 0
-    assert "is not as it was written" not in capsys.readouterr().err
+    assert "was modified after it was written" not in capsys.readouterr().err
 
 
 @pytest.mark.processes
