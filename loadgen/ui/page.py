@@ -333,7 +333,7 @@ def _form_html(
         '<button formaction="share">Save as one page</button></p>'
         f'<p><input type="search" name="q" value="{escape(filter_text)}" placeholder="filter" '
         'aria-label="filter"> <button>Filter</button> '
-        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn_results)} drawn '
+        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn_names)} drawn '
         f"(at most {MAX_CURVES}). Grey: another workload.</span></p>"
         f"{_hidden_names_html(drawn_names, listed)}{_list_html(rows)}</form>"
     )

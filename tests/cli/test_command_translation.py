@@ -132,6 +132,6 @@ def test_an_option_of_another_tool_has_one_replacement() -> None:
 def test_a_translated_command_line_is_one_that_the_tool_takes() -> None:
     typed = "run qa --base-url http://h --ttft 500 --users 3 --quiet --max-seconds 5 --seed 1"
     translation = translate(typed.split(), 1, _options_of("run"))
-    words = expand_repeated_values(list(translation.words[1:]))
+    words = expand_repeated_values(list(translation.arguments[1:]))
     find_command("run").make_context("run", words)
     assert translation.unknown == ("--base-url", "--ttft", "--users", "--quiet", "--max-seconds")
