@@ -779,7 +779,4 @@ def test_a_url_in_the_place_of_a_file_is_told_as_one(
     """Without its password."""
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
     said = capsys.readouterr().err
-    assert (
-        "must be a file or folder, not a URL" in said
-        and "secret" not in said
-    )
+    assert "must be a file or folder, not a URL" in said and "secret" not in said

@@ -276,7 +276,9 @@ def test_a_result_that_was_changed_is_told(
         (folder / "vm" / "capacity.json").read_text() + "\n"
     )
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
-    assert "vm was modified after it was written: capacity.json (changed)" in capsys.readouterr().err
+    assert (
+        "vm was modified after it was written: capacity.json (changed)" in capsys.readouterr().err
+    )
 
 
 def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
