@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, nothing_there
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, missing_result
 from loadgen.plugins import Check, OpenTable, check_type
 
 if TYPE_CHECKING:
@@ -675,4 +675,4 @@ def no_result(path: Path) -> UserError:
     """Return the error for a path that holds no result."""
     if path.is_dir():
         return UserError("no_result", "no result of loadgen in this folder", str(path), HINT)
-    return nothing_there(path, HINT)
+    return missing_result(path, HINT)

@@ -742,7 +742,7 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
     for url in ("http://h", "http:/h", "https://h/v1"):
         assert exits(*typed.split(), url) == 2
         assert (
-            "this is a URL; a result is a folder or file of this machine" in capsys.readouterr().err
+            "must be a folder with results, not a URL" in capsys.readouterr().err
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.workload.dataset import read_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
 from loadgen.core.workload.row_errors import BadRow
@@ -56,7 +56,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         except BadRow as wrong:
             location = f"{path}: row {index + 1}"
             errors.append(UserError(wrong.code, str(wrong), location, wrong.hint, key=wrong.key))
-            if enough(errors, str(path)):
+            if has_too_many(errors, str(path)):
                 break
     if errors:
         raise CombinedError(errors)

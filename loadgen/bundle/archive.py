@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.errors import UserError, nothing_there
+from loadgen.core.errors import UserError, missing_result
 from loadgen.core.results.json_files import decode_json
 
 SCHEMA = 1
@@ -125,7 +125,7 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
                 with archive.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file, COPY_BYTES)
     except FileNotFoundError:
-        raise nothing_there(path, _SOURCE_HINT, "no such file") from None
+        raise missing_result(path, _SOURCE_HINT, "no such file") from None
     except UserError:
         raise
     except IsADirectoryError:

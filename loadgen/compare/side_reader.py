@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen import result_kinds
 from loadgen.core import format
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, nothing_there
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, missing_result
 from loadgen.runs.comparison_side import Side
 
 
@@ -44,4 +44,4 @@ def _read_side(path: Path) -> Side:
         raise UserError("unsupported", text, str(path), hint)
     if path.is_dir():
         raise UserError("no_result", "the folder has no run (run.json)", str(path), hint)
-    raise nothing_there(path, hint, "no such file or folder")
+    raise missing_result(path, hint, "no such file or folder")

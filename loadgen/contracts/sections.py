@@ -346,7 +346,7 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         "Software": target.software,
         "Hardware": _hardware_texts(first_summary, contract_gpus),
         "Region": validation.region,
-        **format.said(validation.metadata),
+        **format.metadata_by_heading(validation.metadata),
         "When": f"{validation.started} to {validation.ended}".replace("T", " "),
         "Confidence": (confidence_text(validation), horizon),
         "Client": (host.name, host.cpu, cpus, host.kernel),

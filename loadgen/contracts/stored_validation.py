@@ -21,7 +21,7 @@ from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
-from loadgen.core.errors import Code, CombinedError, UserError, nothing_there
+from loadgen.core.errors import Code, CombinedError, UserError, missing_result
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.results import checksums, store
@@ -85,7 +85,7 @@ def read_original_command(directory: Path) -> list[str]:
         UserError: The directory has no validation with a run.
     """
     if not directory.is_dir():
-        raise nothing_there(directory, _WRONG_FOLDER_HINT)
+        raise missing_result(directory, _WRONG_FOLDER_HINT)
     refuse_links(directory)
     run_files = directory.glob(RUN_MANIFESTS)
     # r2 comes before r10: names are ordered by their length first.
@@ -124,7 +124,7 @@ def judge_again(directory: Path) -> Validation:
         if directory.is_dir():
             text = "the folder has no validation"
             raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
-        raise nothing_there(directory, _WRONG_FOLDER_HINT)
+        raise missing_result(directory, _WRONG_FOLDER_HINT)
     refuse_links(directory)
     errors = [
         _changed_file_error(directory / name, problem)

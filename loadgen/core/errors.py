@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet, hints, and the exit codes: values only. `cli/ending.py` prints and leaves."""
+"""Errors that a user can cause or meet, their hints, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 from loadgen_sdk.errors import Code as SdkCode
 
 OK = 0  # done, SLO met
-SLO_MISSED = 1  # a sound run that missed its SLO, or a comparison that failed
+SLO_MISSED = 1  # a valid run that missed its SLO, or a comparison that failed
 USAGE = 2  # wrong flags or workload
 UNSOUND = 3  # target unreachable, or the measurement is not valid
-INCONCLUSIVE = 4  # a sound measurement that cannot decide what was asked
+INCONCLUSIVE = 4  # a valid measurement that cannot answer the question
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -84,11 +84,14 @@ Code = Literal[
     "targets_differ",  # The targets of a run do not serve the same model or API.
     "failed_check",  # A check before the load failed; `key` names it.
 ]
-"""What is wrong, for programs; docs/reference/errors.md is made from this table and from that of the SDK."""
+"""What is wrong, for programs.
+
+docs/reference/errors.md is generated from this table and from that of the SDK.
+"""
 
 
 class Place(NamedTuple):
-    """A place in a file, counted from 1, and the path of keys that leads there ("" at the top)."""
+    """A position in a file, counted from 1, with the path of keys to it ("" at the top)."""
 
     file: str
     line: int
@@ -100,10 +103,17 @@ class Place(NamedTuple):
 
 
 class LoadgenError(Exception):
-    """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do.
+    """One error.
 
-    For programs: `code` says what is wrong, `key` of what (a flag, a path of keys, a package; by default the flag or
-    the path in `where`), and `values` what else a program can use. `place` is where, of a file that was parsed.
+    Attributes:
+        code: What is wrong, for programs.
+        what: What is wrong, as a text.
+        where: Where it is: file:line:column, an option or a URL.
+        hint: What to do.
+        key: What it is about, for programs: an option, a path of keys or a package. By default the
+            option or the path in `where`.
+        values: Further values for programs.
+        place: The position in a file that was parsed.
     """
 
     exit_code = USAGE
@@ -119,13 +129,11 @@ class LoadgenError(Exception):
         values: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(code, what)
-        self.code, self.what, self.where, self.hint, self.values = (
-            code,
-            what,
-            str(where),
-            hint,
-            values or {},
-        )
+        self.code = code
+        self.what = what
+        self.where = str(where)
+        self.hint = hint
+        self.values = values or {}
         self.place = where if isinstance(where, Place) else None
         self.key = key or (self.place.path if self.place else _key_in(self.where))
 
@@ -139,76 +147,86 @@ class LoadgenError(Exception):
 
 
 def _key_in(where: str) -> str:
-    """What a place names: the flag of `--slo ttft`, `--set limit` of `--set limit=cpu_share:5%`, the keys of
-    `capacity.json (rate_per_s)`; "" without any.
+    """Return the option or the keys that a position names, or "" if it names none.
+
+    Examples: `--slo` in `--slo ttft`, `--set limit` in `--set limit=cpu_share:5%`, and
+    `rate_per_s` in `capacity.json (rate_per_s)`.
     """
     if where.startswith("--set "):
         return where.partition("=")[0]
     if where.startswith("--"):
         return where.split(maxsplit=1)[0].rstrip(",")
-    return (
-        where.rpartition(" (")[2].removesuffix(")") if where.endswith(")") and " (" in where else ""
-    )
+    if where.endswith(")") and " (" in where:
+        return where.rpartition(" (")[2].removesuffix(")")
+    return ""
 
 
 class UserError(LoadgenError):
-    """Wrong usage, a wrong workload file, a wrong flag: exit 2."""
+    """An error in an option or a file of the user. The command exits with 2."""
 
 
 class TargetError(LoadgenError):
-    """The endpoint cannot be reached, refuses requests, or is not of the requested kind: exit 3."""
+    """A target that cannot be reached or refuses requests. The command exits with 3."""
 
     exit_code = UNSOUND
 
 
 class CombinedError(Exception):
-    """Several faults of one check, shown together, so that the user can correct all before the next run."""
+    """Several errors of one check, so that the user can correct all of them at once."""
 
     def __init__(self, faults: Sequence[LoadgenError]) -> None:
-        super().__init__(f"{len(faults)} faults")
+        super().__init__(f"{len(faults)} errors")
         self.faults = tuple(faults)
 
     @property
     def exit_code(self) -> int:
+        """Return the largest exit code of the errors."""
         return max(fault.exit_code for fault in self.faults)
 
     def __str__(self) -> str:
         return "\n".join(str(fault) for fault in self.faults)
 
 
-def nothing_there(path: object, hint: str, what: str = "no such folder") -> UserError:
-    """The fault where a result is asked for and none is at its path: a URL (its Path lacks one /) is told as one, and
-    so is a file.
+def missing_result(path: object, hint: str, message: str = "no such folder") -> UserError:
+    """Return the error for a path at which there is no result.
+
+    A URL (whose Path has a single slash) and a file have messages of their own.
     """
-    code: Code = "missing_file"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
-        code, what = "invalid_value", "this is a URL; a result is a folder or file of this machine"
-        hint = "a server is measured first: loadgen search (or run, sweep) --url URL; then give the folder of that"
-    elif isfile(str(path)):
-        code, what = "wrong_format", "a file, not a folder"
-        hint += f"; of a bundle: unzip {path}, then give result"
-    return UserError(code, what, str(path), hint)
+        hint = (
+            "measure the server first with loadgen search (or run, sweep) --url URL, then use the "
+            "folder with the results"
+        )
+        message = "must be a folder with results, not a URL"
+        return UserError("invalid_value", message, str(path), hint)
+    if isfile(str(path)):
+        hint = f"{hint}; a bundle has to be extracted first: unzip {path}"
+        return UserError("wrong_format", "must be a folder, not a file", str(path), hint)
+    return UserError("missing_file", message, str(path), hint)
 
 
-def codes(raised: LoadgenError | CombinedError) -> tuple[Code, ...]:
-    """The codes of all that was raised, each once."""
-    faults = raised.faults if isinstance(raised, CombinedError) else (raised,)
-    return tuple(dict.fromkeys(fault.code for fault in faults))
+def codes(error: LoadgenError | CombinedError) -> tuple[Code, ...]:
+    """Return the distinct codes of one or several errors."""
+    errors = error.faults if isinstance(error, CombinedError) else (error,)
+    return tuple(dict.fromkeys(single.code for single in errors))
 
 
 @contextmanager
-def collecting(faults: list[LoadgenError]) -> Iterator[None]:
-    """Add what is raised inside to `faults`, so that the checks after it are made too."""
+def collecting(errors: list[LoadgenError]) -> Iterator[None]:
+    """Add an error that is raised inside to `errors`, so that later checks are made too."""
     try:
         yield
-    except CombinedError as several:
-        faults += several.faults
-    except LoadgenError as fault:
-        faults.append(fault)
+    except CombinedError as combined:
+        errors += combined.faults
+    except LoadgenError as error:
+        errors.append(error)
 
 
 def of_reading(error: Exception, content: Code = "damaged_file") -> Code:
-    """The code for a file that could not be read; `content`: where it could, and holds something else."""
+    """Return the code for a file that could not be read.
+
+    It is `content` if the file could be read, but has other content than expected.
+    """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "missing_file"
     if isinstance(error, OSError):
@@ -216,24 +234,30 @@ def of_reading(error: Exception, content: Code = "damaged_file") -> Code:
     return "wrong_encoding" if isinstance(error, UnicodeDecodeError) else content
 
 
-def not_installed(what: str, package: str, where: str, extra: str) -> UserError:
-    """The fault where a package is missing that an extra of loadgen brings."""
-    return UserError("not_installed", what, where, f"pip install 'loadgen[{extra}]'", key=package)
+def not_installed(message: str, package: str, where: str, extra: str) -> UserError:
+    """Return the error for a missing package that an extra of loadgen installs."""
+    return UserError(
+        "not_installed", message, where, f"pip install 'loadgen[{extra}]'", key=package
+    )
 
 
-FAULTS_SHOWN = 20  # of one file
+MAX_ERRORS = 20
+"""The number of errors of one file that are listed."""
 
 
-def enough(faults: list[LoadgenError], file: str) -> bool:
-    """Whether to check no more of a file: FAULTS_SHOWN faults are there, and now a last one that says so."""
-    if len(faults) < FAULTS_SHOWN:
+def has_too_many(errors: list[LoadgenError], file: str) -> bool:
+    """Return True if a file has so many errors that it is not checked further.
+
+    An error that states this is added to `errors`.
+    """
+    if len(errors) < MAX_ERRORS:
         return False
-    faults.append(UserError("more_faults", f"checking stopped after {FAULTS_SHOWN} faults", file))
+    errors.append(UserError("more_faults", f"checking stopped after {MAX_ERRORS} errors", file))
     return True
 
 
 def did_you_mean(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
+    """Return the hint for an unknown word: the most similar known word, and all known words."""
     similar = closest(word, known, synonyms)
     suggestion = f'did you mean "{similar}"? ' if similar else ""
     return f"{suggestion}known: {', '.join(known)}"
@@ -242,9 +266,18 @@ def did_you_mean(word: str, known: Sequence[str], synonyms: Mapping[str, str] | 
 def closest(
     word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None, cutoff: float = 0.6
 ) -> str:
-    """The known word that is probably meant, at least `cutoff` of it the same; "" when none is similar."""
-    import difflib
+    """Return the known word that is probably meant, or "" if none is similar enough.
 
-    return (synonyms or {}).get(word) or next(
-        iter(difflib.get_close_matches(word, known, 1, cutoff)), ""
-    )
+    Args:
+        word: The unknown word.
+        known: The known words.
+        synonyms: Known words by other spellings, which are always accepted.
+        cutoff: The smallest similarity, from 0 to 1.
+    """
+    import difflib  # Only needed for errors.
+
+    synonym = (synonyms or {}).get(word)
+    if synonym:
+        return synonym
+    matches = difflib.get_close_matches(word, known, 1, cutoff)
+    return matches[0] if matches else ""

@@ -1,6 +1,6 @@
-"""Formats numbers, differences and names as text, for every report.
+"""Format numbers, differences and names as text, for every report.
 
-Pure: a number in, a short string out. An unknown value (None) becomes a dash, never a zero.
+Pure. An unknown value (None) becomes a dash, never a zero.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Any
 import msgspec
 
 NONE = "-"
-SYSTEM = "system."  # of the keys of metadata that describe the system under test
+SYSTEM = "system."
+"""The prefix of the keys of metadata that describe the system under test."""
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """At least `digits` significant digits, thousands separated, no exponent: 0.0123, 4.57, 24,070."""
+    """Return a number with at least `digits` significant digits: 0.0123, 4.57, 24,070.
+
+    Thousands are separated, and there is no exponent.
+    """
     if value is None:
         return NONE
     if value == 0:
@@ -34,36 +38,44 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time in ms, always in ms so that the values of a column can be compared: 0.095, 12.3, 1,234."""
+    """Return a time in ms as text: 0.095, 12.3, 1,234.
+
+    The unit is always ms, so that the values of a column can be compared.
+    """
     return quantity(value)
 
 
 def count(value: int | None) -> str:
-    """An integer with thousands separated: 1,234,567."""
+    """Return an integer with separated thousands: 1,234,567."""
     return NONE if value is None else f"{value:,}"
 
 
 def shares(span: tuple[float, float]) -> str:
-    """A span of shares: `5 to 25 %`."""
+    """Return a range of fractions as percentages: `5 to 25 %`."""
     return f"{100 * span[0]:g} to {100 * span[1]:g} %"
 
 
 def counted(number: int | float | None, noun: str, plural: str = "") -> str:
-    """A number of things with its noun, and its verb where one follows: 1 GPU, 2 GPUs, 1 body was, 2 bodies were.
+    """Return a number with its noun, and its verb if one follows: 1 GPU, 2 GPUs, 1 body was.
 
-    `plural`: where it is not the noun and an s.
+    `plural` is needed if it is not the noun with an s.
     """
-    shown = NONE if number is None else f"{number:,}" if isinstance(number, int) else f"{number:,g}"
-    return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+    text = NONE
+    if number is not None:
+        text = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+    return f"{text} {noun}" if number == 1 else f"{text} {plural or noun + 's'}"
 
 
 def rate(value: float | None, unit: str = "/s") -> str:
-    """A rate with its unit: 19.9/s, 24,070/s."""
+    """Return a rate with its unit: 19.9/s, 24,070/s."""
     return NONE if value is None else quantity(value) + unit
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage: 0.0123 is 1.23 %. Rounding never gives 0 % or 100 % unless the share is exactly that."""
+    """Return a fraction as a percentage: 0.0123 is 1.23 %.
+
+    Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %.
+    """
     if share is None:
         return NONE
     value = share * 100
@@ -77,22 +89,22 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration given in seconds: 350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
+    """Return a duration as text: 350 ms, 12.3 s, 4 min 05 s, 2 h 03 min."""
     if seconds is None:
         return NONE
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def size(number: int | None) -> str:
-    """A number of bytes, in powers of 1,000: 512 B, 9.63 MB."""
+    """Return a number of bytes with a decimal unit: 512 B, 9.63 MB."""
     if number is None:
         return NONE
     value = float(number)
@@ -104,7 +116,10 @@ def size(number: int | None) -> str:
 
 
 def difference(before: float | None, after: float | None) -> str:
-    """The relative difference of two numbers, signed: +12.3 %, -0.4 %; 2.5x from a factor of 2; = if equal."""
+    """Return the relative difference of two numbers: +12.3 %, -0.4 %, = if they are equal.
+
+    From a factor of 2 on, the factor is returned: 2.5x.
+    """
     if before is None or after is None:
         return NONE
     if before == after:
@@ -117,59 +132,68 @@ def difference(before: float | None, after: float | None) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
-def said(metadata: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the user said, under a head each: the system under test (of `--system`), and all else. None, no head."""
-    system = [
-        f"{key.removeprefix(SYSTEM)}={metadata[key]}" for key in metadata if key.startswith(SYSTEM)
-    ]
-    others = [f"{key}={metadata[key]}" for key in metadata if not key.startswith(SYSTEM)]
-    return {head: texts for head, texts in (("System", system), ("Metadata", others)) if texts}
+def metadata_by_heading(metadata: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the metadata of the user as texts `key=value`, by the heading of a report.
+
+    The description of the system under test (`--system`) has the heading System, and other
+    metadata Metadata. A heading without metadata is left out.
+    """
+    texts_by_heading: dict[str, list[str]] = {"System": [], "Metadata": []}
+    for key, value in metadata.items():
+        if key.startswith(SYSTEM):
+            texts_by_heading["System"].append(f"{key.removeprefix(SYSTEM)}={value}")
+        else:
+            texts_by_heading["Metadata"].append(f"{key}={value}")
+    return {heading: texts for heading, texts in texts_by_heading.items() if texts}
 
 
 def pairs(values: Mapping[str, str]) -> str:
-    """Metadata as text: `driver=580.65, rack=7`; "" for none."""
+    """Return metadata as text: `driver=580.65, rack=7`."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def document(value: Any) -> bytes:
-    """A value as a JSON document that people read too: indented, ending in a newline."""
+    """Return a value as an indented JSON document that ends with a newline."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-_STEERING = re.compile(
-    rb'("source_text"\s*:\s*"(?:[^"\\]|\\.)*")'  # what has lines of its own
+_CONTROL_CHARACTER = re.compile(
+    rb'("source_text"\s*:\s*"(?:[^"\\]|\\.)*")'  # a text of several lines
     rb"|\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[nrbf])|.)",
     re.DOTALL,
 )
-_STEERING_IN_LINES = re.compile(
+_CONTROL_CHARACTER_IN_LINES = re.compile(
     rb"\\(?:(u00[01][0-9a-fA-F]|u007[fF]|u00[89][0-9a-fA-F]|[bf])|.)", re.DOTALL
 )
 
 
 def harmless(data: bytes) -> bytes:
-    """JSON of which no text steers a terminal or forges a line: a control character in it becomes its escape, as text.
+    r"""Return JSON whose texts cannot control a terminal or forge a line.
 
-    A string in JSON cannot hold one but as an escape, so `\\u001b` becomes `\\\\u001b`.
+    JSON contains control characters only as escapes. They become text: `\u001b` becomes `\\u001b`.
     """
-    return _STEERING.sub(_told, data) if b"\\" in data else data
+    return _CONTROL_CHARACTER.sub(_escape_match, data) if b"\\" in data else data
 
 
-def _told(match: re.Match[bytes]) -> bytes:
+def _escape_match(match: re.Match[bytes]) -> bytes:
+    """Return an escape as text. In a text of several lines, line breaks stay."""
     if match.lastindex == 1:
-        return _STEERING_IN_LINES.sub(
-            lambda one: b"\\" + one.group() if one.group(1) else one.group(), match.group()
-        )
+        return _CONTROL_CHARACTER_IN_LINES.sub(_escape_group, match.group())
     return b"\\" + match.group() if match.lastindex else match.group()
 
 
+def _escape_group(match: re.Match[bytes]) -> bytes:
+    return b"\\" + match.group() if match.group(1) else match.group()
+
+
 def shortened(value: Any) -> str:
-    """A value of a file as JSON, at most 40 characters of it."""
+    """Return a value of a file as JSON, shortened to 40 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as are needed to make the names unique."""
+    """Return the last parts of each path, as many as are needed to make the names unique."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, 20):
         names = ["/".join(part[-depth:]) for part in parts]

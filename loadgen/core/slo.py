@@ -1,5 +1,6 @@
-"""Service level objectives (SLO): latency limits at quantiles, the share of requests that meet all, and the words for
-them. Pure.
+"""Service level objectives (SLO): latency limits at percentiles, and the texts that describe them.
+
+Pure.
 """
 
 from collections.abc import Iterable
@@ -18,26 +19,28 @@ METRIC_ALIASES = {
 }
 
 ATTAINMENT = "attainment"
-"""The name, in files and options, of the share of requests that meet every term."""
+"""The name, in files and options, of the fraction of requests that meet every objective."""
 DEFAULT_QUANTILE = 0.99
-"""The percentile of a term that has none of its own."""
+"""The percentile of an objective that names none."""
 
-SENT_AS = (
-    "x-slo",
-    "x-llm-d-slo",
-)  # how llm-d's headers of the SLO of a request begin; the second since release 0.8
-NOT_HERE = "a package that is not loaded here"
+HEADER_PREFIXES = ("x-slo", "x-llm-d-slo")
+"""How llm-d's headers for the SLO of a request begin. The second is used since its release 0.8."""
+MISSING_PACKAGE = "a package that is not loaded here"
 
 
 def metrics() -> tuple[str, ...]:
-    """The figures that a term may limit: one value per request each."""
-    return tuple(row.name for row in METRICS.shown_in("slo"))
+    """Return the metrics that an objective may limit. Each has one value per request."""
+    return tuple(definition.name for definition in METRICS.shown_in("slo"))
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO term: `metric` is at most `limit_ns` at `quantile` (0.99 is p99).
+    """One objective: the percentile of a metric is at most `limit_ns`.
 
-    `metric`: one of `metrics`; of a stored term it may be that of a package that is not here.
+    Attributes:
+        metric: One of `metrics`. A stored objective may have the metric of a package that is not
+            loaded here.
+        limit_ns: The limit.
+        quantile: The percentile as a fraction, such as 0.99 for p99.
     """
 
     metric: str
@@ -45,7 +48,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     quantile: float = DEFAULT_QUANTILE
 
     def __post_init__(self) -> None:
-        """A stored term may be damaged."""
+        """Raise ValueError for values that no objective has, as in a damaged file."""
         if not self.metric.isidentifier():
             raise ValueError(f"no SLO is of {self.metric!r}")
         if not 0 < self.quantile < 1:
@@ -53,8 +56,12 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """What was promised of tasks and conversations: at least `share` of them end `within_ns`, and never wait longer
-    than `wait_ns` for the first token of an answer. None: no such limit.
+    """An objective of tasks and conversations. A limit that is None does not apply.
+
+    Attributes:
+        within_ns: The longest duration of a task.
+        wait_ns: The longest wait for the first token of any of its responses.
+        share: The fraction of the tasks that have to meet both limits.
     """
 
     within_ns: int | None = None
@@ -63,7 +70,13 @@ class TaskTerm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """An SLO: the terms, optionally the minimum share of requests that meet all terms, and a promise about tasks."""
+    """The objectives of a load.
+
+    Attributes:
+        terms: The limits of metrics at percentiles.
+        goodput_share: The smallest fraction of requests that meet all terms, or None.
+        task: The objective of tasks, or None.
+    """
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
@@ -73,92 +86,101 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 def merge_slos(base: Slo, added: Slo) -> Slo:
     """Return the objectives of both SLOs, ordered by metric and percentile.
 
-    Where both limit the same metric at the same percentile, or the attainment, `added` decides.
+    If both limit the same metric at the same percentile, or the attainment, `added` decides.
     """
-    terms = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
-    order = {metric: index for index, metric in enumerate(metrics())}
-    share = base.goodput_share if added.goodput_share is None else added.goodput_share
+    term_by_key = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
+    rank = {metric: index for index, metric in enumerate(metrics())}
+
+    def sort_key(term: Term) -> tuple[int, float]:
+        return rank.get(term.metric, len(rank)), term.quantile
+
     return Slo(
-        terms=tuple(
-            sorted(
-                terms.values(),
-                key=lambda term: (order.get(term.metric, len(order)), term.quantile),
-            )
-        ),
-        goodput_share=share,
+        terms=tuple(sorted(term_by_key.values(), key=sort_key)),
+        goodput_share=base.goodput_share if added.goodput_share is None else added.goodput_share,
         task=added.task or base.task,
     )
 
 
 def describe_slo(slo: Slo) -> str:
     """Return an SLO as text: `TTFT p99 at most 2,000 ms, TPOT p95 at most 40 ms`."""
-    parts = [promise(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
+    texts = [promise(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
     if slo.goodput_share is not None:
-        parts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
+        texts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
     if slo.task is not None:
-        within_ms, wait_ms = (
-            None if limit_ns is None else limit_ns / 1e6
-            for limit_ns in (slo.task.within_ns, slo.task.wait_ns)
-        )
+        within_ms = None if slo.task.within_ns is None else slo.task.within_ns / 1e6
+        wait_ms = None if slo.task.wait_ns is None else slo.task.wait_ns / 1e6
         limits = task_promise(within_ms, wait_ms)
-        parts.append(f"at least {slo.task.share * 100:.6g}% of the tasks {limits}")
-    return ", ".join(parts)
+        texts.append(f"at least {slo.task.share * 100:.6g}% of the tasks {limits}")
+    return ", ".join(texts)
 
 
 def sent_headers(slo: Slo | None) -> dict[str, str]:
-    """The headers that tell a gateway the SLO of a request: of TTFT and of TPOT the tightest limit, in ms."""
-    terms = [term for term in (slo.terms if slo else ()) if term.metric in ("ttft", "tpot")]
-    terms.sort(key=lambda term: -term.limit_ns)  # the tightest of a metric is written last
+    """Return the headers that tell a gateway the tightest limits of TTFT and TPOT, in ms."""
+    if slo is None:
+        return {}
+    tightest_ns: dict[str, int] = {}
+    for term in slo.terms:
+        if term.metric in ("ttft", "tpot"):
+            limit_ns = tightest_ns.get(term.metric, term.limit_ns)
+            tightest_ns[term.metric] = min(limit_ns, term.limit_ns)
     return {
-        f"{begin}-{term.metric}-ms": f"{term.limit_ns / 1e6:.10g}"
-        for term in terms
-        for begin in SENT_AS
+        f"{prefix}-{metric}-ms": f"{limit_ns / 1e6:.10g}"
+        for metric, limit_ns in tightest_ns.items()
+        for prefix in HEADER_PREFIXES
     }
 
 
 def missing_metrics(slos: Iterable[Slo]) -> dict[str, str]:
-    """The figures of terms whose package is not here, with why nothing can be said of them."""
-    return {
-        term.metric: why_missing(term.metric)
-        for slo in slos
-        for term in slo.terms
-        if why_missing(term.metric)
-    }
+    """Return the metrics whose package is not loaded here, with the reason."""
+    names = dict.fromkeys(term.metric for slo in slos for term in slo.terms)
+    return {metric: why_missing(metric) for metric in names if why_missing(metric)}
 
 
 def why_missing(metric: str) -> str:
-    """Why nothing can be said of a figure whose package is not here; "" where it is."""
-    return "" if METRICS.get(metric) else f"figure {metric} is defined by {NOT_HERE}"
+    """Return why a metric is not available here, or "" if it is."""
+    if METRICS.get(metric) is not None:
+        return ""
+    return f"metric {metric} is defined by {MISSING_PACKAGE}"
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run ends early: by a share of errors, or a latency at a quantile, of the requests that ended last."""
+    """When a run ends early, judged by the requests that ended last.
 
-    metric: str  # errors, or one of `metrics`
-    limit: float  # a share, or ns
-    quantile: float | None = None  # None: of errors
+    Attributes:
+        metric: `errors`, or one of `metrics`.
+        limit: The fraction of errors, or a latency in ns.
+        quantile: The percentile of the latency as a fraction, or None for errors.
+    """
+
+    metric: str
+    limit: float
+    quantile: float | None = None
 
     @property
     def written(self) -> str:
-        """As in a file: `errors:20%`, `ttft:p50:30s`."""
+        """Return the rule as in a file: `errors:20%`, `ttft:p50:30s`."""
         if self.quantile is None:
             return f"{self.metric}:{self.limit * 100:g}%"
         return f"{self.metric}:p{self.quantile * 100:g}:{self.limit / 1e9:g}s"
 
 
 def name(metric: str, quantile: float) -> str:
-    """What a term limits, for readers: `TTFT p99`."""
-    row = METRICS.get(metric)
-    return f"{row.words if row else f'figure {metric} of {NOT_HERE}'} p{quantile * 100:g}"
+    """Return what an objective limits, as text: `TTFT p99`."""
+    definition = METRICS.get(metric)
+    label = f"metric {metric} of {MISSING_PACKAGE}" if definition is None else definition.words
+    return f"{label} p{quantile * 100:g}"
 
 
 def promise(metric: str, quantile: float, limit_ms: float) -> str:
-    """A term in words: `TTFT p99 at most 2,000 ms`, the limit as it was written."""
+    """Return an objective as text: `TTFT p99 at most 2,000 ms`, with the limit as written."""
     return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"
 
 
 def task_promise(within_ms: float | None, wait_ms: float | None) -> str:
-    """What was promised of each task: `within 90 s and never waiting over 2 s`."""
-    limits = [f"within {within_ms / 1000:,.10g} s"] if within_ms is not None else []
-    limits += [f"never waiting over {wait_ms / 1000:,.10g} s"] if wait_ms is not None else []
+    """Return the limits of a task as text: `within 90 s and never waiting over 2 s`."""
+    limits = []
+    if within_ms is not None:
+        limits.append(f"within {within_ms / 1000:,.10g} s")
+    if wait_ms is not None:
+        limits.append(f"never waiting over {wait_ms / 1000:,.10g} s")
     return " and ".join(limits)

@@ -20,7 +20,7 @@ from loadgen.core.errors import (
     LoadgenError,
     UserError,
     collecting,
-    nothing_there,
+    missing_result,
     of_reading,
 )
 from loadgen.core.limits import CONTRADICTING_SHARE
@@ -159,7 +159,7 @@ def _missing_summary(folder: Path, runs: Sequence[Path]) -> UserError:
     """Return the error for a folder without a summary. `runs` are the unfinished runs in it."""
     hint = "give a folder written by loadgen run"
     if not folder.is_dir():
-        return nothing_there(folder, hint)
+        return missing_result(folder, hint)
     if tuple(runs) == (folder,):
         # The run was killed before its end, so there are records but no summary.
         quoted = shlex.quote(str(folder))

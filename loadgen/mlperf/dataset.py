@@ -15,7 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import format, seeds
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.workload.dataset import read_located_rows
 from loadgen.mlperf.rules import Benchmark, Test
 
@@ -252,7 +252,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
                         "wrong_type", "texts and token ids in one column", where, "one or the other"
                     )
                 )
-        if enough(faults, str(path)):
+        if has_too_many(faults, str(path)):
             break
     if faults:
         raise CombinedError(faults)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import format
-from loadgen.core.errors import UserError, nothing_there
+from loadgen.core.errors import UserError, missing_result
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics import reasons, sustainable
 from loadgen.core.metrics.summary import Summary
@@ -513,7 +513,7 @@ def _outputs(
 def read(folder: Path) -> mlperf.MlperfResult:
     """A stored result. Raises UserError when there is none."""
     if not folder.is_dir():
-        raise nothing_there(folder, "a folder of loadgen mlperf")
+        raise missing_result(folder, "a folder of loadgen mlperf")
     refuse_links(folder)
     path = folder / RESULT
     if not path.is_file():

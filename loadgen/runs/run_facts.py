@@ -54,7 +54,7 @@ def run_facts(summary: Summary) -> Facts:
         Machine=list(_machine(summary)),
         Software=summary.target.software,
         Hardware=[] if summary.hardware is None else summary.hardware.descriptions,
-        **format.said(run.metadata),
+        **format.metadata_by_heading(run.metadata),
         Requests=request_counts(summary),
         Load=list(_load(summary)),
         Load_check=load_fidelity.describe_checks(summary.stimulus),

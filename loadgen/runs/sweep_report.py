@@ -146,7 +146,7 @@ def measured_facts(curve: SweepCurve) -> Facts:
         GPUs=str(curve.gpus or ""),
         SLO=curve.slo,
         Region=curve.region,
-        **format.said(curve.metadata),
+        **format.metadata_by_heading(curve.metadata),
         Date=curve.started.replace("T", " "),
         Generated_by=f"loadgen {curve.version}",
     )

@@ -20,7 +20,7 @@ import msgspec
 
 from loadgen.cli.resume import arguments_to_type_again
 from loadgen.core import format, run_folder, seeds
-from loadgen.core.errors import UserError, nothing_there
+from loadgen.core.errors import UserError, missing_result
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json, decode_json_lines
@@ -157,7 +157,7 @@ def request_options(settings: Settings) -> dict[str, str]:
 def read_plan(output_dir: Path) -> ExperimentPlan:
     """Return the plan in a directory. Raises UserError if there is none."""
     if not output_dir.is_dir():
-        raise nothing_there(output_dir, f"a folder with {PLAN_FILE}")
+        raise missing_result(output_dir, f"a folder with {PLAN_FILE}")
     if not (output_dir / PLAN_FILE).is_file():
         raise UserError(
             "no_result",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, nothing_there
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, missing_result
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan, decode_manifest
 
@@ -127,7 +127,7 @@ def read_part(run_dir: Path) -> RunPart:
         UserError: There is no part in it.
     """
     if not run_dir.is_dir():
-        raise nothing_there(run_dir, HINT)
+        raise missing_result(run_dir, HINT)
     refuse_links(run_dir)
     path = run_dir / "run.json"
     if not path.is_file():

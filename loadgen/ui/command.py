@@ -10,7 +10,7 @@ import typer
 
 from loadgen.cli import signals
 from loadgen.cli.options import PluginsOption
-from loadgen.core.errors import OK, UserError, nothing_there
+from loadgen.core.errors import OK, UserError, missing_result
 
 if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
@@ -48,7 +48,7 @@ def ui(
     from loadgen.pricing import price_file
 
     if not folder.is_dir():
-        raise nothing_there(folder, "give the folder that holds your results, by default results/")
+        raise missing_result(folder, "give the folder that holds your results, by default results/")
     price_table = None
     if prices is not None:
         price_table = price_file.load_prices(prices, accept_sample=False, currency=currency)

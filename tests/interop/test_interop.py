@@ -482,7 +482,7 @@ def test_a_bundle_in_the_place_of_a_folder_says_how_to_get_it(
     with zipfile.ZipFile("b.zip", "w") as archive:
         archive.writestr("result/run.json", "{}")
     assert exits(*typed) == 2
-    assert "of a bundle: unzip b.zip, then give result" in capsys.readouterr().err
+    assert "unzip b.zip" in capsys.readouterr().err
 
 
 def test_of_several_runs_one_is_exported(

@@ -153,7 +153,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     session_header: str | None = None
     """Name of a header with the session of each request of a conversation or task."""
     slo_headers: bool = False
-    """True if each request states its SLO to a gateway; see `slo.SENT_AS`."""
+    """True if each request states its SLO to a gateway; see `slo.HEADER_PREFIXES`."""
     percentiles: tuple[float, ...] = ()
     """Further percentiles that the result shows, as shares."""
     server_timing: bool = False

@@ -198,7 +198,7 @@ def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserEr
 def _has_slo_for_headers(workload: Workload) -> bool:
     """Return True if the workload or one of its classes has an SLO that a header can carry.
 
-    Only limits of TTFT and TPOT have a header; see `slo.SENT_AS`.
+    Only limits of TTFT and TPOT have a header; see `slo.HEADER_PREFIXES`.
     """
     slos = [workload.slo]
     if isinstance(workload.requests, Mix):

@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.errors import UserError, nothing_there
+from loadgen.core.errors import UserError, missing_result
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
 from loadgen.core.results.json_files import decode_json_lines
@@ -82,7 +82,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
     if not path.is_file():
         hint = "give the folder that `loadgen run` named in its first lines"
         if not folder.is_dir():
-            raise nothing_there(folder, hint)
+            raise missing_result(folder, hint)
         raise UserError(
             "no_result", "not the folder of a run: it has no run.json", str(folder), hint
         )

@@ -24,7 +24,7 @@ from loadgen.core.errors import (
     CombinedError,
     LoadgenError,
     UserError,
-    enough,
+    has_too_many,
     of_reading,
 )
 from loadgen.core.workload import data_files
@@ -154,7 +154,7 @@ class _RowChecker:
         except BadRow as error:
             place = f"{where}:{error.column}" if error.column else where
             self._errors.append(UserError(error.code, str(error), place, error.hint, key=error.key))
-            if enough(self._errors, str(self._path)):
+            if has_too_many(self._errors, str(self._path)):
                 raise CombinedError(self._errors) from None
             return False
         if row.output_tokens is None and not row.answer:

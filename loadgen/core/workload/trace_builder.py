@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core import format
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.units import LONGEST_NS, NS_PER_S, Wrong
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace import NO_VALUE, Trace, reorder_hashes
@@ -232,7 +232,7 @@ class TraceBuilder:
         if not self._skip_bad or not self._errors:
             error = UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key)
             self._errors.append(error)
-        return not self._skip_bad and enough(self._errors, str(self.path))
+        return not self._skip_bad and has_too_many(self._errors, str(self.path))
 
     def count_bad_rows(self, rows: int) -> None:
         """Count further rows with mistakes that are not described."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.errors import FAULTS_SHOWN, Code, UserError
+from loadgen.core.errors import MAX_ERRORS, Code, UserError
 from loadgen.core.units import LONGEST_NS, MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, Wrong
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace_formats import MAX_TIME_NS, UNKNOWN_NS, TraceColumns
@@ -294,7 +294,7 @@ class _BatchChecker:
         Only the first check that a row fails is reported, and not more rows than are shown.
         """
         errors = []
-        bad_rows = np.flatnonzero(~is_valid)[:FAULTS_SHOWN]
+        bad_rows = np.flatnonzero(~is_valid)[:MAX_ERRORS]
         for row in bad_rows.tolist():
             failed = next(check for check in checks if not check.is_met[row])
             problem = failed.problem

@@ -57,7 +57,7 @@ def read_trace(
         unit: The unit of the times, for formats that leave it open; None to decide it.
 
     Raises:
-        CombinedError: Rows have mistakes; these are the first FAULTS_SHOWN of them.
+        CombinedError: Rows have mistakes; these are the first MAX_ERRORS of them.
         UserError: The file as a whole cannot be read, or its format defines another unit.
     """
     path = Path(path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from loadgen.cli.app import main
-from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
+from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.file_prompts import MAX_CACHED_FILE_BYTES
@@ -175,7 +175,7 @@ def test_all_errors_of_a_data_set_are_reported_up_to_a_limit(written):
     ]
     with pytest.raises(CombinedError) as caught:
         written(b"no\n" * 1000)
-    assert len(caught.value.faults) == FAULTS_SHOWN + 1
+    assert len(caught.value.faults) == MAX_ERRORS + 1
 
 
 def test_no_file_and_a_changed_file_are_named(written, tmp_path):
