@@ -741,9 +741,7 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
 ) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
         assert exits(*typed.split(), url) == 2
-        assert (
-            "must be a folder with results, not a URL" in capsys.readouterr().err
-        )
+        assert "must be a folder with results, not a URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
