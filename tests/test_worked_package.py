@@ -278,7 +278,7 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     assert exits("export", out, "--as", "acme-bench") == OK
     assert json.loads(capsys.readouterr().out)["requests"] == 3
     assert exits("doctor", "--help-all") == OK
-    assert "or generic. Of packages: acme." in " ".join(capsys.readouterr().out.split())
+    assert "Of packages: acme." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_backend_that_fails_at_its_start_is_not_our_bug(
@@ -356,7 +356,8 @@ def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
     here = node_facts.own_facts([], ["acme-loadgen"])
     there = here._replace(same=here.same | {"acme-loadgen": "2.0"})
     (fault,) = node_facts.differences(here, there, "node")
-    assert fault.what == "acme-loadgen 2.0 there, 1.0 here"
+    assert fault.code == "nodes_differ"
+    assert "acme-loadgen" in fault.what
 
 
 TRIALS = {
