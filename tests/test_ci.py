@@ -243,7 +243,7 @@ def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
         == 1
     )
     assert exits("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
-    assert "known: main" in capsys.readouterr().err
+    assert "baselines: main" in capsys.readouterr().err
 
 
 TESTS = """
