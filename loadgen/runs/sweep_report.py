@@ -5,6 +5,7 @@ The charts are in `sweep_charts.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -87,13 +88,16 @@ def sweep_report(curve: SweepCurve) -> Report:
     """Return the report of a sweep: the result, what was measured, the load points, the charts."""
     title = describe_sweep(curve)
     resume_sections = [section("Resume with", Quoted(curve.resume))] if curve.resume else []
-    answer = [Paragraph(sentence, large=True) for sentence in result_sentences(curve)]
+    headline_paragraphs = [
+        Paragraph(sentence, large=index == 0)
+        for index, sentence in enumerate(result_sentences(curve))
+    ]
     return Report(
         title=title,
         page_title=f"{curve.workload}: {_counted_points_of(curve)}",
         generated_by=f"loadgen {curve.version} report of a sweep",
         notices=_warnings(curve),
-        headline=answer,
+        headline=headline_paragraphs,
         sections=[
             section("", measured_facts(curve)),
             section(
@@ -147,9 +151,14 @@ def measured_facts(curve: SweepCurve) -> Facts:
         SLO=curve.slo,
         Region=curve.region,
         **format.metadata_by_heading(curve.metadata),
-        Date=curve.started.replace("T", " "),
+        Date=_without_fraction(curve.started).replace("T", " "),
         Generated_by=f"loadgen {curve.version}",
     )
+
+
+def _without_fraction(time: str) -> str:
+    """Return a time in ISO 8601 without its fraction of a second."""
+    return re.sub(r"\.\d+", "", time)
 
 
 def _chart_sections(curve: SweepCurve) -> Iterator[Section]:

@@ -20,8 +20,8 @@ from loadgen.core.stats.intervals import longest_recurrence_s
 from loadgen.search.failures import REFUSED
 from loadgen.search.posterior import CapacityPosterior, TrialOutcome
 from loadgen.search.search_results import (
-    CONFIRMING_KINDS,
     CONFIRMED_STOPS,
+    CONFIRMING_KINDS,
     PlannedTrial,
     RunSpreadSource,
     SearchResult,

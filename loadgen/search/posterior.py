@@ -1,4 +1,4 @@
-"""The posterior distribution of a server's capacity, given which trials passed.
+"""The probability distribution of a server's capacity after the trials so far (the posterior).
 
 Near its capacity it is not certain whether a run passes, because the arrivals and lengths of one
 run differ from their distribution. Each outcome is therefore evidence about a psychometric curve,

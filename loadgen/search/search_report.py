@@ -30,8 +30,8 @@ from loadgen.search import search_text
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
-    CONFIRMING_KINDS,
     CONFIRMED_STOPS,
+    CONFIRMING_KINDS,
     SearchResult,
     TrialResult,
     capacity_and_state,
@@ -189,7 +189,7 @@ def _numbers(source: SearchReportInput) -> Iterator[Tile]:
     if result.confirmed_load is not None:
         label = search_text.confirmed_load_label(result, trials)
         start = "after a warm-up" if result.warmup_s else "from a cold start"
-        doubt = "" if label == "Confirmed" else "; not sustained in a longer one"
+        doubt = "" if label == "Confirmed" else "; not shown to be sustained"
         yield Tile(label, f"{result.confirmed_load:.4g}", unit, f"full-length trial {start}{doubt}")
     if result.load is not None and result.interval is not None:
         bounds = f"95 % CI {result.interval.low:.4g} to {result.interval.high:.4g}"

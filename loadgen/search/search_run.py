@@ -97,7 +97,7 @@ class SearchRun:
         if not settings.backend.simulated and len(settings.endpoints) > 1:
             targets = format.counted(len(settings.endpoints), "target")
             print_status(f"Load over {targets}: rates are those of all targets together")
-        objectives = ", ".join(self.runner.goal.term_names)
+        objectives = search_text.describe_objectives(self.runner.goal.term_names)
         simulated = " (simulated)" if settings.backend.simulated else ""
         print_status(f"Searching for the highest load that meets {objectives}{simulated}")
         print_status(f"Reproduce with --seed {self.runner.seed}")

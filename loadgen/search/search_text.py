@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
@@ -55,6 +56,8 @@ STOP_LABELS = {
     "interrupted": "interrupted",
 }
 """Why a search ended, by the stop reason of `SearchResult`."""
+LATENCY_OBJECTIVE = re.compile(r"(?P<metric>\w+) (?P<quantile>p[\d.]+)")
+"""The name of an objective of latency, for example "ttft p99"."""
 OUTCOME_LABELS = {PASSED: "passed", FAILED: "failed", INVALID: "INVALID"}
 LATENCY_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 TRIAL_TABLE_HEADER = (
@@ -177,7 +180,7 @@ def headline(
     unless it found its answer. `term_names` are the names of the objectives, for example "ttft
     p99".
     """
-    objectives = ", ".join(term_names)
+    objectives = describe_objectives(term_names)
     load, state = capacity_and_state(result, trials)
     if load is None:
         return f"No load is known to meet the SLO ({objectives}): {describe_stop(result)}."
@@ -188,6 +191,15 @@ def headline(
     if result.stop_reason not in CONFIRMED_STOPS:
         sentences.append(f"The search ended: {describe_stop(result)}.")
     return " ".join(sentences)
+
+
+def describe_objectives(term_names: Sequence[str]) -> str:
+    """Return the names of objectives as text: "TTFT p99, goodput" for "ttft p99" and "goodput"."""
+    labels = []
+    for name in term_names:
+        match = LATENCY_OBJECTIVE.fullmatch(name)
+        labels.append(f"{match['metric'].upper()} {match['quantile']}" if match else name)
+    return ", ".join(labels)
 
 
 def _describe_unknown_sustainability(result: SearchResult, unit: str) -> str:

