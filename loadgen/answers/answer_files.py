@@ -43,11 +43,11 @@ class AnswerTexts(AnswerKey, frozen=True, kw_only=True):
 def collect_texts(
     questions: Sequence[Question],
     answers: Sequence[str | None],
-    others: Sequence[str | None] | None,
+    other_answers: Sequence[str | None] | None,
 ) -> list[AnswerTexts]:
     """Return the texts of the answers with what they are scored by."""
-    if others is None:
-        others = [None] * len(answers)
+    if other_answers is None:
+        other_answers = [None] * len(answers)
     return [
         AnswerTexts(
             a=answer,
@@ -57,7 +57,7 @@ def collect_texts(
             json=question.json,
             group=question.group,
         )
-        for question, answer, other in zip(questions, answers, others, strict=True)
+        for question, answer, other in zip(questions, answers, other_answers, strict=True)
     ]
 
 

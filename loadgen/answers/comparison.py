@@ -165,19 +165,19 @@ def exit_code(result: AnswersResult) -> int:
 def score_prompts(
     questions: Sequence[AnswerKey],
     answers: Sequence[str | None],
-    others: Sequence[str | None] | None,
+    other_answers: Sequence[str | None] | None,
 ) -> tuple[ScoredPrompt, ...]:
     """Return the scores of every prompt.
 
     Args:
         questions: How each answer is scored.
         answers: The answers of the endpoint. None if it did not answer.
-        others: The answers of the other endpoint, or None if there is no other one.
+        other_answers: The answers of the other endpoint, or None if there is no other one.
 
     Raises:
         UserError: A package that scores is not installed.
     """
-    if others is None:
+    if other_answers is None:
         return tuple(
             ScoredPrompt(
                 group=question.group,
@@ -195,7 +195,7 @@ def score_prompts(
             other={} if other is None else _score_answer(question, other),
             alike={} if other is None else _score_similarity(answer, other),
         )
-        for question, answer, other in zip(questions, answers, others, strict=True)
+        for question, answer, other in zip(questions, answers, other_answers, strict=True)
     )
 
 

@@ -107,8 +107,8 @@ def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        what = "references are scored with the package rouge_score"
-        raise not_installed(what, "rouge_score", "loadgen answers", "answers") from None
+        problem = "references are scored with the package rouge_score"
+        raise not_installed(problem, "rouge_score", "loadgen answers", "answers") from None
     finally:
         if has_no_home:
             del os.environ["HOME"]
@@ -119,8 +119,8 @@ def _edit_similarity(first: str, second: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        what = "answers are compared with the package rapidfuzz"
-        raise not_installed(what, "rapidfuzz", "loadgen answers", "answers") from None
+        problem = "answers are compared with the package rapidfuzz"
+        raise not_installed(problem, "rapidfuzz", "loadgen answers", "answers") from None
     return float(Levenshtein.normalized_similarity(first, second))
 
 

@@ -22,8 +22,8 @@ from loadgen.core import format
 from loadgen.doctor.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding
 
 NS_PER_MS = 1e6
-MAX_SHOWN_ADDRESSES = 4
-MAX_SHOWN_MODELS = 6
+MAX_LISTED_ADDRESSES = 4
+MAX_LISTED_MODELS = 6
 REFUSED_STATUSES = (401, 403)
 """HTTP statuses of a request whose API key is missing or not accepted."""
 SLOW_CONNECT_MS = 100
@@ -144,9 +144,9 @@ def check_name_resolution(host: str, addresses: Sequence[str], duration_ms: floa
     A name with several addresses is often a balancer by DNS. A run uses one address only, because
     it resolves the name once, so the other servers would get no load.
     """
-    shown = ", ".join(addresses[:MAX_SHOWN_ADDRESSES])
-    more = " and more" if len(addresses) > MAX_SHOWN_ADDRESSES else ""
-    observed = f"{host}: {shown}{more}, {duration_ms:.3g} ms"
+    address_list = ", ".join(addresses[:MAX_LISTED_ADDRESSES])
+    more = " and more" if len(addresses) > MAX_LISTED_ADDRESSES else ""
+    observed = f"{host}: {address_list}{more}, {duration_ms:.3g} ms"
     if len(addresses) > 1:
         return Finding(
             check="name",
@@ -245,7 +245,7 @@ def check_model(probe_result: ProbeResult) -> Finding:
         observed = f"the server lists no models; requested {probe_result.model!r}"
         meaning = "the server answered a request for it, but another model may have answered"
         return Finding("model", NOTE, observed, meaning)
-    listed = ", ".join(probe_result.models[:MAX_SHOWN_MODELS])
+    listed = ", ".join(probe_result.models[:MAX_LISTED_MODELS])
     model_count = format.counted(len(probe_result.models), "listed model")
     observed = f"{probe_result.model!r}; {model_count}: {listed}"
     if probe_result.model not in probe_result.models:

@@ -119,7 +119,7 @@ class Carrier:
             stall_timeout_ns=run.STALL_NS,
             sources=settings.sources,
             keep_text=False,
-            ahead=True,
+            open_ahead=True,
         )
         await self.client.open(32)
         for number in range(min(queries, BUILD_AHEAD)):

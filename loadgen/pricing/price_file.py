@@ -320,7 +320,7 @@ def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) 
     for keys, as_of in dates:
         date_error = find_future_date(as_of, today)
         if date_error is not None:
-            file.add_error(date_error.code, date_error.what, (*keys, "as_of"), date_error.hint)
+            file.add_error(date_error.code, date_error.message, (*keys, "as_of"), date_error.hint)
     for keys, price in located:
         if isinstance(price, Rented):
             _check_rented(price, keys, file)
@@ -526,7 +526,7 @@ def _check_plausibility(located: Sequence[LocatedPrice], file: _CheckedFile, cur
         for amount in _amounts_to_check(price):
             error = find_implausible_amount(amount.value, amount.plausible_range, currency)
             if error is not None:
-                file.add_error(error.code, error.what, (*keys, *amount.keys), error.hint)
+                file.add_error(error.code, error.message, (*keys, *amount.keys), error.hint)
 
 
 def _amounts_to_check(price: Price) -> Iterator[_Amount]:

@@ -46,7 +46,7 @@ def _validator(parse: Callable[[object], Any]) -> BeforeValidator:
         try:
             return parse(value)
         except WrongUse as error:
-            raise Wrong(error.code, error.what, error.hint) from None
+            raise Wrong(error.code, error.message, error.hint) from None
 
     return BeforeValidator(validate)
 
@@ -263,7 +263,7 @@ def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
     try:
         price_file.check_tiers(price)
     except WrongUse as error:
-        raise Wrong(error.code, error.what, error.hint) from None
+        raise Wrong(error.code, error.message, error.hint) from None
     return price
 
 

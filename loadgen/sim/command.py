@@ -29,9 +29,9 @@ class SimOptions:
     port: Annotated[
         int, typer.Option(metavar="N", help="Port; 0 picks a free one.", min=0, max=65535)
     ] = 8000
-    dialect: Annotated[
+    api_flavor: Annotated[
         Literal["trtllm", "openai"],
-        typer.Option(metavar="API", help="Server to imitate: trtllm or openai."),
+        typer.Option("--dialect", metavar="API", help="Server to imitate: trtllm or openai."),
     ] = "trtllm"
     model: Annotated[str, typer.Option(metavar="NAME", help="Model name in /v1/models.")] = "sim"
     preset: Annotated[

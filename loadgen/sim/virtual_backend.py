@@ -175,7 +175,7 @@ def _plan_run(
         folder=run_dir,
         simulated=True,
         known=known(settings),
-        response_time=ResponseTime(preset.answer_ns, "preset"),
+        response_time=ResponseTime(preset.response_ns, "preset"),
     )
     probe_results = (_probe_result(preset, settings),)
     plan, user_starts = prepare_plan(workload, settings, probe_results, context)

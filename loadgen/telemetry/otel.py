@@ -53,8 +53,8 @@ def check_otel_option(text: str) -> str:
         )
     # The second package is inside the first one, so it is only looked for if that is installed.
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.exporter.otlp.proto.http"):
-        what = "the packages that send OpenTelemetry are not installed"
-        raise not_installed(what, "opentelemetry", "--otel", "otlp")
+        problem = "the packages that send OpenTelemetry are not installed"
+        raise not_installed(problem, "opentelemetry", "--otel", "otlp")
     return text
 
 

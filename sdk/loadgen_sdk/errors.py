@@ -106,20 +106,20 @@ class TargetUnusable(ClientError):  # noqa: N818 - a public name
 
     Attributes:
         code: The reason, for programs.
-        what: The reason, as a text.
+        message: The reason, as a text.
         hint: What to do.
     """
 
-    def __init__(self, code: Code, what: str, hint: str = "") -> None:
+    def __init__(self, code: Code, message: str, hint: str = "") -> None:
         """Keep the reason and the hint."""
-        super().__init__(code, what, hint)
+        super().__init__(code, message, hint)
         self.code = code
-        self.what = what
+        self.message = message
         self.hint = hint
 
     def __str__(self) -> str:
         """Return the reason."""
-        return self.what
+        return self.message
 
 
 class WrongUse(ClientError, ValueError):  # noqa: N818 - a public name
@@ -127,20 +127,20 @@ class WrongUse(ClientError, ValueError):  # noqa: N818 - a public name
 
     Attributes:
         code: What is wrong with it, for programs.
-        what: What is wrong with it, as a text.
+        message: What is wrong with it, as a text.
         hint: What to write instead.
     """
 
-    def __init__(self, code: Code, what: str, hint: str = "") -> None:
+    def __init__(self, code: Code, message: str, hint: str = "") -> None:
         """Keep the error and the hint."""
-        super().__init__(code, what, hint)
+        super().__init__(code, message, hint)
         self.code = code
-        self.what = what
+        self.message = message
         self.hint = hint
 
     def __str__(self) -> str:
         """Return the error with the hint."""
-        return f"{self.what}; {self.hint}" if self.hint else self.what
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class RequestFailed(ClientError):  # noqa: N818 - a public name
@@ -169,9 +169,9 @@ class ThrottleTimeout(ClientError, TimeoutError):  # noqa: N818 - a public name
         hint: What to change.
     """
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "") -> None:
         """Keep the hint."""
-        super().__init__(f"{what}; {hint}" if hint else what)
+        super().__init__(f"{message}; {hint}" if hint else message)
         self.hint = hint
 
 
@@ -179,21 +179,21 @@ class BudgetExceeded(ClientError):  # noqa: N818 - a public name
     """A call may cost more than is left of its Budget, and nothing was sent.
 
     Attributes:
-        what: The error message.
+        message: The error message.
         limit: The limit of the budget, in its currency.
         spent: What was spent before the call, in the same currency.
     """
 
-    def __init__(self, what: str, limit: float, spent: float) -> None:
+    def __init__(self, message: str, limit: float, spent: float) -> None:
         """Keep the message and the amounts."""
-        super().__init__(what, limit, spent)
-        self.what = what
+        super().__init__(message, limit, spent)
+        self.message = message
         self.limit = limit
         self.spent = spent
 
     def __str__(self) -> str:
         """Return the message."""
-        return self.what
+        return self.message
 
 
 def refuse_unknown(names: Iterable[str], options_type: type, function_name: str) -> None:

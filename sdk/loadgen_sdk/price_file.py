@@ -377,28 +377,28 @@ class _FileEntry(NamedTuple):
     price: PerToken
 
 
-def _read_entries(path: Path, shown_path: str) -> list[_FileEntry]:
+def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     """Return the prices in a file. Raises WrongUse."""
-    content = _decode_file(path, shown_path)
+    content = _decode_file(path, path_text)
     if not isinstance(content, Mapping):
-        message = f"{shown_path}: the top must be a mapping (key: value)"
+        message = f"{path_text}: the top must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
     written_entries = content.get("per_token") or ()
     if not isinstance(written_entries, Sequence) or isinstance(written_entries, str):
-        message = f"{shown_path}: per_token must be a list"
+        message = f"{path_text}: per_token must be a list"
         raise WrongUse("wrong_type", message, "start each item with a dash")
     if "currency" not in content:
-        raise WrongUse("missing_key", f'{shown_path}: missing "currency"', _EXAMPLE_HINT)
-    currency = _parse_located(f"{shown_path}: currency", parse_currency, content["currency"])
+        raise WrongUse("missing_key", f'{path_text}: missing "currency"', _EXAMPLE_HINT)
+    currency = _parse_located(f"{path_text}: currency", parse_currency, content["currency"])
     entries = []
     for index, written in enumerate(written_entries):
-        price = _parse_entry(f"{shown_path}: per_token[{index}]", written, currency)
+        price = _parse_entry(f"{path_text}: per_token[{index}]", written, currency)
         entries.append(_FileEntry(index, price))
-    _check_duplicates(shown_path, entries)
+    _check_duplicates(path_text, entries)
     return entries
 
 
-def _check_duplicates(shown_path: str, entries: Sequence[_FileEntry]) -> None:
+def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
     duplicates = find_duplicates(
         entries, lambda entry: entry.price.offer, lambda entry: entry.price.as_of
     )
@@ -406,21 +406,19 @@ def _check_duplicates(shown_path: str, entries: Sequence[_FileEntry]) -> None:
         price = duplicate.price
         raise WrongUse(
             "duplicate",
-            f"{shown_path}: per_token[{duplicate.position}]: two prices for {price.model} of "
+            f"{path_text}: per_token[{duplicate.position}]: two prices for {price.model} of "
             f"{price.provider}",
             f"the first is per_token[{first.position}]; {DUPLICATE_HINT}",
         )
 
 
-def _ambiguous_model(shown_path: str, price: PerToken, other: PerToken) -> WrongUse:
+def _ambiguous_model(path_text: str, price: PerToken, other: PerToken) -> WrongUse:
     """Return the error for two prices of one model."""
-    message = (
-        f"{shown_path}: two prices for {price.model}, of {other.provider} and {price.provider}"
-    )
+    message = f"{path_text}: two prices for {price.model}, of {other.provider} and {price.provider}"
     if other.provider == price.provider:
         hint = "keep one: a call does not say which url, region or commitment it pays"
     else:
-        hint = f"read_prices({shown_path!r}, provider={price.provider!r})"
+        hint = f"read_prices({path_text!r}, provider={price.provider!r})"
     return WrongUse("conflict", message, hint)
 
 
@@ -478,7 +476,7 @@ def _check_entry(position: str, price: PerToken) -> None:
     _parse_located(position, lambda _: check_tiers(price), "")
     future_date = find_future_date(price.as_of, date.today())
     if future_date is not None:
-        message = f"{position}.as_of: {future_date.what}"
+        message = f"{position}.as_of: {future_date.message}"
         raise WrongUse(future_date.code, message, future_date.hint)
     for key, plausible_range in PLAUSIBLE_RANGES.items():
         amount = getattr(price, key)
@@ -486,7 +484,7 @@ def _check_entry(position: str, price: PerToken) -> None:
             continue
         implausible = find_implausible_amount(amount, plausible_range, price.currency or "")
         if implausible is not None:
-            message = f"{position}.{key}: {implausible.what}"
+            message = f"{position}.{key}: {implausible.message}"
             raise WrongUse(implausible.code, message, implausible.hint)
 
 
@@ -498,24 +496,24 @@ def _parse_located(position: str, parse: Callable[[object], ParsedT], value: obj
         subject = position
         if isinstance(value, str | int | float) and value != "":
             subject = f'{position}: "{value}"'
-        message = f"{subject} {error.what}"
+        message = f"{subject} {error.message}"
         raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
 
 
-def _decode_file(path: Path, shown_path: str) -> Any:
+def _decode_file(path: Path, path_text: str) -> Any:
     """Return the content of a JSON or YAML file. Raises WrongUse."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        message = f"{shown_path}: {error.strerror}"
+        message = f"{path_text}: {error.strerror}"
         raise WrongUse("unreadable_file", message, _EXAMPLE_HINT) from None
     try:
         if path.suffix == ".json":
             return msgspec.json.decode(content)
         return msgspec.yaml.decode(content)
     except ImportError:
-        message = f"{shown_path}: YAML needs the package PyYAML"
+        message = f"{path_text}: YAML needs the package PyYAML"
         raise WrongUse("not_installed", message, "pip install pyyaml") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        message = f"{shown_path}: {' '.join(str(error).split())}"
+        message = f"{path_text}: {' '.join(str(error).split())}"
         raise WrongUse("invalid_value", message, _EXAMPLE_HINT) from None

@@ -30,7 +30,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return _LOOKS_SECRET.sub(_hide_match, text)
 
 
-def shown(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return a text on one line, with characters that steer a terminal escaped as `\x1b`."""
     return _TERMINAL_CONTROLS.sub(_escape_match, _LINE_BREAKS.sub(" ", text))
 

@@ -84,7 +84,7 @@ def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
 @pytest.mark.processes
 def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
-    options = Options(dialect="openai", api_key_file=str(tmp_path / "key"), **FAST)
+    options = Options(api_flavor="openai", api_key_file=str(tmp_path / "key"), **FAST)
     found = examined(options, api_key=KEY, server="generic")
     assert (found["auth"].state, found["server"].state) == (OK, WARNING)
     assert found["length"].state in (NOTE, WARNING)

@@ -25,7 +25,13 @@ from loadgen_sdk import (
     instrument,
     read_prices,
 )
-from loadgen_sdk.app.budget import FileLedger, Ledger, LedgerEntry, MemoryLedger, RedisLedger
+from loadgen_sdk.app.budget import (
+    BudgetEntry,
+    BudgetStore,
+    FileBudgetStore,
+    MemoryBudgetStore,
+    RedisBudgetStore,
+)
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
@@ -43,14 +49,14 @@ ASK: dict[str, Any] = {
 }
 
 
-def ledgers(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Ledger]:
+def stores(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], BudgetStore]:
     if where == "memory":
-        only = MemoryLedger()
+        only = MemoryBudgetStore()
         return lambda: only
     if where == "file":
-        return lambda: FileLedger(tmp_path / "ledger")
+        return lambda: FileBudgetStore(tmp_path / "store")
     address = request.getfixturevalue("redis_address")
-    return lambda: RedisLedger(f"{address}#{tmp_path.name}")
+    return lambda: RedisBudgetStore(f"{address}#{tmp_path.name}")
 
 
 @pytest.mark.parametrize(
@@ -59,14 +65,14 @@ def ledgers(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Calla
 def test_a_ledger_adds_until_the_limit(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    ledger = ledgers(where, request, tmp_path)
-    assert ledger().add("2026-11-23", 0.75, 1.0) == LedgerEntry(0.75, booked=True)
-    assert ledger().add("2026-11-23", 0.5, 1.0) == LedgerEntry(0.75, booked=False)
-    assert ledger().add("2026-11-23", 0.25, 1.0) == LedgerEntry(1.0, booked=True)
-    assert ledger().add("2026-11-23", -0.5, float("inf")) == LedgerEntry(0.5, booked=True)
-    assert ledger().add("2026-11-24", 0.5, 1.0) == LedgerEntry(0.5, booked=True)  # a new day
-    ledger().add("2026-11-23", 9.0, float("inf"))  # settled after midnight: of the old day
-    assert ledger().add("2026-11-24", 0.5, 1.0) == LedgerEntry(1.0, booked=True)
+    store = stores(where, request, tmp_path)
+    assert store().add("2026-11-23", 0.75, 1.0) == BudgetEntry(0.75, booked=True)
+    assert store().add("2026-11-23", 0.5, 1.0) == BudgetEntry(0.75, booked=False)
+    assert store().add("2026-11-23", 0.25, 1.0) == BudgetEntry(1.0, booked=True)
+    assert store().add("2026-11-23", -0.5, float("inf")) == BudgetEntry(0.5, booked=True)
+    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(0.5, booked=True)  # a new day
+    store().add("2026-11-23", 9.0, float("inf"))  # settled after midnight: of the old day
+    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(1.0, booked=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -74,7 +80,7 @@ def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
     shared: bool, tmp_path: Path
 ) -> None:
     budget, told = (
-        Budget("0.1 USD/day", shared=tmp_path / "ledger" if shared else None),
+        Budget("0.1 USD/day", shared=tmp_path / "store" if shared else None),
         list[Measurement](),
     )
     with (
@@ -92,11 +98,11 @@ def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
     assert [one.status for one in told] == ["ok", "ok", "failed"] and len(told[2].attempts) == 0
     assert told[2].failure is not None and told[2].failure.kind == "over_budget"
     if shared:
-        assert '"spent":0.078' in (tmp_path / "ledger").read_text()
+        assert '"spent":0.078' in (tmp_path / "store").read_text()
 
 
 def test_a_stream_in_an_event_loop(tmp_path: Path) -> None:
-    budget = Budget("1 USD", shared=tmp_path / "ledger")
+    budget = Budget("1 USD", shared=tmp_path / "store")
 
     async def go() -> None:
         with serving(events(*CHAT_EVENTS)) as server:
@@ -243,7 +249,7 @@ except BudgetExceeded:
 
 @pytest.mark.processes
 def test_processes_keep_one_sum(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger")
+    path = str(tmp_path / "store")
     processes = [subprocess.Popen([sys.executable, "-c", SPEND, path]) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert Budget("1 USD/month", shared=path).spent == 1.0
@@ -252,8 +258,8 @@ def test_processes_keep_one_sum(tmp_path: Path) -> None:
 def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
     tmp_path: Path, caplog: Any
 ) -> None:
-    (tmp_path / "ledger").write_text("not a ledger")
-    budget = Budget("1 USD", shared=tmp_path / "ledger")
+    (tmp_path / "store").write_text("not a store")
+    budget = Budget("1 USD", shared=tmp_path / "store")
     budget.book(0.75, "m").settle(0.5)
     assert budget.spent == 0.5 and caplog.text.count("is not shared") == 1
     with pytest.raises(BudgetExceeded):
@@ -276,7 +282,7 @@ def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
             ),
             "conflict",
         ),
-        (lambda: Budget("5 EUR", shared="/no/such/folder/ledger"), "unwritable_file"),
+        (lambda: Budget("5 EUR", shared="/no/such/folder/store"), "unwritable_file"),
     ],
 )
 def test_what_is_no_budget(make: Callable[[], object], code: str) -> None:
@@ -387,5 +393,5 @@ def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
     (fault,) = getattr(theirs.value, "faults", [theirs.value])
     with refused(WrongUse, fault.code) as ours:
         read_prices(file)
-    assert fault.what.rpartition('" ')[2] in ours.value.what
-    assert fault.place is not None and fault.place.path in ours.value.what and ours.value.hint
+    assert fault.what.rpartition('" ')[2] in ours.value.message
+    assert fault.place is not None and fault.place.path in ours.value.message and ours.value.hint

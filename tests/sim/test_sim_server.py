@@ -337,7 +337,7 @@ def test_openai_flavor_has_its_own_errors_and_events(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     with start(
-        Options(**FAST, dialect="openai", api_key_file=str(key), max_seq_len=1000)
+        Options(**FAST, api_flavor="openai", api_key_file=str(key), max_seq_len=1000)
     ) as endpoint:
         auth = {"authorization": "Bearer secret"}
         good = chat(model="sim", ignore_eos=..., max_tokens=..., max_completion_tokens=5)

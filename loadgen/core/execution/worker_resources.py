@@ -167,7 +167,7 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
             probe_result.target,
             reactor=reactor,
             # An open loop cannot wait, so its connections are opened before they are needed.
-            ahead=has_open_loop,
+            open_ahead=has_open_loop,
             sources=settings.sources,
             timeout_ns=job.workload.timeout_ns,
             stall_timeout_ns=job.workload.stall_timeout_ns,

@@ -275,8 +275,8 @@ class Preset(Part):
             attended_ns=model.attended_flops / flops_per_ns,
         )
 
-    def answer_ns(self, lanes: int, input_tokens: float, output_tokens: float) -> float:
-        """Return about how long a response takes in ns while `lanes` requests are in flight.
+    def response_ns(self, concurrency: int, input_tokens: float, output_tokens: float) -> float:
+        """Return about how long a response takes in ns while `concurrency` requests are in flight.
 
         It takes the decoding of its tokens, one per iteration. In that time, each sequence of its
         replica is replaced by another one, whose prompt has to be computed: once per sequence. The
@@ -284,7 +284,7 @@ class Preset(Part):
         and, on average over the decoding, half of the output.
         """
         costs = self.costs
-        sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
+        sequences = min(max(1.0, concurrency / self.replicas), self.server.max_batch_size)
         mean_context_tokens = input_tokens + output_tokens / 2
         memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_context_tokens
         compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_context_tokens)

@@ -42,7 +42,7 @@ def create_engine(options: Options) -> EngineSetup:
     `flood` packs many events of one token into each write, to load a client as much as possible.
     """
     rules = RequestRules(
-        flavor=options.dialect,
+        flavor=options.api_flavor,
         model=options.model,
         max_seq_len=options.max_seq_len,
         max_num_tokens=options.max_num_tokens,

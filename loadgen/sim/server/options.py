@@ -23,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: the system picks a free port, and the ready line reports it
-    dialect: Literal["trtllm", "openai"] = "trtllm"
+    api_flavor: Literal["trtllm", "openai"] = "trtllm"
     model: str = "sim"
     # Of TensorRT-LLM: returned by /version; decides where timings are (1.3: in the response).
     version: str = "1.3.0"

@@ -40,8 +40,8 @@ _REDIS_KEPT_S = 40 * 86_400
 """How long Redis keeps a period, which is longer than a month."""
 
 
-class LedgerEntry(NamedTuple):
-    """The result of adding an amount to a ledger.
+class BudgetEntry(NamedTuple):
+    """The result of adding an amount to a store.
 
     Attributes:
         spent: The sum of this period, by all processes.
@@ -52,19 +52,19 @@ class LedgerEntry(NamedTuple):
     booked: bool
 
 
-class Ledger(Protocol):
+class BudgetStore(Protocol):
     """Keeps the sum of a period. Each step may raise one of `errors`."""
 
     errors: tuple[type[Exception], ...]
 
-    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+    def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount unless the sum would be above the limit.
 
         An amount for a period that is over does not count any more.
         """
 
 
-class MemoryLedger:
+class MemoryBudgetStore:
     """Keeps the sum of this process."""
 
     errors: tuple[type[Exception], ...] = ()
@@ -75,18 +75,18 @@ class MemoryLedger:
         self._spent = 0.0
         self._lock = lock_of(self)
 
-    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+    def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount unless the sum would be above the limit."""
         with self._lock:
             if period < self._period:
-                return LedgerEntry(self._spent, booked=False)
+                return BudgetEntry(self._spent, booked=False)
             if period > self._period:
                 self._period = period
                 self._spent = 0.0
             is_allowed = self._spent + amount <= limit
             if is_allowed:
                 self._spent = max(0.0, self._spent + amount)
-            return LedgerEntry(self._spent, is_allowed)
+            return BudgetEntry(self._spent, is_allowed)
 
     def set_spent(self, period: str, spent: float) -> None:
         """Replace the sum by that of all processes."""
@@ -95,7 +95,7 @@ class MemoryLedger:
             self._spent = spent
 
 
-class FileLedger:
+class FileBudgetStore:
     """Keeps the sum in a file of one line, `{"period":"2026-11-23","spent":12.5}`.
 
     The file is locked while it is read and written.
@@ -111,11 +111,11 @@ class FileLedger:
         """Return the path."""
         return str(self._path)
 
-    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+    def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount unless the sum would be above the limit. Raises OSError."""
         with locked_file(str(self._path)) as file:
-            ledger = _read_ledger(file.read())
-            entry = ledger.add(period, amount, limit)
+            store = _read_store(file.read())
+            entry = store.add(period, amount, limit)
             if entry.booked:
                 content = msgspec.json.encode({"period": period, "spent": entry.spent}) + b"\n"
                 file.seek(0)
@@ -124,16 +124,16 @@ class FileLedger:
             return entry
 
 
-def _read_ledger(content: bytes) -> MemoryLedger:
-    """Return the ledger in a file, which may be empty. Raises OSError for any other content."""
-    ledger = MemoryLedger()
+def _read_store(content: bytes) -> MemoryBudgetStore:
+    """Return the store in a file, which may be empty. Raises OSError for any other content."""
+    store = MemoryBudgetStore()
     if not content:
-        return ledger
+        return store
     try:
-        ledger.set_spent(**msgspec.json.decode(content, type=dict[str, Any]))
+        store.set_spent(**msgspec.json.decode(content, type=dict[str, Any]))
     except (msgspec.MsgspecError, TypeError) as error:
-        raise OSError(f"it is no ledger of a budget: {error}") from None
-    return ledger
+        raise OSError(f"not the file of a budget: {error}") from None
+    return store
 
 
 _SCRIPT = """
@@ -145,7 +145,7 @@ return {1, string.format('%.17g', math.max(0, after))}
 """
 
 
-class RedisLedger:
+class RedisBudgetStore:
     """Keeps the sum of each period under a key of Redis, `loadgen_sdk:budget:NAME:2026-11-23`.
 
     Each step takes one round trip.
@@ -157,19 +157,19 @@ class RedisLedger:
         self.errors = connection.errors
         self._name = connection.name
         self._script = connection.client.register_script(_SCRIPT)
-        self._shown_url = redacted_url(url)
+        self._redact_url = redacted_url(url)
 
     def __str__(self) -> str:
         """Return the URL without user and password."""
-        return self._shown_url
+        return self._redact_url
 
-    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+    def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount unless the sum would be above the limit."""
         booked, spent = self._script(
             keys=[f"loadgen_sdk:budget:{self._name}:{period}"],
             args=[repr(amount), repr(min(limit, _LARGEST_REDIS_LIMIT)), _REDIS_KEPT_S],
         )
-        return LedgerEntry(float(spent), bool(booked))
+        return BudgetEntry(float(spent), bool(booked))
 
 
 class BudgetHold:
@@ -231,8 +231,8 @@ class Budget:
         self.currency = match[2]
         self._text = limit.strip()
         self._period_format = _PERIOD_FORMATS[match[3] or ""]
-        self._own_ledger = MemoryLedger()
-        self._store = _open_ledger(shared)
+        self._local_store = MemoryBudgetStore()
+        self._store = _open_store(shared)
         self._store_failed_until = 0
         self._has_warned = False
 
@@ -295,15 +295,15 @@ class Budget:
     def _period(self) -> str:
         return datetime.now(UTC).strftime(self._period_format)
 
-    def _add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+    def _add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount to the shared sum, or to that of this process while the store fails."""
         entry = self._add_to_store(period, amount, limit)
         if entry is None:
-            return self._own_ledger.add(period, amount, limit)
-        self._own_ledger.set_spent(period, entry.spent)
+            return self._local_store.add(period, amount, limit)
+        self._local_store.set_spent(period, entry.spent)
         return entry
 
-    def _add_to_store(self, period: str, amount: float, limit: float) -> LedgerEntry | None:
+    def _add_to_store(self, period: str, amount: float, limit: float) -> BudgetEntry | None:
         if self._store is None or monotonic_ns() < self._store_failed_until:
             return None
         try:
@@ -318,10 +318,10 @@ class Budget:
             return None
 
 
-def _open_ledger(shared: Any) -> Ledger | None:
+def _open_store(shared: Any) -> BudgetStore | None:
     if shared is None:
         return None
-    return RedisLedger(shared) if is_redis_url(shared) else FileLedger(shared)
+    return RedisBudgetStore(shared) if is_redis_url(shared) else FileBudgetStore(shared)
 
 
 BudgetOption = Budget | str | None

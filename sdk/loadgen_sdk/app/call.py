@@ -92,9 +92,9 @@ class CallSettings(msgspec.Struct):
 
     def redact(self, text: str) -> str:
         """Return a text without secrets and control characters."""
-        from ..redaction import redact, shown
+        from ..redaction import escape_controls, redact
 
-        return shown(redact(text, (*self.url_secrets, self.key)))
+        return escape_controls(redact(text, (*self.url_secrets, self.key)))
 
     def warn_blind(self) -> None:
         """Warn once that the package hides the headers of its responses.

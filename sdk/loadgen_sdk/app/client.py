@@ -152,7 +152,7 @@ _DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
     "timeout_ns": TIMEOUT_NS,
     "stall_timeout_ns": STALL_TIMEOUT_NS,
     "continuous_usage": False,
-    "ahead": False,
+    "open_ahead": False,
     "sources": (),
     "keep_content": False,
 }

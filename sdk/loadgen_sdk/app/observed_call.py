@@ -161,7 +161,7 @@ class ObservedCall:
             # The response was cut off, or is no JSON.
             return
         if hasattr(answer, "usage"):
-            self.tracker.whole(answer, monotonic_ns())
+            self.tracker.read_response(answer, monotonic_ns())
 
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
         """Observe what the method returned. Return what the application gets.
@@ -202,7 +202,7 @@ class ObservedCall:
         """Observe a stream, or report a response. Return what the application gets."""
         if self.streamed:
             return observe_stream(result, self)
-        self.tracker.whole(result, monotonic_ns())
+        self.tracker.read_response(result, monotonic_ns())
         self._report("ok", None, result)
         return result
 

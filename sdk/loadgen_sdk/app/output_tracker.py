@@ -97,7 +97,7 @@ class OutputTracker:
         """Return the token counts by the server."""
         return read_usage(self._api, self._usage)
 
-    def whole(self, answer: Any, at: int) -> None:
+    def read_response(self, answer: Any, at: int) -> None:
         """Read a response that is not streamed."""
         self.finished = at
         with suppress(Exception):

@@ -195,13 +195,13 @@ class RedisStore:
         self.errors = connection.errors
         self._name = connection.name
         self._script = connection.client.register_script(SCRIPT)
-        self._shown_url = redacted_url(url)
+        self._redact_url = redacted_url(url)
         self._rules = _encode_rules(limits)
         self._kept_ms = max(1, kept_ns // 1_000_000)
 
     def __str__(self) -> str:
         """Return the URL without user and password."""
-        return self._shown_url
+        return self._redact_url
 
     def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
         """Return the grant of a process, or how many ns it has to wait before it asks again."""

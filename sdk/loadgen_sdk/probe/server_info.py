@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ..redaction import shown
+from ..redaction import escape_controls
 from ..wire_formats.server_profiles import ServerProfile
 from .http_types import HttpResponse
 
@@ -43,7 +43,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
 def parse_version(response: HttpResponse) -> str:
     """Return the version on the page /version, or an empty string."""
     match = _VERSION.search(response.page_text)
-    return shown(match[1]) if match else ""
+    return escape_controls(match[1]) if match else ""
 
 
 def parse_server_info(profile: ServerProfile, version: str, page: str) -> ServerInfo:

@@ -60,8 +60,8 @@ def merge_headers(
     if replaced & CREDENTIALS:
         api_keys = {name.lower() for name, value in own_headers if not value.startswith("Basic ")}
         replaced |= CREDENTIALS & api_keys
-    kept = [(name, value) for name, value in own_headers if name.lower() not in replaced]
-    return kept + user_headers
+    remaining = [(name, value) for name, value in own_headers if name.lower() not in replaced]
+    return remaining + user_headers
 
 
 class ResponseHead(NamedTuple):

@@ -107,8 +107,8 @@ class SendingOptions(TypedDict, total=False):
         stall_timeout_ns: The limit of the time between two events of a stream. Comments of the
             stream do not count as events.
         continuous_usage: Request a usage with each event.
-        ahead: Open connections ahead of need while requests are sent, for an open loop. Otherwise a
-            connection is opened only for a request that finds no idle one.
+        open_ahead: Open connections ahead of need while requests are sent, for an open loop.
+            Otherwise a connection is opened only for a request that finds no idle one.
         sources: Local addresses to connect from, used in turn. Each has its own local ports.
         reactor: A reactor that several pools share, or None for one of their own.
     """
@@ -121,7 +121,7 @@ class SendingOptions(TypedDict, total=False):
     stall_timeout_ns: int
     tls: Tls | None
     continuous_usage: bool
-    ahead: bool
+    open_ahead: bool
     sources: Sequence[str]
     reactor: Reactor | None
 
@@ -228,7 +228,7 @@ class Pool:
             continuous_usage=options.get("continuous_usage", False),
         )
         self.prepare = BodyEncoder(body_format).encode
-        self._opens_ahead = options.get("ahead", False)
+        self._opens_ahead = options.get("open_ahead", False)
         self._sources = tuple(options.get("sources", ()))
         self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
         self._stall_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)

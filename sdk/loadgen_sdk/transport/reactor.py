@@ -112,8 +112,8 @@ class Reactor:
         if not hasattr(select, "epoll"):
             raise TargetUnusable(
                 "wrong_platform",
-                "load is sent from Linux only: it takes epoll and the kernel's time stamps",
-                "a container or WSL2 is Linux; what is stored can be read here",
+                "sending load needs Linux, for epoll and kernel timestamps",
+                "use a container or WSL2; stored results can be read here",
             )
         self._loop = loop
         self._poll = select.epoll()

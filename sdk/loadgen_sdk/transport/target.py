@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import msgspec
 
 from ..errors import TargetUnusable
-from ..redaction import HIDDEN, redact, shown
+from ..redaction import HIDDEN, escape_controls, redact
 from ..wire_formats.server_profiles import Api
 
 MESSAGES_HOST = "api.anthropic.com"
@@ -104,8 +104,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         user_info = parse_userinfo(parts.netloc)
         query = _redact_query(parts.query)
         authority = _authority(host, None if port == default_port else port)
-        shown_user = f"{HIDDEN}@" if user_info.authorization else ""
-        shown_query = f"?{query.shown}" if query.shown else ""
+        redacted_user = f"{HIDDEN}@" if user_info.authorization else ""
+        redacted_query = f"?{query.text}" if query.text else ""
         return cls(
             host=host,
             port=port,
@@ -118,7 +118,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             deployment=unquote(prefixes.deployment),
             basic=user_info.authorization,
             secrets=_spellings((*user_info.secrets, *query.secrets)),
-            redacted=f"{parts.scheme}://{shown_user}{authority}{prefixes.base}{shown_query}",
+            redacted=f"{parts.scheme}://{redacted_user}{authority}{prefixes.base}{redacted_query}",
         )
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         given ones and everything that looks like a key are hidden.
         """
         spellings = _spellings(secret for secret in secrets if secret)
-        return shown(redact(text, (*self.secrets, *spellings)))
+        return escape_controls(redact(text, (*self.secrets, *spellings)))
 
 
 # -- checking and splitting a URL --------------------------------------------------------------
@@ -235,7 +235,7 @@ def _check_url(url: str) -> None:
         name = _character_name(bad_character.group())
         raise TargetUnusable(
             "invalid_url",
-            f"{_shown_url(url)} has {name} in it",
+            f"{_redact_url(url)} has {name} in it",
             "write it percent-encoded, or remove it",
         )
     _check_scheme(url)
@@ -267,7 +267,7 @@ def _check_scheme(url: str) -> None:
         example = "" if _may_have_secret(url) else f": http://{url}"
         raise TargetUnusable(
             "invalid_url",
-            f"{_shown_url(url)} has no scheme",
+            f"{_redact_url(url)} has no scheme",
             f"begin it with http:// or https://{example}",
         )
     if scheme.lower() in ("http", "https"):
@@ -287,7 +287,7 @@ def _may_have_secret(url: str) -> bool:
     return bool(re.search(r"[@?#]", url))
 
 
-def _shown_url(url: str) -> str:
+def _redact_url(url: str) -> str:
     """Return the URL as an error message may quote it."""
     return "'the URL'" if _may_have_secret(url) else repr(url)
 
@@ -305,12 +305,12 @@ def _split_url(url: str) -> SplitResult:
     except ValueError:  # Its text quotes the URL, which may have a secret in it, so it is not used.
         raise TargetUnusable(
             "invalid_url",
-            f"{_shown_url(url)} has no valid host and port",
+            f"{_redact_url(url)} has no valid host and port",
             "write http://host:8000, IPv6 as http://[::1]:8000",
         ) from None
     if not host:
         raise TargetUnusable(
-            "invalid_url", f"{_shown_url(url)} names no host", "write http://host:8000"
+            "invalid_url", f"{_redact_url(url)} names no host", "write http://host:8000"
         )
     return parts
 
@@ -490,7 +490,7 @@ def parse_userinfo(netloc: str) -> UserInfo:
 class _RedactedQuery(NamedTuple):
     """A query as it may be shown, and the secrets in it."""
 
-    shown: str
+    text: str
     secrets: tuple[str, ...]
 
 
@@ -499,15 +499,15 @@ def _redact_query(query: str) -> _RedactedQuery:
 
     A value without a name, as in `?sk-123`, may be a key too.
     """
-    shown_pairs: list[str] = []
+    redacted_pairs: list[str] = []
     secrets: list[str] = []
     for pair in query.split("&"):
         if not pair:
             continue
         name, equals, value = pair.partition("=")
         if name.lower() in _SHOWN_QUERY_NAMES:
-            shown_pairs.append(pair)
+            redacted_pairs.append(pair)
             continue
-        shown_pairs.append(f"{name}={HIDDEN}" if equals else HIDDEN)
+        redacted_pairs.append(f"{name}={HIDDEN}" if equals else HIDDEN)
         secrets.append(value if equals else name)
-    return _RedactedQuery("&".join(shown_pairs), tuple(secrets))
+    return _RedactedQuery("&".join(redacted_pairs), tuple(secrets))

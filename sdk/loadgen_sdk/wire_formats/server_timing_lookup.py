@@ -68,7 +68,7 @@ class _PluginParser:
             return self._parse(timing)
         except WrongUse as error:
             if not self._has_failed:
-                print(f"{error.what}: such answers have no account", file=sys.stderr)
+                print(f"{error.message}; its responses have no server timing", file=sys.stderr)
             self._has_failed = True
             return NO_SERVER_TIMING
 

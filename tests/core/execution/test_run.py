@@ -555,7 +555,7 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
     (tmp_path / "key").write_text(KEY + "\n")
     guard = {} if user else {"api_key_file": str(tmp_path / "key")}
     with start(
-        Options(**FAST, dialect="openai", **guard, **after_the_probe("http_500:0.3"))
+        Options(**FAST, api_flavor="openai", **guard, **after_the_probe("http_500:0.3"))
     ) as made:
         url = made.url.replace("http://", f"http://{user}") + f"/?code={QUERY}"
         process = cli(
@@ -663,7 +663,7 @@ def test_targets_that_cannot_be_used_are_told_at_once(
     assert refused(tmp_path, endpoint.url.replace("http", "https")).code == "tls"
     (tmp_path / "key").write_text(KEY)
     with start(
-        Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))
+        Options(**FAST, api_flavor="openai", model="sim", api_key_file=str(tmp_path / "key"))
     ) as guarded:
         for key in (None, "sk-wrong-wrong"):
             error = refused(tmp_path, guarded.url, api_key=key)
@@ -789,7 +789,7 @@ def test_the_key_of_a_header_goes_out_instead_of_the_environments(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
     (tmp_path / "key").write_text("sk-header-header")
     with start(
-        Options(**FAST, dialect="openai", model="sim", api_key_file=str(tmp_path / "key"))
+        Options(**FAST, api_flavor="openai", model="sim", api_key_file=str(tmp_path / "key"))
     ) as guarded:
         header = "Authorization: Bearer sk-header-header"
         code, out, err = ended(

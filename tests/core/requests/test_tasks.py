@@ -596,13 +596,13 @@ def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("dialect", ["trtllm", "openai"])
+@pytest.mark.parametrize("api_flavor", ["trtllm", "openai"])
 def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
-    tmp_path: Path, dialect: str
+    tmp_path: Path, api_flavor: str
 ) -> None:
     text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
     one = workload(tmp_path, text, request_rate="40", num_requests="5")
-    quick = {"dialect": dialect, "ttft": "1ms", "itl": "200us"}
+    quick = {"api_flavor": api_flavor, "ttft": "1ms", "itl": "200us"}
     _, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls"))
     made = prompts(one)
     for row in store.read_run(folder).rows:

@@ -191,11 +191,11 @@ def table(folder: Path) -> Any:
         ({}, {"server_timing": True}),  # the event after [DONE]
         ({}, {"server_timing": True, "stream": False}),  # the header
         (
-            {"dialect": "openai"},
+            {"api_flavor": "openai"},
             {"extra_body": {"include_metrics": True}},
         ),  # beside the usage, as vLLM writes it
         (
-            {"dialect": "openai"},
+            {"api_flavor": "openai"},
             {"extra_body": {"return_meta_info": True}, "stream": False},
         ),  # SGLang's
     ],
@@ -262,7 +262,7 @@ def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
     tmp_path: Path,
 ) -> None:
     """A server that has no account: one warning, from the probe, and not a second one from the records."""
-    embedded = {"ttft": "2ms", "itl": "1ms", "dialect": "openai"}
+    embedded = {"ttft": "2ms", "itl": "1ms", "api_flavor": "openai"}
     run = loadgen.run(
         WORKLOAD,
         embedded=embedded,

@@ -337,7 +337,7 @@ def test_a_run_beside_which_the_page_is_read(
 
 @pytest.mark.processes
 def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> None:
-    with start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
+    with start(Options(ttft="5ms", itl="1ms", api_flavor="openai")) as one:
         go(tmp_path / "r", one.url)
         assert not (tmp_path / "r" / series.FILE).exists()
         assert loadgen.load(tmp_path / "r").summary.server is None
