@@ -27,7 +27,7 @@ from loadgen_sdk import (
     instrument,
     record_shape,
 )
-from loadgen_sdk.app.budget import MemoryLedger
+from loadgen_sdk.app.budget import MemoryBudgetStore
 from loadgen_sdk.app.fallback import Circuit
 from loadgen_sdk.app.finishing import flush
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
@@ -372,7 +372,7 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
     [
         (Retry(), lambda retry: retry.call_started()),
         (Circuit(1, 1), lambda one: one.admits(0)),
-        (MemoryLedger(), lambda one: one.add("ever", 0.0, 1.0)),
+        (MemoryBudgetStore(), lambda one: one.add("ever", 0.0, 1.0)),
     ],
 )
 def test_a_fork_while_another_thread_holds_a_lock(owner: Any, use: Callable[[Any], Any]) -> None:
