@@ -118,7 +118,9 @@ def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Sig
 @pytest.mark.processes
 def test_a_server_without_one_is_refused_before_the_load(tmp_path: Path) -> None:
     with refused(LoadgenError, "unsupported", "--profile"):
-        loadgen.run(WORKLOAD, embedded={"api_flavor": "openai"}, profile="steady", out=tmp_path / "a")
+        loadgen.run(
+            WORKLOAD, embedded={"api_flavor": "openai"}, profile="steady", out=tmp_path / "a"
+        )
     with start(Options(api_flavor="openai")) as server, refused(LoadgenError, "unsupported"):
         loadgen.run(
             WORKLOAD,
