@@ -220,7 +220,7 @@ def _capacity() -> Section:
 
 
 def _single_results() -> Section:
-    source = published.figures()
+    source = published.numbers()
     rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
     return _section(source, ("figure", "published"), rows, left=2)
 

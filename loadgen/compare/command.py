@@ -63,7 +63,7 @@ def compare(
             autocompletion=completion.complete_baseline,
         ),
     ] = None,
-    kept: Annotated[
+    baselines_dir: Annotated[
         Path,
         typer.Option("--in", metavar="FOLDER", help="Folder of the baselines, to commit to git."),
     ] = Path("baselines"),
@@ -113,10 +113,10 @@ def compare(
         if against is not None or len(results) != 1:
             text = "--save takes one result and compares nothing"
             raise UserError("conflict", text, f"--save {save}", "give one folder")
-        print(baselines.save_baseline(save, results[0], kept, force=force))
+        print(baselines.save_baseline(save, results[0], baselines_dir, force=force))
         return OK
     if against is not None:
-        results = [baselines.find_baseline(against, kept), *results]
+        results = [baselines.find_baseline(against, baselines_dir), *results]
     if len(results) < 2:
         text = "a comparison needs at least two results"
         where = " ".join(map(str, results))

@@ -64,11 +64,11 @@ _FACTS = {
 
 def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> Report:
     """Return the report of a comparison and of the conditions that were checked."""
-    first, *others = comparison.sides
-    answer = [Paragraph(_answer(comparison, side), large=True) for side in others]
+    first, *other_sides = comparison.sides
+    answer = [Paragraph(_answer(comparison, side), large=True) for side in other_sides]
     conditions = _condition_section(outcomes)
     return Report(
-        title=f"{', '.join(others)} vs. {first}",
+        title=f"{', '.join(other_sides)} vs. {first}",
         generated_by="loadgen compare",
         notices=list(_warnings(comparison)),
         headline=answer,
@@ -77,7 +77,7 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
             section(
                 "", named_facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)
             ),
-            *(_side_section(comparison, side) for side in others),
+            *(_side_section(comparison, side) for side in other_sides),
             section("", Paragraph(_legend(comparison), "soft")),
             section("Recovery to the SLO", _recovery_table(comparison)),
             section("Notes", Bullets(comparison.notes)),
@@ -85,7 +85,7 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
         ],
         brief=[
             section("", *answer),
-            *(_brief_table(comparison, side) for side in others),
+            *(_brief_table(comparison, side) for side in other_sides),
             section("", *_brief_caveats(comparison)),
             conditions,
         ],
@@ -233,9 +233,9 @@ def _fact_table(comparison: Comparison) -> Table:
     """
     rows = []
     for name, field in _FACTS.items():
-        first, *others = (getattr(side, field) for side in comparison.facts)
-        if first or any(others):
-            cells = ["same" if value == first else _fact_text(value) for value in others]
+        first, *other_values = (getattr(side, field) for side in comparison.facts)
+        if first or any(other_values):
+            cells = ["same" if value == first else _fact_text(value) for value in other_values]
             rows.append((name, _fact_text(first), *cells))
     return Table(("", *(side.name for side in comparison.facts)), rows, "prose")
 
@@ -281,7 +281,7 @@ def _side_section(comparison: Comparison, side: str) -> Section:
 
 def _common_reason(differences: Sequence[Difference]) -> str:
     """Return why no difference is judged if it is the same reason for all of several, or ""."""
-    reasons = {difference.why for difference in differences}
+    reasons = {difference.reason for difference in differences}
     if len(differences) > 1 and len(reasons) == 1:
         return reasons.pop()
     return ""
@@ -427,7 +427,7 @@ def _describe_inconclusive(difference: Difference, run_count: int) -> str:
     """Return why a difference is inconclusive and what would decide it, or "" if it is decided."""
     if difference.outcome != "inconclusive":
         return ""
-    texts = [difference.why]
+    texts = [difference.reason]
     detectable = _format_detectable(difference)
     if detectable != format.NONE:
         texts.append(f"minimum detectable change {detectable}")

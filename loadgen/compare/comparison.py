@@ -328,7 +328,7 @@ def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _Me
         before=before,
         after=after,
         change=_change(before, after, is_share=metric.path in SHARE_PATHS),
-        why=reason or NO_KNOWN_INTERVAL,
+        reason=reason or NO_KNOWN_INTERVAL,
         repeated=is_repeated,
     )
     return _MetricPair(metric, difference, estimate)
@@ -371,9 +371,9 @@ def _check_stretches(
     other_stretches = count_stretches_above(other_runs, metric, middle_ms * 1e6)
     if fisher_exact(*first_stretches, *other_stretches) <= level:
         return difference
-    why = (
+    reason = (
         "the difference comes from a few periods of time only "
         f"({first_stretches.above} of {first_stretches.total} periods are slow vs. "
         f"{other_stretches.above} of {other_stretches.total})"
     )
-    return msgspec.structs.replace(difference, word="inconclusive", why=why)
+    return msgspec.structs.replace(difference, word="inconclusive", reason=reason)

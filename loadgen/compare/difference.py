@@ -33,7 +33,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         high: The upper end.
         detectable: The smallest change that would be found with probability POWER.
         word: The outcome; a difference is called better or worse only between repeats.
-        why: Why the outcome is inconclusive.
+        reason: Why the outcome is inconclusive.
         within: If the sides are equivalent, the largest change that the interval allows.
         repeated: True if both sides are repeats, so that the outcome holds beyond these runs.
         needed: If more load would decide the outcome, how many times as much.
@@ -50,7 +50,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     detectable: float | None = None
     word: Word = "inconclusive"
-    why: str = ""
+    reason: str = msgspec.field(default="", name="why")
     within: float | None = None
     repeated: bool = False
     needed: float | None = None

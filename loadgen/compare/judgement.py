@@ -64,7 +64,7 @@ def judge(
         low=low,
         high=high,
         detectable=_detectable_change(difference, estimate, family_level),
-        why="",
+        reason="",
     )
     if excludes_zero:
         return msgspec.structs.replace(judged, word=_word_of_certain(judged, estimate, better))
@@ -140,6 +140,6 @@ def _equivalent_or_inconclusive(
     return msgspec.structs.replace(
         difference,
         word="inconclusive",
-        why="the interval is too wide",
+        reason="the interval is too wide",
         needed=load_needed(max(half_width_to_differ, half_width_to_be_equivalent), half_width),
     )

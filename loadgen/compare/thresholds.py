@@ -237,8 +237,8 @@ class _ThresholdCheck:
             return self._result(None, f"{difference.name} is not known for both sides")
         if is_value:
             return self._check_value(difference.after)
-        if difference.why in _NOT_JUDGED:
-            return self._result(None, f"{difference.name}: {_NOT_JUDGED[difference.why]}")
+        if difference.reason in _NOT_JUDGED:
+            return self._result(None, f"{difference.name}: {_NOT_JUDGED[difference.reason]}")
         change = self._change()
         if change is None:
             return self._result(None, f"{self._values()}: no relative change from 0")
@@ -294,7 +294,7 @@ class _ThresholdCheck:
         many runs would decide it.
         """
         if change.low is None or change.high is None:
-            text = f"{change.text}; no interval: {self._difference.why}"
+            text = f"{change.text}; no interval: {self._difference.reason}"
             return self._result(None, text)
         interval = format_interval(self._difference, percent=True)
         text = f"{change.text}, interval {interval}"

@@ -82,7 +82,7 @@ class FindingRow(NamedTuple):
 
     state: str
     check: str
-    found: str
+    observed: str
     meaning: str
 
 

@@ -204,7 +204,8 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
         },
         "steps": {
             name: {
-                **_fields(step, "per_task", "why", "code"),
+                **_fields(step, "per_task", "code"),
+                "why": step.reason,
                 "price": None if step.price is None else step.price.name,
             }
             for name, step in result.steps.items()

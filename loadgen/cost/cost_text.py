@@ -519,7 +519,7 @@ def step_table(comparison: CostComparison) -> Table:
     for result in comparison.results:
         steps = result.steps.values()
         for name, step in result.steps.items():
-            price_name = step.why if step.price is None else step.price.name
+            price_name = step.reason if step.price is None else step.price.name
             rows.append((f"{result.name}: {name}", format_money(step.per_task), price_name))
         known_costs = [step.per_task for step in steps if step.per_task is not None]
         missing = len(steps) - len(known_costs)

@@ -209,12 +209,12 @@ def _resume_hint(capacity: Capacity, file: Path) -> str:
 def _is_search_command(command: str) -> bool:
     """Return True if the text is exactly one command of loadgen that searches."""
     try:
-        words = shlex.split(command)
+        arguments = shlex.split(command)
     except ValueError:
         return False
-    if words[:1] != ["loadgen"] or words[1:2] not in (["search"], ["sweep"], ["mlperf"]):
+    if arguments[:1] != ["loadgen"] or arguments[1:2] not in (["search"], ["sweep"], ["mlperf"]):
         return False
-    return shlex.join(words) == command
+    return shlex.join(arguments) == command
 
 
 def _is_offline(folder: Path, summary: Summary) -> bool:

@@ -131,7 +131,7 @@ class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.profile
 
 
-class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedNumber(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published number as printed. Its notes say what a check of it showed."""
 
     name: str
@@ -171,7 +171,7 @@ mlperf = _table_loader("mlperf", System)
 latency = _table_loader("latency", Latency)
 limits = _table_loader("limits", PublishedLimit)
 profiles = _table_loader("profiles", Profile)
-figures = _table_loader("figures", Figure)
+numbers = _table_loader("figures", PublishedNumber)
 
 
 @cache

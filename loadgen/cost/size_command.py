@@ -219,7 +219,7 @@ def size(
         workload=workload,
         remarks=(*remarks, *describe_published_capacity(workload)),
         version=loadgen_version(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     print_result(result, report(result), as_json=as_json, full=full)
     _store(result, out or default_output_folder(f"size-{workload}"))
@@ -535,7 +535,7 @@ def parse_price_names(options: Sequence[str], sources: Sequence[str]) -> dict[st
             hint = did_you_mean(source, sources) or "use a source of this command line"
             raise UserError("invalid_value", f'"{option}" must be SOURCE=NAME', "--price", hint)
         if source in names:
-            what = f"{source} has two prices: {names[source]} and {name}"
-            raise UserError("duplicate", what, f"--price {option}", "keep one of them")
+            text = f"{source} has two prices: {names[source]} and {name}"
+            raise UserError("duplicate", text, f"--price {option}", "keep one of them")
         names[source] = name
     return names

@@ -23,7 +23,7 @@ def list_row(folder: Path) -> ListRow:
         outcome=size_text.outcome(sizing),
         description=f"{sizing.workload} · {size_text.describe_need(sizing.need)}",
         target=", ".join(size.source.name for size in sizing.sizes),
-        started=sizing.made,
+        started=sizing.created,
         simulated=any(size.simulated for size in sizing.sizes),
     )
 

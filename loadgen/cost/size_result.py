@@ -85,7 +85,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
         workload: Name of the workload.
         remarks: Remarks on the price file and on published figures.
         version: Version of loadgen.
-        made: When the result was made, in ISO 8601 (UTC).
+        created: When the result was made, in ISO 8601 (UTC).
     """
 
     schema: int = SCHEMA
@@ -95,7 +95,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     workload: str = ""
     remarks: tuple[str, ...] = ()
     version: str = ""
-    made: str
+    created: str = msgspec.field(name="made")
 
 
 def to_sized_source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:

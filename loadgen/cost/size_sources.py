@@ -180,12 +180,12 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
     has_capacity = capacity_file.is_file()
     if exit_code == OK or (exit_code != SLO_MISSED and has_capacity):
         return search.folder
-    why = "the search did not finish"
+    reason = "the search did not finish"
     if has_capacity:
-        why = load_capacity(capacity_file.read_bytes()).lower_bound_reason
+        reason = load_capacity(capacity_file.read_bytes()).lower_bound_reason
     raise UserError(
         "no_figure",
-        f"no capacity found: {why}",
+        f"no capacity found: {reason}",
         source,
         f"see loadgen report {shlex.quote(str(search.folder))}, or relax --slo",
     )

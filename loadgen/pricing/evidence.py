@@ -239,10 +239,10 @@ def _sustained_notes_on_search(capacity: Capacity) -> Iterator[ReasonCode]:
         return
     if capacity.sustained or not capacity.sustained_reason:
         return
-    why = capacity.sustained_reason
+    reason = capacity.sustained_reason
     if capacity.resume_command:
-        why += f"; the search was stopped, {capacity.resume_hint}"
-    yield note("not_sustained", why=why)
+        reason += f"; the search was stopped, {capacity.resume_hint}"
+    yield note("not_sustained", why=reason)
 
 
 def _sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[ReasonCode]:

@@ -48,13 +48,13 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         price: The price of the endpoint that serves the step, or None if none was found.
         per_task: The amount per task, or None if it cannot be computed.
-        why: What is missing if there is no amount.
-        code: The code of the error behind `why`.
+        reason: What is missing if there is no amount.
+        code: The code of the error behind `reason`.
     """
 
     price: Price | None
     per_task: Decimal | None
-    why: str = ""
+    reason: str = ""
     code: str = ""
 
 

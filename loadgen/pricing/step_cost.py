@@ -129,9 +129,9 @@ def _cost_on_separate_machines(
     return StepCost(price=price, per_task=per_hour / (SECONDS_PER_HOUR * tasks_per_s))
 
 
-def _unknown_cost(price: Price | None, why: str, code: str) -> StepCost:
+def _unknown_cost(price: Price | None, reason: str, code: str) -> StepCost:
     """Return a step without an amount, with the reason as text and as the code of an error."""
-    return StepCost(price=price, per_task=None, why=why, code=code)
+    return StepCost(price=price, per_task=None, reason=reason, code=code)
 
 
 def _same_step_in_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:

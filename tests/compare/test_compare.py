@@ -132,7 +132,7 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
     (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
-    assert tpot.word == "inconclusive" and "a few periods of time" in tpot.why
+    assert tpot.word == "inconclusive" and "a few periods of time" in tpot.reason
     assert significance.fisher_exact(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
     assert significance.fisher_exact(0, 20, 20, 20) < 1e-10
 
@@ -165,7 +165,7 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     )
     assert found.same_work is False and found.unlike == ("workload: chat vs. rag",)
     assert {one.word for one in found.differences} == {"inconclusive"}
-    assert {one.why for one in found.differences} == {comparison.NOT_SAME_WORK}
+    assert {one.reason for one in found.differences} == {comparison.NOT_SAME_WORK}
     assert all(one.change is not None for one in found.differences)
     said = compared.report(found)
     for shown in (as_text.render(said, full=True), as_markdown.render(said)):
@@ -212,7 +212,9 @@ def test_a_limit_is_no_part_of_the_work() -> None:
     )
     assert found.same_work is True and found.unlike == ()
     assert any("different SLOs: TTFT p99 at most 20,000 ms" in note for note in found.notes)
-    assert {one.why for one in found.differences if "goodput" in one.metric} == {"the SLOs differ"}
+    assert {one.reason for one in found.differences if "goodput" in one.metric} == {
+        "the SLOs differ"
+    }
 
 
 def test_answers_cut_short_are_other_work() -> None:
@@ -228,7 +230,7 @@ def test_what_is_not_valid_is_not_judged() -> None:
     bad = rows(2, 300)
     send_late(bad)
     found = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
-    assert not found.valid and {one.why for one in found.differences} == {"b is INVALID"}
+    assert not found.valid and {one.reason for one in found.differences} == {"b is INVALID"}
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -237,7 +239,7 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     others = [rows(20 + number, 500) for number in range(repeats - 1)]
     found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
-    assert {(one.word, one.why) for one in found.differences} == {
+    assert {(one.word, one.reason) for one in found.differences} == {
         ("inconclusive", comparison.SAME_RUN)
     }
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
@@ -252,7 +254,7 @@ def test_too_few_samples_cannot_tell() -> None:
             [side("a", rows(1, 300)), side("b", rows(2, 300))]
         ).differences
     }
-    assert found["ttft_ms.p99"].why == "300 samples, p99 needs 662"
+    assert found["ttft_ms.p99"].reason == "300 samples, p99 needs 662"
     assert found["ttft_ms.p50"].word == "inconclusive"
     assert found["ttft_ms.p50"].needed is not None
 
@@ -554,7 +556,7 @@ def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it()
     )
     ttft = {one.metric: one for one in found.differences}["ttft_ms.p99"]
     assert (ttft.outcome, ttft.low) == ("inconclusive", None)
-    assert "288 samples" in ttft.why
+    assert "288 samples" in ttft.reason
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     (outcome,) = thresholds.check_thresholds([condition], found, beyond_noise=True)
     assert outcome.failed is None

@@ -39,7 +39,7 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
         reference.latency(),
         reference.limits(),
         reference.profiles(),
-        reference.figures(),
+        reference.numbers(),
     ]
     for table in tables:
         assert table.title and table.source and table.date and table.quality and table.rows

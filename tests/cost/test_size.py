@@ -766,7 +766,7 @@ def test_what_spoils_a_number_of_machines_is_said_before_it(
         need=need,
         sizes=(to_sized_source(sized, evidence, need),),
         workload="rag",
-        made="",
+        created="",
     )
     shown = as_text.render(report(found))
     assert word in shown
