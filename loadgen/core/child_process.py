@@ -1,4 +1,7 @@
-"""Child processes: the command line of one, which never runs code from the current folder, its CPU time, its end."""
+"""Start child processes, measure their CPU time, and end them.
+
+A child process never runs code from the current folder.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LEAVE_S = 5.0  # what a process that was told to end may take for it
-FROZEN_S = 20.0  # without CPU time while it is waited for: a process that does not move any more
+LEAVE_S = 5.0
+"""How long a process may take to end before it is killed."""
+FROZEN_S = 20.0
+"""A process that is waited for and used no CPU time for this long counts as frozen."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """What starts `module` in a process of its own. `-P`: the current folder is not on the path for imports, so that a
-    `numpy.py` that happens to lie there is not executed.
+    """Return the command line that runs a module in a new interpreter.
+
+    With `-P` the current folder is not searched for imports, so that a `numpy.py` there is not run.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def cpu_s(pid: int) -> float:
-    """The CPU time that a process and its own children have used, in s; 0.0 where the system does not say."""
+    """Return the CPU time of a process and its children, or 0.0 if it is not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(
-        map(cpu_s, map(int, children))
-    )
+    ticks = int(fields[11]) + int(fields[12])  # utime and stime of proc(5)
+    own_s = ticks / os.sysconf("SC_CLK_TCK")
+    return own_s + sum(cpu_s(int(child)) for child in children)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Tell a process to end, and wait; kill it after LEAVE_S."""
+    """Tell a process to end and wait for it. It is killed after LEAVE_S."""
     if process.poll() is None:
         process.terminate()
     for pipe in (process.stdin, process.stdout):
@@ -53,33 +59,40 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Forked:
-    """A copy of this process that carries out `work`, with the face of `Popen` with two pipes.
+    """A fork of this process that runs a function, with the interface of `Popen` with two pipes.
 
-    Only where this process has one thread: what another one had locked would stay locked in the copy.
+    This process must have a single thread, because the locks of others would stay locked in the
+    fork.
     """
 
     def __init__(self, name: str, work: Callable[[], None], *, files: bool) -> None:
-        down, up = os.pipe(), os.pipe()
+        input_read, input_write = os.pipe()
+        output_read, output_write = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
             code = 1
             try:
-                for one in (down[1], up[0]):
-                    os.close(one)
-                _leave_the_parent(name, down[0], up[1])
+                os.close(input_write)
+                os.close(output_read)
+                _detach_from_parent(name, input_read, output_write)
                 if not files:
                     _close_above(2)
                 work()
                 code = 0
             finally:
-                os._exit(code)  # nothing of the parent is unwound, flushed or joined here
-        os.close(down[0])
-        os.close(up[1])
-        self.stdin, self.stdout = os.fdopen(down[1], "wb"), os.fdopen(up[0], "rb")
+                # Handlers, buffers and threads of the parent must not run in the fork.
+                os._exit(code)
+        os.close(input_read)
+        os.close(output_write)
+        self.stdin = os.fdopen(input_write, "wb")
+        self.stdout = os.fdopen(output_read, "rb")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, as `Popen` has it. It has ended when nobody holds the other end of its output any more."""
+        """Wait for the process and return its exit code, as `Popen.wait` does.
+
+        The process has ended when its output is closed.
+        """
         until_s = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             left_s = None if until_s is None else max(until_s - time.monotonic(), 0)
@@ -90,56 +103,68 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _leave_the_parent(name: str, source: int, output: int) -> None:
-    """In a copy: a name, a session and standard streams of its own, and no signal handler of the parent."""
-    gc.freeze()  # what the parent left for its collector would close descriptors that have new owners here
+def _detach_from_parent(name: str, source: int, output: int) -> None:
+    """Give a fork a name, a session and standard streams of its own, and no signal handlers.
+
+    Garbage of the parent is not collected here, because it would close descriptors that have
+    new owners.
+    """
+    gc.freeze()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
     Path("/proc/self/comm").write_text(name, "utf-8")
-    above = [
-        fcntl.fcntl(one, fcntl.F_DUPFD, 3)
-        for one in (source, output, os.open(os.devnull, os.O_WRONLY))
-    ]
-    for place, one in enumerate(above):
-        os.dup2(one, place)
-    for one in {source, output, *above} - {0, 1, 2}:
-        os.close(one)
+    null = os.open(os.devnull, os.O_WRONLY)
+    # Copies above 2 first, since one of the descriptors may be a standard stream.
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3) for descriptor in (source, output, null)]
+    for standard_stream, copy in enumerate(copies):
+        os.dup2(copy, standard_stream)
+    for descriptor in {source, output, *copies} - {0, 1, 2}:
+        os.close(descriptor)
 
 
 def _close_above(highest: int) -> None:
-    for one in map(int, os.listdir("/proc/self/fd")):
-        if one > highest:
-            with contextlib.suppress(OSError):  # that of the list itself
-                os.close(one)
+    """Close all descriptors above `highest`. That of the listing itself is closed already."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > highest:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
-def forks() -> bool:
-    """Whether `beside` makes a fork of this process: not where there are several threads."""
+def can_fork() -> bool:
+    """Return True if this process can be forked, because it has a single thread."""
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def beside(
+def start_sidecar(
     module: str, *arguments: str, copy: Callable[[], None], files: bool = False
 ) -> subprocess.Popen[bytes] | Forked:
-    """Start what goes beside a run, in a session of its own, with two pipes as its standard streams: `copy` in a fork
-    of this process, or else a new interpreter, which costs ten times as much, with `module`.
+    """Start a process that accompanies a run, with pipes as its standard streams.
 
-    `files`: a fork keeps those that this process has open. Raises OSError if none can be started.
+    It is a fork of this process if possible, and else a new interpreter, which costs ten times as
+    much. Ctrl-C does not reach it, because it has a session of its own: the run handles Ctrl-C.
+
+    Args:
+        module: The module that a new interpreter runs.
+        arguments: Its arguments.
+        copy: The function that a fork runs.
+        files: Whether a fork keeps the files that this process has open.
+
+    Raises OSError if no process can be started.
     """
-    if forks():
+    if can_fork():
         return Forked(module.rpartition(".")[2], copy, files=files)
     return subprocess.Popen(
         command(module, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is handled by the run
+        start_new_session=True,
     )

@@ -1,4 +1,4 @@
-"""Opens the folder of a run: its summary, from its records or as it was stored. Does IO; `metrics/` computes."""
+"""Open the folder of a run: its summary, from its records or as it was stored."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import energy, series
 
 SUMMARY = FILE
-FAILED_READS = 0.1  # share of the reads of a page; more of them are said
+FAILED_READS = 0.1
+"""The share of the reads of a metrics page that may fail without a warning."""
 
 
 class OpenedRun(NamedTuple):
-    """A run as far as it was recorded. `stored` is None if the folder has no records, only a summary."""
+    """A run as far as it was recorded. `stored` is None if the folder has only a summary."""
 
     summary: Summary
     stored: store.Stored | None
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, finished or not."""
+    """Return True if a folder holds a run, finished or not."""
     return (folder / "run.json").is_file() or (folder / SUMMARY).is_file()
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs directly in a folder, ordered by number: c2 before c16."""
+    """Return the runs directly in a folder, ordered by number: c2 before c16."""
     runs = filter(is_run, folder.glob("*/"))
     return sorted(
         runs, key=lambda run: (int("".join(filter(str.isdigit, run.name)) or 0), run.name)
@@ -43,7 +44,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def open_run(folder: Path) -> OpenedRun:
-    """Open a run: its summary is computed from its records, or read from `summary.json` if it has no records.
+    """Open a run. Its summary is computed from its records, or read if it has no records.
 
     Raises UserError for a folder that holds no run and for damaged files.
     """
@@ -74,7 +75,10 @@ def refuse_shard(folder: Path) -> None:
 
 
 def kept_summary(folder: Path) -> Summary:
-    """The summary as the run has stored it. Raises UserError where there is none, or a damaged or newer one."""
+    """Return the summary that the run has stored.
+
+    Raises UserError if there is none, or if it is damaged or of a newer version.
+    """
     refuse_links(folder)
     path = folder / SUMMARY
     if not path.is_file():
@@ -82,7 +86,7 @@ def kept_summary(folder: Path) -> Summary:
             "no_result",
             f"no {SUMMARY} here",
             str(folder),
-            "give the folder of the run itself, as loadgen has named it",
+            "use the folder of the run itself",
         )
     return load_summary(path.read_bytes(), str(path))
 
@@ -95,7 +99,7 @@ def summary(folder: Path) -> Summary:
 
 
 def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
-    """The summary with the servers' own metrics, the energy, and warnings about both; unchanged without any page."""
+    """Return the summary with the servers' own metrics, the energy, and warnings about both."""
     of_servers = energy.not_of_hardware(samples)
     used = energy_use.summarize_energy(samples, summary)
     duration_s = summary.window.whole.duration_s

@@ -1,4 +1,4 @@
-"""Assembles summary.json: what `metrics.summary` measures, and the sections that `analysis` adds to it."""
+"""Assemble summary.json from what `metrics` measures and the sections that `analysis` adds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def summarize(
     *,
     explained: bool = True,
 ) -> Summary:
-    """Compute the summary of a run from its records, every figure exact.
+    """Compute the summary of a run from its records.
 
     Args:
         manifest: The manifest of the run.
@@ -52,9 +52,11 @@ def summarize(
         timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
         seconds: The samples that each worker takes of itself.
         texts: The error texts, which `rows["text"]` indexes.
-        event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if not known.
-        server_samples: What the metrics pages of the servers said.
-        explained: Whether to compute also what only readers need: causes, breakdowns, intervals and growth.
+        event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if they
+            are not known.
+        server_samples: The samples of the servers' metrics pages.
+        explained: Whether to compute also what only readers need: causes, breakdowns, intervals and
+            trends.
     """
     data = RunData(manifest, gaps, timeline, seconds, event_errors, server_samples)
     run = measure_run(data, RunAccumulator(manifest, rows, texts), explained=explained)

@@ -1,7 +1,7 @@
 """Random numbers: an independent generator for every purpose, derived from one seed.
 
-All generators are made here. A caller names its purpose (`stream(seed, "prompts", 7)`) and gets the same numbers in any
-process and in any order, whatever else was drawn. This module keeps no state.
+All generators are made here. A caller names its purpose (`stream(seed, "prompts", 7)`) and gets the
+same numbers in any process and in any order. This module keeps no state.
 """
 
 from __future__ import annotations
@@ -16,66 +16,78 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FRESH = "fresh"  # the word that asks for a new salt in every run
-MOST = 2**64  # seeds are below this, as in LoadGen
+FRESH = "fresh"
+"""The salt that stands for a new one in every run."""
+MOST = 2**64
+"""Seeds are below this, as in LoadGen."""
 
 
 def fresh() -> int:
-    """A new seed from the entropy of the operating system: 53 bits, so that every JSON reader keeps it exactly."""
+    """Return a new seed from the entropy of the operating system.
+
+    It has 53 bits, so that every JSON reader keeps it exactly.
+    """
     return int.from_bytes(os.urandom(8), "little") >> 11
 
 
-def salt_of(seed: int, asked: str | None) -> str:
-    """The salt of a run as text: the word asked for, a new one for FRESH, or without a word the one of the seed."""
-    if asked == FRESH:
+def salt_of(seed: int, requested: str | None) -> str:
+    """Return the salt of a run: the requested one, a new one for FRESH, or the one of the seed."""
+    if requested == FRESH:
         return f"{fresh():x}"
-    return asked if asked is not None else f"{derived(seed, 'salt'):x}"
+    return requested if requested is not None else f"{derived(seed, 'salt'):x}"
 
 
-def salt_at(seed: int, asked: str | None, place: str) -> str:
-    """The salt of one run among several of one seed, by its place in them (`c8`, `r2`): their prompts differ."""
-    if asked == FRESH:
+def salt_at(seed: int, requested: str | None, run_name: str) -> str:
+    """Return the salt of one of several runs with one seed, so that their prompts differ.
+
+    `run_name` is the name of the run among them, such as `c8` or `r2`.
+    """
+    if requested == FRESH:
         return FRESH
-    return f"{asked}.{place}" if asked is not None else f"{derived(seed, 'salt', place):x}"
+    if requested is not None:
+        return f"{requested}.{run_name}"
+    return f"{derived(seed, 'salt', run_name):x}"
 
 
 def salt_number(salt: str) -> int:
-    """The number that prompts are drawn with for a salt."""
+    """Return the number with which prompts are drawn for a salt."""
     return derived(0, "salt word", salt)
 
 
-def words(seed: int | None, salt: str) -> str:
-    """The flags that repeat a run: its seed, and its salt where it is not that of the seed."""
+def reproduction_options(seed: int | None, salt: str) -> str:
+    """Return the options that reproduce a run: its seed, and its salt if the seed has another."""
     if seed is None:
         return "a seed that is not known"
     return f"--seed {seed}" + ("" if salt == salt_of(seed, None) else f" --salt {salt}")
 
 
-def own(seed: int, *names: str | int) -> int:
-    """A seed for one run among several of one seed, by its place in them: 53 bits, as `fresh`."""
+def run_seed(seed: int, *names: str | int) -> int:
+    """Return the seed of one of several runs with one seed, with 53 bits as that of `fresh`."""
     return derived(seed, *names) >> 11
 
 
 def derived(seed: int, *names: str | int) -> int:
-    """A 64-bit seed for a purpose, for a generator other than numpy (Poisson arrivals as LoadGen draws them)."""
+    """Return a 64-bit seed for a purpose, for generators other than that of numpy."""
     return int.from_bytes(_digest(seed, names)[:8], "little")
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:
-    """The generator of (seed, names): PCG64 seeded with the SHA-256 of both.
+    """Return the generator of (seed, names): PCG64 seeded with the SHA-256 of both.
 
-    0 is a valid seed. Names differ by type and position: "1" is not 1, and ("a", "b") is not ("ab",).
+    0 is a valid seed. Names differ by type and position: "1" is not 1, and ("a", "b") differs from
+    ("ab",).
     """
     import numpy as np
 
-    words = np.frombuffer(_digest(seed, names), dtype="<u4")
-    return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence([int(word) for word in words]))
-    )
+    entropy = np.frombuffer(_digest(seed, names), dtype="<u4").tolist()
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def shares(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each number, whatever the others are: splitmix64 of a derived seed and the number."""
+    """Return a random number from 0 to below 1 for each number, independent of the others.
+
+    It is computed by splitmix64 from a derived seed and the number.
+    """
     import numpy as np
 
     state = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
@@ -87,7 +99,7 @@ def shares(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float
 
 
 def classes(seed: int, weights: Sequence[float], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of which of several classes each request is, by its number: a pure function of both, drawn by weight."""
+    """Return the index of the class of each request, drawn by weight from its number."""
     import numpy as np
 
     bounds = np.cumsum(weights)

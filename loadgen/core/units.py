@@ -1,7 +1,7 @@
-"""Parses values with units: `30s`, `250ms`, `10/s`, `99%`, `p95` become integer ns, floats per second, shares.
+"""Parse values with units, such as `30s`, `250ms`, `10/s`, `99%` and `p95`.
 
-Pure text parsing, shared by workload files and flags. Every function raises `Wrong`. Its text is a predicate for a
-sentence such as '"30 sekunds" is not a duration', and its hint says what to write.
+Pure, and shared by workload files and options. Every function raises `Wrong`, whose text is the
+predicate of a sentence such as '"30 sekunds" must be a duration', with a hint what to write.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 
 
 class Wrong(ValueError):
-    """A text is not valid. `str()` is a predicate ("must be a duration"); `hint` says what to write instead.
+    """A text is not valid.
 
-    `key`: the column or key that it stood under, of a row with several.
+    `str()` of it is a predicate ("must be a duration"), `hint` tells what to write instead, and
+    `key` is the column or key of the text in a row with several.
     """
 
     def __init__(self, code: Code, predicate: str, hint: str, key: str = "") -> None:
@@ -71,7 +72,7 @@ class Wrong(ValueError):
 
 
 def seconds(text: str) -> float:
-    """Seconds of `30s`, `2m` or a bare `30`. Raises `Wrong`."""
+    """Return the seconds of `30s`, `2m` or a bare `30`. Raises `Wrong`."""
     return duration_ns(text, bare="s") / 1e9
 
 
@@ -149,7 +150,7 @@ _TIMES = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
 def count(text: str) -> int:
-    """A whole number from 1 of `5000`, `5,000` or `5k`. Raises `Wrong`."""
+    """Return the integer of `5000`, `5,000` or `5k`, at least 1. Raises `Wrong`."""
     match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
     number = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if not 1 <= number < 1e12 or number != int(number):
@@ -158,7 +159,9 @@ def count(text: str) -> int:
 
 
 def rate_per_s(text: str, bare: bool = False) -> float:
-    """Events per second of `10/s` or `600/min`; `inf` means everything at once. Always above zero. Raises `Wrong`.
+    """Return the events per second of `10/s` or `600/min`, always above zero. Raises `Wrong`.
+
+    `inf` stands for everything at once.
 
     bare: whether a number without unit is allowed and means per second.
     """

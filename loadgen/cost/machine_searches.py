@@ -115,7 +115,7 @@ def run_searches(searches: Mapping[str, SearchCommand], run_command: RunCommand)
     search_by_folder = {search.folder: (source, search) for source, search in searches.items()}
     cores = len(os.sched_getaffinity(0))
     searches_at_once = min(cores, len(search_by_folder))
-    if searches_at_once < 2 or not child_process.forks():
+    if searches_at_once < 2 or not child_process.can_fork():
         return
     _SearchPool(cores, run_command).run(list(search_by_folder.values()))
 

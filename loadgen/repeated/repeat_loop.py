@@ -25,7 +25,7 @@ def with_repeat_seed(workload: Workload, number: int, load_name: str = "repeat")
     """
     if number == 1 or workload.seed is None:
         return workload
-    return workload.model_copy(update={"seed": seeds.own(workload.seed, load_name, number)})
+    return workload.model_copy(update={"seed": seeds.run_seed(workload.seed, load_name, number)})
 
 
 def run_repeats(

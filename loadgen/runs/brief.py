@@ -375,4 +375,4 @@ def _path_lines(summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, s
     if run_dir is not None:
         yield "Details", f"loadgen report {shlex.quote(str(run_dir))} --full"
     if summary.run.seed is not None:
-        yield "Reproduce", f"add {seeds.words(summary.run.seed, summary.run.salt)}"
+        yield "Reproduce", f"add {seeds.reproduction_options(summary.run.seed, summary.run.salt)}"

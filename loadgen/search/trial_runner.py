@@ -191,7 +191,7 @@ class TrialRunner:
         if not self.has_seed_per_trial:
             same_seed = workload.model_copy(update={"seed": self.seed})
             return with_unique_prompts(same_seed, self.name_run(trial))
-        seed = seeds.own(self.seed, TRIAL_SEED_STREAM, trial.number)
+        seed = seeds.run_seed(self.seed, TRIAL_SEED_STREAM, trial.number)
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
 

@@ -70,7 +70,7 @@ class BuilderConnection:
         self._on_end = on_end
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        self._process = child_process.beside(
+        self._process = child_process.start_sidecar(
             "loadgen.core.execution.body_builder",
             copy=partial(body_builder.serve_bodies, prompts, encode_body),
             files=True,  # The file of a data set may be open.

@@ -70,7 +70,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
-        f"reproduce with {seeds.words(seed, salt)}",
+        f"reproduce with {seeds.reproduction_options(seed, salt)}",
         *_stage_lines(workload, schedule),
         *slo_lines(workload.slo, slo_by_class(workload)),
         *_length_lines(workload, prompts, schedule.slot_count),

@@ -198,7 +198,7 @@ def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
     job = plan.job
     is_endless = plan.schedule.slot_count is None
     if needs_builder_process(plan.schedule, job.settings.tuning) or (
-        is_endless and child_process.forks()
+        is_endless and child_process.can_fork()
     ):
         return BodyPrefetch(job, worker_schedule, plan.requests)
     return Bodies(

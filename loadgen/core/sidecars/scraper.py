@@ -406,7 +406,7 @@ class Scraper:
         if not addresses and not needs_smi:
             return
         with suppress(OSError):
-            self._process = child_process.beside(
+            self._process = child_process.start_sidecar(
                 "loadgen.core.sidecars.scraper", str(folder), copy=partial(main, str(folder))
             )
         tls = options.tls
