@@ -262,7 +262,11 @@ def _perform(
         loop.close()
     trace, late_ns = _trace(carrier, planned)
     shown = probe_result.target.redacted
-    drawn = [] if isinstance(data.requests, FromFile) else [f"prompts: {seeds.reproduction_options(seed, salt)}"]
+    drawn = (
+        []
+        if isinstance(data.requests, FromFile)
+        else [f"prompts: {seeds.reproduction_options(seed, salt)}"]
+    )
     warnings = [*run.cautions(test), *_uncounted(carrier)]
     log = read_log(folder)
     notes = [
