@@ -187,7 +187,7 @@ def told(tool: Tool, out: Path) -> tuple[Figures, str]:
     """What a tool's own file says, and what it says of itself as the limit."""
     file = out / tool.result
     if tool.name != "loadgen":
-        figures = read_result(file).figures
+        figures = read_result(file).metrics
         names = (
             "ttft_ms.p50",
             "inter_chunk_ms.p50",

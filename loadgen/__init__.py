@@ -1,14 +1,14 @@
-"""loadgen: measures what users of an LLM endpoint feel. `loadgen.run`, `loadgen.arun`, `loadgen.load`,
-`loadgen.load_runs`, `loadgen.Result`, and the faults that they raise; docs/reference/sdk.md.
+"""loadgen: a load generator for LLM inference endpoints.
 
-Nothing is imported before it is used.
+The Python API is `loadgen.run`, `loadgen.arun`, `loadgen.load`, `loadgen.load_runs`,
+`loadgen.Result` and the errors that they raise. It is imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["LoadgenError", "CombinedError", "Result", "arun", "load", "load_runs", "run"]
+__all__ = ["CombinedError", "LoadgenError", "Result", "arun", "load", "load_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -82,22 +82,22 @@ class Result:
 
     @property
     def ttft_ms(self) -> Distribution:
-        """Time to first token, from the due time; ok requests."""
+        """Time to first token, from the scheduled time, of successful requests."""
         return self.summary.ttft_ms
 
     @property
     def tpot_ms(self) -> Distribution:
-        """Time per output token after the first; ok requests with more than one token."""
+        """Time per output token after the first, of successful requests with several tokens."""
         return self.summary.tpot_ms
 
     @property
     def inter_chunk_ms(self) -> Distribution:
-        """Gaps between successive output events, pooled over requests."""
+        """Times between successive output events, pooled over all requests."""
         return self.summary.inter_chunk_ms
 
     @property
     def itl_ms(self) -> Distribution | None:
-        """The gaps as inter-token latency, if every event carried exactly one token.
+        """The inter-token latency, if every event carried exactly one token.
 
         Otherwise it is None, and `summary.itl_absent` says why.
         """
@@ -105,7 +105,7 @@ class Result:
 
     @property
     def e2e_ms(self) -> Distribution:
-        """From the due time to the last output or finish event; ok requests."""
+        """From the scheduled time to the last output or finish event, of successful requests."""
         return self.summary.e2e_ms
 
     @property
@@ -120,12 +120,12 @@ class Result:
 
     @property
     def load(self) -> Load:
-        """Offered, achieved (sent) and completed load; requests in flight."""
+        """Offered, sent and completed requests per second, and the concurrency."""
         return self.summary.load
 
     @property
     def goodput(self) -> Goodput:
-        """The requests that met every SLO term, and whether the SLO was met.
+        """The requests that met every objective of the SLO, and whether the SLO was met.
 
         `met` is None without an SLO, if it is undecided, or if the measurement is not valid.
         """
@@ -138,7 +138,7 @@ class Result:
 
     @property
     def valid(self) -> bool:
-        """`verdict.valid`."""
+        """Whether the measurement is valid."""
         return self.summary.verdict.valid
 
     @property
@@ -169,8 +169,8 @@ class Result:
         types |= {"labels": pa.string(), "value": pa.float64()}
         return pa.table(
             {
-                name: pa.array([getattr(one, name) for one in samples], of)
-                for name, of in types.items()
+                name: pa.array([getattr(sample, name) for sample in samples], column_type)
+                for name, column_type in types.items()
             }
         )
 
@@ -193,8 +193,8 @@ class Result:
         """Return a table with one row per request.
 
         Its columns are latencies (`ttft_ms`, `tpot_ms`, `e2e_ms`), times since the start of the
-        run, stages and statuses, and after a run with `--keep gaps` a list of the gaps. A value
-        that a request does not have is null.
+        run, stages and statuses, and after a run with `--keep gaps` the inter-token latencies. A
+        value that a request does not have is null.
 
         Args:
             library: The library whose table type is returned.
@@ -217,7 +217,7 @@ class Result:
         if library == "pandas":
             import pandas as pd  # type: ignore[import-untyped]
 
-            # Numbers of tokens stay whole numbers where some are missing.
+            # Token counts stay integers if some are missing.
             return table.to_pandas(
                 types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None
             )
@@ -272,8 +272,8 @@ def _show_options(function: Callable[P, R]) -> Callable[P, R]:
         for name, option in OPTIONS.items()
     ]
     signature = inspect.signature(function)
-    own = [signature.parameters["workload"]]
-    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+    workload = signature.parameters["workload"]
+    vars(function)["__signature__"] = signature.replace(parameters=[workload, *options])
     return function
 
 
@@ -294,8 +294,8 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
             headers, metadata and extra_body may be mappings.
 
     Raises:
-        Fault: If the run cannot start or finish; it is a UserError or a TargetError.
-        Faults: If there are several reasons why it cannot start.
+        LoadgenError: If the run cannot start or finish; it is a UserError or a TargetError.
+        CombinedError: If there are several reasons why it cannot start.
         TypeError: For an unknown option.
     """
     from loadgen.core.execution.run import execute
@@ -303,9 +303,9 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
     if _is_event_loop_running():
         raise UserError(
             "event_loop",
-            "loadgen.run blocks, and an event loop is running here",
+            "loadgen.run blocks, but an event loop is running",
             "loadgen.run",
-            "in async code and in notebooks: await loadgen.arun(...), with the same arguments",
+            "use await loadgen.arun(...) with the same arguments",
         )
     _check_names(options)
     _check_workload(workload, options)
@@ -390,7 +390,7 @@ def _check_names(options: RunOptions) -> None:
     for name in options.keys() - OPTIONS.keys():
         similar = closest(name, sorted(OPTIONS))
         hint = f"; did you mean {similar!r}?" if similar else ""
-        raise TypeError(f"loadgen.run has no flag {name!r}{hint}")
+        raise TypeError(f"loadgen.run has no option {name!r}{hint}")
 
 
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
@@ -403,21 +403,21 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
     if isinstance(workload, Workload) and changes:
         raise UserError(
             "conflict",
-            f"a checked Workload is not changed by {', '.join(changes)}",
+            f"a Workload object cannot be changed by {', '.join(changes)}",
             "loadgen.run",
             "give the file or a mapping, or change the Workload with model_copy",
         )
     if isinstance(workload, Mapping) and sources:
         raise UserError(
             "conflict",
-            f"a mapping and {sources[0]}",
+            f"a mapping cannot be combined with {sources[0]}",
             "loadgen.run",
             "give one of them, or a workload's file",
         )
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         raise UserError(
             "wrong_type",
-            f"a {type(workload).__name__} is no workload",
+            f"must be a workload, not {type(workload).__name__}",
             "loadgen.run",
             "give a file, a packaged name, a mapping or a Workload",
         )
@@ -430,7 +430,7 @@ def _option_name(name: str) -> str:
 
 
 def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
-    """Return the checked workload with the options of the load applied. Raises Fault or Faults."""
+    """Return the checked workload with the options of the load applied. Raises CombinedError."""
     from loadgen.core.workload import Workload, loading, read_flags
 
     if isinstance(workload, Workload):

@@ -1,4 +1,4 @@
-"""The table of backends: what answers at a target, and who sends the load.
+"""The table of backends: how a target is reached, and where the load is sent from.
 
 `core.execution.backend` calls the functions of the rows. A backend is imported when a run uses it.
 """
@@ -28,11 +28,12 @@ class BackendRow(Struct, frozen=True, kw_only=True):
         name: Its name.
         load: Imports the functions of the backend.
         schemes: The schemes of the URLs that it serves. "" stands for a target without a URL.
-        shown: The name of a target; {} is replaced by what follows the scheme. If empty, the URL is the name.
-        simulated: Whether a model of a server answers.
+        shown: The name of a target, with {} for what follows the scheme. If empty, the URL is the
+            name.
+        simulated: Whether a performance model stands in for a server.
         virtual: Whether the run takes place in virtual time.
-        flag: The field of the settings that chooses this backend as the sender of the load. If empty, it sends where
-            no other one was chosen.
+        flag: The field of the settings that chooses this backend to send the load. If empty, it
+            sends the load to its own targets if no other backend was chosen.
     """
 
     name: str
@@ -101,20 +102,21 @@ def load_backend(row: BackendRow) -> Backend:
 def of_target(url: str | None) -> BackendRow:
     """Return the backend of a target.
 
-    Raises UserError for a scheme that no backend serves, and for a plug-in that cannot reach a target.
+    Raises UserError for a scheme that no backend serves, and for a plug-in that cannot reach a
+    target.
     """
     row = find(url)
     if row is None:
         raise _unknown_scheme(url)
     if row not in BACKENDS.builtin_rows and not provides_target(row):
-        what = f"the backend {row.name} does not say how a target of its scheme is reached"
-        hint = "it has to have a function `serve` or `run`"
-        raise UserError("plugin_failed", what, "--url", hint)
+        message = f"the backend {row.name} does not define how to reach its targets"
+        hint = "it needs a function `serve` or `run`"
+        raise UserError("plugin_failed", message, "--url", hint)
     return row
 
 
 def provides_target(row: BackendRow) -> bool:
-    """Return True if a backend starts or simulates its target, so that no other target can be combined with it."""
+    """Return True if a backend starts or simulates its target, which must then be the only one."""
     backend = load_backend(row)
     return backend.serve is not None or backend.run is not None
 
@@ -132,7 +134,7 @@ def _unknown_scheme(url: str | None) -> UserError:
 def find(url: str | None) -> BackendRow | None:
     """Return the backend of a target, or None for a scheme that no backend serves.
 
-    URLs without a scheme and those of Unix sockets belong to `http`, whose own check reports what is wrong with them.
+    URLs without a scheme and those of Unix sockets belong to `http`, which reports their errors.
     """
     scheme = scheme_of(url)
     if scheme is None or "unix" in scheme:
@@ -144,13 +146,13 @@ def find(url: str | None) -> BackendRow | None:
 
 
 def shown(url: str | None) -> str:
-    """Return the name of a target. It is empty if the URL is the name, or no backend serves its scheme."""
+    """Return the display name of a target, or "" if its URL is the name."""
     row = find(url)
     return "" if row is None else row.shown.format(after_scheme(url))
 
 
 def scheme_of(url: str | None) -> str | None:
-    """Return the scheme of a URL in small letters, "" without a URL, and None for a URL without a scheme."""
+    """Return the scheme of a URL in lower case, "" without a URL, or None without a scheme."""
     if not url:
         return ""
     match = _SCHEME.match(url)

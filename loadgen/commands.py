@@ -1,4 +1,4 @@
-"""The table of commands. The help is made of its rows; a command is imported when it is used."""
+"""The table of commands. The help shows its rows, and a command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class CommandRow(Struct, frozen=True):
     """One command.
 
     Attributes:
-        name: What is typed.
+        name: Its name on the command line.
         group: The heading of the help under which the command is listed.
-        help: One line.
-        load: Imports and returns the function of the command, which has a signature that typer understands and returns
-            an exit code; or a `typer.Typer` with several commands.
+        help: A summary that fits one line.
+        load: Imports and returns the function of the command, or a `typer.Typer` with several
+            commands. Typer reads the options from the signature of the function, which returns an
+            exit code.
     """
 
     name: str
@@ -219,7 +220,7 @@ COMMANDS: OpenTable[CommandRow] = OpenTable("loadgen.commands", CommandRow, _loa
 
 
 def load_command(row: CommandRow) -> Callable[..., int] | typer.Typer:
-    """Import the function, or the `typer.Typer`, of a command. Errors of a plug-in are reported as such."""
+    """Import the function or `typer.Typer` of a command. A plug-in that fails raises UserError."""
     command = COMMANDS.guard(row, row.load)()
     return COMMANDS.guard(row, command) if isfunction(command) else command
 

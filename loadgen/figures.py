@@ -1,8 +1,9 @@
-"""The table of figures: what is measured of a request, how it is called, and where it is shown.
+"""The table of metrics: how each one is computed, named and shown.
 
-A figure has one value per request (or per gap between events, or per event, of all requests together). The summary has
-their distribution. Accumulator, summary, SLO, registry, text, page, compare, Prometheus and `docs/reference/summary.md` are made
-of the rows. The built-in ones are in `core/metrics/metric_definitions.py`.
+A metric has one value per request, or per inter-token gap or event of all requests together. The
+summary has the distribution of the values. Everything that shows or limits a metric reads this
+table: summary, SLO, reports, `compare`, Prometheus and `docs/reference/summary.md`. The built-in
+rows are in `core/metrics/metric_definitions.py`.
 """
 
 from __future__ import annotations
@@ -24,46 +25,46 @@ if TYPE_CHECKING:
 Place = Literal["slo", "contract", "latency", "client", "requests", "prometheus"]
 PLACES: dict[Place, str] = {
     "slo": "what `--slo`, `--stop-when` and the `slo` of a workload may limit",
-    "contract": "what a contract may promise",
-    "latency": "table of latencies of text and page",
-    "client": "table of the load generator itself",
+    "contract": "what a term of a contract may limit",
+    "latency": "latency table of reports",
+    "client": "table of client overhead",
     "requests": "column of `Run.requests()`",
     "prometheus": "histogram of `--prometheus`",
 }
-"""Where a figure can be shown or named, besides summary.json and `compare`, which have all of them."""
+"""Where a metric can be shown or named. summary.json and `compare` have all metrics."""
 
 PerRequest = Callable[["Columns"], NDArray[np.int64]]
 """A function that computes one value for each request of the columns."""
 
 
 class MetricDefinition(Struct, frozen=True, kw_only=True):
-    """One figure.
+    """One metric.
 
-    Times are in ns. Values of another unit than ms are in millionths of it, as ns are of a ms.
+    Times are in ns. Values with another unit than ms are in millionths of that unit, like ns of ms.
 
     Attributes:
         name: Its key.
         words: Its name for readers.
         meaning: Its definition, in one line.
-        values: Computes its value for each request, `columns.UNDEFINED` where there is none. None if it has no value
-            per request.
-        sample: Which requests have values: ok ones, or all that were sent; or it is pooled over all gaps, or all
-            events, of all requests.
+        values: Computes its value for each request, with `columns.UNDEFINED` where there is none.
+            None if it has no value per request.
+        sample: Which requests have values: successful ones ("ok") or all that were sent. "gaps" and
+            "events" pool the values of all requests.
         unit: Its unit in the summary.
         needs: What a response must have: nothing, output, a stream, or enough tokens.
-        least: Computes for each unfinished request how large its value would have become at least. None if that is not
-            known.
+        least: Computes a lower bound of the value of each unfinished request. None if there is no
+            bound.
         bounds: Computes the smallest and the largest value that each request may have had.
             None if its values are sure.
         uncertainty_limit: The field of `ValidityLimits` that says by how much its statistics may be
             off. "" if they are sure.
-        guards: Codes of `metrics.reasons` that withhold the figure.
+        guards: Codes of `metrics.reasons` that cause the metric to be omitted.
         better: -1 if lower is better, +1 if higher is, 0 if neither.
         compared: The quantiles that `compare` shows by default.
         block: The block of the summary that contains it. If empty, it is a field of the summary.
         shown: Where it is shown or may be named, see PLACES.
-        under: Its label in a table where it stands beneath the figure before it.
-        unlike: The name of a figure. A table shows this one only if the two differ.
+        under: Its label in a table where it stands below the previous metric.
+        unlike: The name of a metric. A table shows this one only if the two differ.
     """
 
     name: str
@@ -96,7 +97,10 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
 
 
 class MetricTable(OpenTable[MetricDefinition]):
-    """The table of figures. Every run needs all rows, so a cache says whether there are plug-ins at all."""
+    """The table of metrics.
+
+    Every run needs all rows, so a cache remembers whether any plug-in has rows.
+    """
 
     def available(self) -> tuple[MetricDefinition, ...]:
         """Return all rows. Those of plug-ins count as used."""
@@ -118,7 +122,7 @@ class MetricTable(OpenTable[MetricDefinition]):
     def shown_in(self, place: Place) -> tuple[MetricDefinition, ...]:
         """Return the rows that are shown at a place.
 
-        Of the figures of plug-ins, only times per request can be limited by an SLO or a contract.
+        Of the metrics of plug-ins, only times per request can be limited by an SLO or a contract.
         """
         rows = [row for row in self.available() if place in row.shown]
         if place in ("slo", "contract"):
@@ -128,9 +132,9 @@ class MetricTable(OpenTable[MetricDefinition]):
         return tuple(rows)
 
     def values(self, name: str) -> PerRequest:
-        """Return the function of a figure that has a value per request.
+        """Return the function of a metric that has a value per request.
 
-        Raises KeyError if no figure has this name, or the figure has no value per request.
+        Raises KeyError if no metric has this name, or the metric has no value per request.
         """
         row = self.get(name)
         if row is None or row.values is None:
@@ -139,7 +143,7 @@ class MetricTable(OpenTable[MetricDefinition]):
 
 
 def _check_values(values: object, columns: Columns) -> None:
-    """Raise TypeError unless a figure of a plug-in computed an integer for each request."""
+    """Raise TypeError unless a metric of a plug-in computed an integer for each request."""
     if not isinstance(values, np.ndarray):
         description = type(values).__name__
     elif values.shape == (len(columns),) and values.dtype.kind in "iu":
@@ -159,28 +163,31 @@ METRICS = MetricTable("loadgen.figures", MetricDefinition, _load_rows)
 
 
 def words(name: str) -> str:
-    """Return the name of a figure for readers, or its key if there is no such figure."""
+    """Return the label of a metric, or its key if there is no such metric."""
     row = METRICS.get(name)
     return name if row is None else row.words
 
 
 def needs(name: str) -> str:
-    """Return what a response must have for a figure, or "" if there is no such figure."""
+    """Return what a response must have for a metric, or "" if there is no such metric."""
     row = METRICS.get(name)
     return "" if row is None else row.needs
 
 
 def per_request(name: str) -> bool:
-    """Return True if there is such a figure and it has a value per request."""
+    """Return True if there is such a metric and it has a value per request."""
     row = METRICS.get(name)
     return row is not None and row.values is not None
 
 
 def guarded(code: str) -> tuple[str, ...]:
-    """Return the names of the figures that a guard withholds."""
+    """Return the names of the metrics that a guard omits."""
     return tuple(row.name for row in METRICS.available() if code in row.guards)
 
 
 def pooled_metrics() -> tuple[str, ...]:
-    """Return the names of the built-in figures over all gaps, which have quantiles but no value per request."""
+    """Return the names of the built-in metrics over all inter-token gaps.
+
+    They have quantiles, but no value per request.
+    """
     return tuple(row.name for row in METRICS.builtin_rows if row.sample == "gaps")

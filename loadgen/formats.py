@@ -26,7 +26,8 @@ class ToolFile(msgspec.Struct, frozen=True):
     Attributes:
         where: The name of the file.
         text: Its text.
-        value: The object in a JSON file, or in the last line of a JSONL file. Empty if there is no object.
+        value: The object in a JSON file, or in the last line of a JSONL file. Empty if there is
+            none.
         lines: The number of lines of a JSONL file, 0 for one JSON document.
     """
 
@@ -40,7 +41,7 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result that another tool has reported.
 
     Attributes:
-        figures: By path of our nearest metric, for example `ttft_ms.p99`, the value in our unit.
+        metrics: By path of our nearest metric, for example `ttft_ms.p99`, the value in our unit.
         called: By our metric, the tool's own name for it.
         tool: The name of the tool. Taken from the row of the format, whatever its reader returns.
         counts: How the tool defines its metrics. Taken from the row too.
@@ -53,14 +54,17 @@ class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     load: str = ""
     started: str = ""
-    figures: dict[str, float]
+    metrics: dict[str, float] = msgspec.field(name="figures")
     called: dict[str, str] = {}
     counts: str = ""
     notes: tuple[str, ...] = ()
 
 
 Written = bytes | Mapping[str, Any] | Iterable[bytes]
-"""A file to be written: its bytes, parts of them in order, or a mapping that becomes JSON and may hold numpy arrays."""
+"""The content of a file to write: bytes, chunks of bytes, or a mapping that becomes JSON.
+
+The mapping may contain numpy arrays.
+"""
 
 
 class FormatRow(msgspec.Struct, frozen=True):
@@ -71,12 +75,15 @@ class FormatRow(msgspec.Struct, frozen=True):
         tool: The tool that the format belongs to, as people call it.
         definitions: How this tool defines TTFT, TPOT and other metrics.
         files: Names of result files. A directory that contains one is a result of the tool.
-        fits: Returns whether a file is a result of the tool. The first row for which it is true reads the file.
+        fits: Returns whether a file is a result of the tool. The first row that fits reads it.
         read: Reads a result.
         write: Writes a run of ours, for `export --as`.
-        send: Sends a run (its directory, its summary, and --out if given) to a service. Returns where it is.
-        trace: Returns the format of a trace by the object in its first line, or None if it is another one.
-        columns: Names of the columns of a trace that is a table, in small letters: time, input and output tokens.
+        send: Sends a run (its directory, its summary, and --out if specified) to a service and
+            returns its URL.
+        trace: Returns the format of a trace by the object in its first line, or None for another
+            format.
+        columns: Lower-case names of the columns of a trace that is a table: time, input tokens and
+            output tokens.
         time: Parses a cell of the column of time to ns.
         in_seconds: Whether whole numbers in the column of time are seconds, not milliseconds.
         any_unit: Whether the format does not define the unit of the column of time, so that it is
@@ -127,8 +134,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "mlperf-log",
             "MLPerf LoadGen",
-            "From the scheduled instant in Server, else from issue. TPOT is (E2E - TTFT) / (n - 1) in whole ns. "
-            "Percentiles are elements of the sample, as here",
+            "Latencies count from the scheduled time in Server, otherwise from issue. TPOT is "
+            "(E2E - TTFT) / (n - 1) in whole ns. Percentiles are elements of the sample, as in "
+            "loadgen",
             files=("mlperf_log_summary.txt",),
             fits=loadgen_log.fits,
             read=loadgen_log.as_result,
@@ -136,17 +144,18 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "sglang",
             "SGLang bench_serving",
-            "From sent. TTFT is the first event with text. TPOT is (E2E - TTFT) / (n - 1). ITL is pooled over events. "
-            "Percentiles are interpolated",
+            "Latencies count from the send time. TTFT ends at the first event with text. TPOT "
+            "is (E2E - TTFT) / (n - 1). ITL is pooled over events. Percentiles are interpolated",
             fits=tools.is_sglang,
             read=tools.sglang,
         ),
         FormatRow(
             "vllm",
             "vllm bench serve",
-            "From sent. TTFT is the first event with a choice: in chat the role event, which carries no token. TPOT is "
-            "(E2E - TTFT) / (n - 1), E2E up to the last event, usage too. ITL is pooled, with the gap from the role "
-            "event to the first token in it. Percentiles are interpolated",
+            "Latencies count from the send time. TTFT ends at the first event with a choice; in"
+            " chat that is the role event, which carries no token. TPOT is (E2E - TTFT) / (n - "
+            "1), with E2E up to the last event, including usage. ITL is pooled and includes the"
+            " time from the role event to the first token. Percentiles are interpolated",
             fits=tools.is_vllm,
             read=tools.vllm,
             write=export.vllm,
@@ -154,8 +163,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "aiperf",
             "AIPerf",
-            "From sent. TTFT is the first event with content. ITL is one value per request, (E2E - TTFT) / (n - 1), "
-            "which is called TPOT here; inter-chunk latency is pooled. Percentiles are interpolated",
+            "Latencies count from the send time. TTFT ends at the first event with content. ITL"
+            " is one value per request, (E2E - TTFT) / (n - 1), which is TPOT here. Inter-chunk"
+            " latency is pooled. Percentiles are interpolated",
             files=("profile_export_aiperf.json",),
             fits=tools.is_aiperf,
             read=tools.aiperf,
@@ -165,9 +175,10 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "guidellm",
             "GuideLLM",
-            "From sent. TTFT is the first event with text. TPOT is (last token - sent) / n: the first token's wait is "
-            "in it. ITL is one value per request, (last - first) / (n - 1), weighted by its tokens: "
-            "nearest to TPOT as it is here",
+            "Latencies count from the send time. TTFT ends at the first event with text. TPOT "
+            "is (last token - sent) / n, which includes the wait for the first token. ITL is "
+            "one value per request, (last - first) / (n - 1), weighted by its tokens, which is "
+            "nearest to TPOT here",
             files=("benchmarks.json",),
             fits=tools.is_guidellm,
             read=tools.guidellm,
@@ -175,9 +186,8 @@ def _load_rows() -> tuple[FormatRow, ...]:
         ),
         FormatRow(
             "inference-perf",
-            "inference-perf",
-            "From sent, the wait to be sent apart (schedule_delay). TPOT is (last - first) / (n - 1). ITL is pooled. "
-            "Percentiles are interpolated",
+            "Latencies count from the send time, with the send delay (schedule_delay) separate."
+            " TPOT is (last - first) / (n - 1). ITL is pooled. Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
             fits=tools.is_inference_perf,
             read=tools.inference_perf,
@@ -185,16 +195,16 @@ def _load_rows() -> tuple[FormatRow, ...]:
         ),
         FormatRow(
             "genai-bench",
-            "genai-bench",
-            "From sent. TPOT is (E2E - TTFT) / (n - 1). No gaps between events. Percentiles are interpolated",
+            "Latencies count from the send time. TPOT is (E2E - TTFT) / (n - 1). There is no "
+            "ITL. Percentiles are interpolated",
             fits=tools.is_genai_bench,
             read=tools.genai_bench,
         ),
         FormatRow(
             "mlcommons",
             "mlcommons/endpoints",
-            "From issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the stream and E2E from its end; negative ones "
-            "stay in. No gaps between events",
+            "Latencies count from issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the "
+            "stream and E2E from its end; negative values are kept. There is no ITL",
             files=("result_summary.json",),
             fits=tools.is_endpoints,
             read=tools.endpoints,
@@ -203,7 +213,8 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "llm-d",
             "llm-d Benchmark Report",
-            "As the tool that made the figures, which the report names; written here: as in docs/reference/metrics.md",
+            "Metrics are defined by the tool that the report names; reports that loadgen writes"
+            " follow docs/reference/metrics.md",
             fits=benchmark_report.fits,
             read=benchmark_report.read,
             write=benchmark_report.write,

@@ -19,8 +19,8 @@ class PriceRow(Struct, frozen=True):
 
     Attributes:
         name: Its name: `--prices NAME:WHAT`.
-        read: Returns the text of a price file (like docs/prices.example.yaml) for WHAT. The text is checked like a
-            file of a user. Raises UserError if the source has no prices.
+        read: Returns the text of a price file (like docs/prices.example.yaml) for WHAT. The text is
+            checked like a file of a user. Raises UserError if the source has no prices.
     """
 
     name: str
@@ -28,14 +28,14 @@ class PriceRow(Struct, frozen=True):
 
 
 class PriceRequest(NamedTuple):
-    """A source of prices, and what is requested from it."""
+    """A source of prices, and the argument after its name in `--prices NAME:WHAT`."""
 
     source: PriceRow
-    what: str
+    argument: str
 
     def read(self) -> str:
         """Return the text of the price file. Errors of a plug-in are reported as such."""
-        return PRICES.guard(self.source, self.source.read, check_type(str))(self.what)
+        return PRICES.guard(self.source, self.source.read, check_type(str))(self.argument)
 
 
 def _read_price_file(path: str) -> str:
@@ -52,7 +52,7 @@ PRICES: OpenTable[PriceRow] = OpenTable("loadgen.prices", PriceRow, _load_rows)
 
 
 def parse_price_option(value: str) -> PriceRequest:
-    """Return what a value of `--prices` requests: NAME:WHAT of a plug-in, or else the path of a file."""
+    """Return the source that `--prices` names: NAME:WHAT of a plug-in, or the path of a file."""
     match = None if os.path.exists(value) else _NAMED_SOURCE.fullmatch(value)
     if match is not None:
         row = PRICES.find(match[1])

@@ -1,7 +1,12 @@
-"""A pytest fixture: `def test_latency(loadgen_run): assert loadgen_run("qa", url=...).ttft_ms.p99 < 500`.
+"""Pytest fixtures that measure an endpoint in a test.
 
-Every pytest run loads this module if loadgen is installed. So it imports almost nothing and adds no hook and no option;
-the imports happen when a test uses the fixture.
+Example::
+
+    def test_latency(loadgen_run):
+        assert loadgen_run("qa", url=URL).ttft_ms.p99 < 500
+
+Every pytest run loads this module if loadgen is installed. It therefore imports almost nothing
+before a test uses a fixture, and adds no hook and no option.
 """
 
 from __future__ import annotations
@@ -18,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class NotValid(UserWarning):
-    """The measurement of a test is not valid; the text gives the reasons."""
+    """The warning that the measurement of a test is not valid, with the reasons."""
 
 
 @pytest.fixture
 def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
-    """`loadgen.run` with its results in the `tmp_path` of the test.
+    """Return `loadgen.run`, with its results in the `tmp_path` of the test.
 
-    pytest shows the report of each run if the test fails. A measurement that is not valid raises the warning NotValid
-    (`-W error` turns it into an error).
+    Pytest shows the report of each run if the test fails. A measurement that is not valid causes
+    the warning NotValid, which `-W error` turns into an error.
     """
     runs = 0
 
@@ -48,7 +53,7 @@ def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...,
 
 @pytest.fixture
 def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
-    """`loadgen_run` for a build that must not rest on a bad measurement: one that is not valid fails the test."""
+    """Return a `loadgen_run` that fails the test if the measurement is not valid."""
 
     def run(*args: Any, **flags: Any) -> Result:
         with warnings.catch_warnings():

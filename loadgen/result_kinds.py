@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 """The page of a result whose kind names no other one."""
 
-HINT = "give the folder that run, sweep, search, validate or mlperf has named"
+HINT = "give the results folder of a run, sweep, search, validate or mlperf command"
 
 
 class RateInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +92,8 @@ class RegeneratedFile(msgspec.Struct, frozen=True):
         name: Its name in the directory of the result.
         data: Its content. None if it cannot be generated.
         basis: What it was generated from, or why it cannot be generated.
-        leave: Places in it that are taken from the stored file, because nothing that was kept has them.
-        damaged: Whether it cannot be generated because a kept file is not as a command has written it.
+        leave: Paths of values that are taken from the stored file, because no kept file has them.
+        damaged: Whether it cannot be generated because a kept file was changed.
     """
 
     name: str
@@ -110,12 +110,14 @@ ValueT = TypeVar("ValueT")
 class ResultFunctions(Generic[ValueT]):
     """The functions of one kind of result. A kind has only some of them.
 
-    A kind with `load` also has `headline` and `document`, and either `report` or both `text` and `page`.
+    A kind with `load` also has `headline` and `document`, and either `report` or both `text` and
+    `page`.
 
     Attributes:
         fits: Returns whether a path is a result of this kind, if its markers alone do not say it.
         schema: The type of the content of the first marker.
-        load: Reads the result at a path. Its value is passed to the functions below. Raises UserError.
+        load: Reads the result at a path. Its value is passed to the functions below. Raises
+            UserError.
         headline: Returns the result in one sentence.
         report: Returns the report, which is rendered as text, Markdown and page.
         text: Renders the report as text (value, with color), of a kind without `report`.
@@ -123,7 +125,8 @@ class ResultFunctions(Generic[ValueT]):
         document: Returns what `report --json` prints.
         code: Returns the exit code of `report` (value, strict). Without it, the code is 0.
         runs: Returns the directories of its runs.
-        list_row: Returns its row in the list of results, from what was stored. A kind without it is not listed.
+        list_row: Returns its row in the list of results, from stored summaries. A kind without it
+            is not listed.
         compare_side: Returns what is compared of it.
         capacity: Returns what it says of the load that the target sustained.
         regenerate: Yields each derived file, generated again.
@@ -158,8 +161,8 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
         markers: Files that mark the directory of a result. One of them is enough.
         begun_with: Files that its command writes there before the markers.
         has_runs: Whether it is made of runs, so that it has the function `runs`.
-        additions: Returns what results of this kind add to the report of a run, or of a search, in their directory, or
-            None. It is called for every report, so it stands here and imports what it needs.
+        additions: Returns what results of this kind add to the report of a run or search in their
+            directory, or None. It is called for every report, so it imports lazily.
         kept: Files from which its derived files are generated.
         texts: Those of them that contain texts of prompts or responses.
         collects: Whether it holds results of several commands, each of which is shown for itself.
@@ -183,7 +186,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def functions(self) -> ResultFunctions[Any]:
-        """The functions, which are imported on first use. Errors of a plug-in are reported as such."""
+        """The functions, which are imported on first use. A plug-in that fails raises UserError."""
         return KINDS.guard(self, self.load_functions, check_type(ResultFunctions))()
 
 
@@ -391,8 +394,8 @@ RUN = named("run")
 def kind_of(path: Path, having: FunctionName = "load") -> ResultKind | None:
     """Return the kind of a result, or None.
 
-    Kinds with markers are tried first, then those of plug-ins, then those without markers. The first kind that fits
-    the path and has the function `having` is returned.
+    Kinds with markers are tried first, then those of plug-ins, then those without markers. The
+    first kind that fits the path and has the function `having` is returned.
     """
     for kind in _kinds_in_order():
         if not _is_marked(kind, path):
@@ -426,10 +429,10 @@ def _is_marked(kind: ResultKind, path: Path) -> bool:
 
 @contextmanager
 def reporting_damage(*paths: Path) -> Iterator[None]:
-    """Raise UserError for an unexpected exception while results are read, if their files were changed.
+    """Raise UserError for an unexpected exception while results are read, if files were changed.
 
-    The files may be from somebody else, and nobody can list what damaged ones raise. If all files are as they were
-    written, the exception is a bug and passes.
+    The files may come from another author, and damaged files can raise any exception. If all files
+    are unchanged since they were written, the exception is a bug and passes.
     """
     try:
         yield
@@ -438,12 +441,12 @@ def reporting_damage(*paths: Path) -> Iterator[None]:
     except Exception as error:
         if all(map(_is_unchanged, paths)):
             raise
-        message = f"its files say what no result of loadgen says: {type(error).__name__}: {error}"
+        message = f"the files are damaged: {type(error).__name__}: {error}"
         raise UserError(
             "damaged_file",
             message[:300],
             " ".join(map(str, paths)),
-            "is it as it was written? If so, please report it",
+            "if the files are unchanged, please report this as a bug",
         ) from error
 
 
@@ -519,14 +522,17 @@ def capacity_facts(path: Path) -> CapacityFacts:
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
-    """Return True if a page may be written into a directory, which must not hold results of several commands."""
+    """Return True if a page may be written into a directory.
+
+    It may not if results of several commands are listed, but none lies directly in the directory.
+    """
     if not kind.collects:
         return True
     return any(below.is_dir() and kind_of(below, "list_row") for below in folder.iterdir())
 
 
 def left_by_commands() -> Iterator[str]:
-    """Yield glob patterns of files by which the directory of a result, or its parent, is recognized."""
+    """Yield glob patterns of the files that mark the directory of a result, or its parent."""
     for kind in KINDS.builtin_rows:
         yield from (*kind.begun_with, *kind.markers)
         if kind.has_runs:
@@ -534,7 +540,7 @@ def left_by_commands() -> Iterator[str]:
 
 
 def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
-    """Return what other kinds of results add to the report of the run, or of the search, in a directory."""
+    """Return what other kinds add to the report of the run or search in a directory."""
     functions = [
         KINDS.guard(kind, kind.additions) for kind in KINDS.rows() if kind.additions is not None
     ]
@@ -543,9 +549,9 @@ def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
 
 
 class OpenedResult(msgspec.Struct, frozen=True, dict=True):
-    """A stored result of any kind. It is read when one of its parts is needed; each may raise UserError.
+    """A stored result of any kind, which is read when one of its properties is needed.
 
-    `str()` is the report that `loadgen report` prints.
+    Every property may raise UserError. `str()` is the report that `loadgen report` prints.
     """
 
     path: Path
@@ -594,7 +600,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def markdown(self) -> str:
-        """The report as Markdown, ending in a newline. Of a kind that has none, its text between fences."""
+        """The report as Markdown, ending in a newline. A kind without a report has a code block."""
         from loadgen.render import markdown
 
         report = self._report()
@@ -621,7 +627,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         return self._call(self.row.functions.document, check_type(bytes))
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return the exit code of `loadgen report`. Reads the result in any case, so that damage is reported."""
+        """Return the exit code of `loadgen report`. Always reads the result, to report damage."""
         value = self.value
         code = self.row.functions.code
         if code is None:
@@ -664,7 +670,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
 
 def opened(path: Path) -> OpenedResult:
-    """Return the result at a path, which is read when it is needed. Raises UserError if there is none."""
+    """Return the result at a path. It is read on first use. Raises UserError if there is none."""
     kind = kind_of(path)
     if kind is None:
         raise no_result(path)
@@ -674,5 +680,5 @@ def opened(path: Path) -> OpenedResult:
 def no_result(path: Path) -> UserError:
     """Return the error for a path that holds no result."""
     if path.is_dir():
-        return UserError("no_result", "no result of loadgen in this folder", str(path), HINT)
+        return UserError("no_result", "the folder holds no result of loadgen", str(path), HINT)
     return missing_result(path, HINT)

@@ -144,8 +144,8 @@ def test_its_format_is_read_written_replayed_and_sent(
             "it gave NoneType, not str",
         ),
         (
-            "    return ForeignResult(file=file.where, figures=figures",
-            "    return dict(figures=figures",
+            "    return ForeignResult(file=file.where, metrics=metrics",
+            "    return dict(metrics=metrics",
             ("report", "acme.json"),
             "it gave dict, not ForeignResult",
         ),

@@ -49,11 +49,11 @@ def is_result(file):
 
 def read_result(file):
     """Read a result of Acme Bench."""
-    figures = {
+    metrics = {
         "ttft_ms.p50": file.value["ttft_s"] * 1e3,
         "requests.ok": float(file.value["requests"]),
     }
-    return ForeignResult(file=file.where, figures=figures, called={"ttft_ms": "ttft_s"})
+    return ForeignResult(file=file.where, metrics=metrics, called={"ttft_ms": "ttft_s"})
 
 
 def write_result(summary, _stored):

@@ -59,7 +59,7 @@ def compare_side(path: Path) -> Side:
         started=reported.started,
     )
     return Side(
-        name="", reported_metrics=dict(reported.figures), notes=notes, reported_facts=described
+        name="", reported_metrics=dict(reported.metrics), notes=notes, reported_facts=described
     )
 
 

@@ -67,7 +67,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     if row is None:
         raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
     parsed = _read(row, file)
-    if not parsed.figures:
+    if not parsed.metrics:
         raise UserError(
             "no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?"
         )

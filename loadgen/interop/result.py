@@ -66,7 +66,7 @@ def made(
     """The result with its texts; what the file does not say is ""."""
     return ForeignResult(
         file=where,
-        figures=figures,
+        metrics=figures,
         called=called,
         version=str(version or ""),
         model=str(model or ""),

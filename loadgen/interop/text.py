@@ -35,14 +35,14 @@ RATES = {
 
 def _latencies(result: ForeignResult) -> Iterator[tuple[str, ...]]:
     for path, name in result.called.items():
-        values = [result.figures.get(f"{path}.{stat}") for stat in STATS]
+        values = [result.metrics.get(f"{path}.{stat}") for stat in STATS]
         if any(value is not None for value in values):
             yield (name, *map(format.milliseconds, values))
 
 
 def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
     for path, name in RATES.items():
-        if (value := result.figures.get(path)) is not None:
+        if (value := result.metrics.get(path)) is not None:
             is_count = (
                 path.startswith(("requests", "tokens.i", "tokens.output")) and value.is_integer()
             )

@@ -222,7 +222,7 @@ def as_result(file: ToolFile) -> ForeignResult:
     )
     return ForeignResult(
         file=file.where,
-        figures=figures,
+        metrics=figures,
         called={"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
         target=log.sut,
         load=f"{log.scenario} {log.target_qps:g}/s" if log.target_qps else log.scenario,
