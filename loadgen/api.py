@@ -7,7 +7,6 @@ The keywords are the options of the command line. This is a thin layer over `exe
 from __future__ import annotations
 
 import asyncio
-import html
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -235,13 +234,17 @@ class Result:
         return table
 
     def _repr_html_(self) -> str:
-        """Return the report, which a notebook shows."""
-        return f'<pre style="line-height:1.2">{html.escape(str(self))}</pre>'
+        """Return the result as tables and a chart, which a notebook shows."""
+        from loadgen.runs.notebook import notebook_html
+
+        return notebook_html(self.summary, self.folder)
 
     def __str__(self) -> str:
+        """Return the short report that `loadgen run` prints."""
+        from loadgen.render import text as text_renderer
         from loadgen.runs import text
 
-        return text.render(self.summary, color=False)
+        return text_renderer.render(text.report(self.summary, run_dir=self.folder))
 
     def __repr__(self) -> str:
         requests = self.summary.requests

@@ -88,7 +88,13 @@ def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         result.frame("pyarrow", unit="ns")["due_ns"].to_pylist()
         == result.rows["due_ns"].to_pylist()
     )
-    assert result._repr_html_().startswith("<pre") and "TTFT" in result._repr_html_()
+    notebook = result._repr_html_()
+    assert (
+        "<table>" in notebook
+        and "TTFT" in notebook
+        and "<svg" in notebook
+        and "<script" not in notebook
+    )
     with refused(loadgen.core.errors.UserError, "unknown_name"):
         result.frame(unit="h")  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed

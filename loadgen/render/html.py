@@ -32,13 +32,13 @@ MIN_SECTIONS_FOR_CONTENTS = 6
 def render(report: Report) -> str:
     """Return the report as the text of an HTML file."""
     page = Page(report.page_title or report.title, report.generated_by)
-    if report.verdict is not None:
-        page.add_notice(report.verdict.label, report.verdict.text, report.verdict.kind)
     for notice in report.notices:
         page.add_notice(notice.label, notice.text, notice.kind)
     page.add_title(report.title)
     for paragraph in report.headline:
         page.add_paragraph(paragraph.text, _large(paragraph.kind))
+    if report.verdict is not None:
+        page.add_badge(report.verdict.label, report.verdict.text)
     sections = list(_sections_to_show(report.sections))
     _add_contents(page, sections)
     add_sections(page, sections)
@@ -72,7 +72,10 @@ def _add_contents(page: Page, sections: Sequence[Section]) -> None:
     if len(targets) < MIN_SECTIONS_FOR_CONTENTS:
         return
     links = [f'<a href="#{escape(section.id)}">{escape(section.head)}</a>' for section in targets]
-    page.add_html(f'<nav class="soft" aria-label="contents">{" · ".join(links)}</nav>')
+    page.add_html(
+        '<details class="contents"><summary>Contents</summary>'
+        f'<nav class="soft" aria-label="contents">{" · ".join(links)}</nav></details>'
+    )
 
 
 def _add_parts(page: Page, section: Section) -> None:

@@ -197,6 +197,10 @@ class Page:
         attribute = f' class="{css_classes}"' if css_classes else ""
         self.add_html(f"<p{attribute}>{escape(text)}</p>")
 
+    def add_badge(self, label: str, text: str) -> None:
+        """Append a small neutral line, for example that a measurement is valid."""
+        self.add_html(f'<p class="badge"><b>{escape(label)}</b> {escape(text)}</p>')
+
     def add_notice(
         self, label: str, text: str, kind: Literal["good", "bad", "warn"] = "warn"
     ) -> None:

@@ -24,7 +24,7 @@ from loadgen.cli.options import (
     WorkloadArgument,
     add_options,
 )
-from loadgen.cli.output import print_result, print_report, print_status, add_resume_hint
+from loadgen.cli.output import add_resume_hint, print_report, print_result, print_status
 from loadgen.cli.resume import merge_arguments
 from loadgen.core.errors import (
     INTERRUPTED,

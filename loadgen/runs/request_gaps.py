@@ -1,4 +1,4 @@
-"""The gaps between the output events of each request of a stored run, where `--keep gaps` kept them. IO."""
+"""Reads the inter-chunk latencies of each request of a stored run, if `--keep gaps` kept them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,40 @@ from loadgen.core.results.parquet import unreadable
 from loadgen.core.results.store import Stored, read_lightly
 
 Gaps = Mapping[int, NDArray[np.int64]]
-"""Slot -> the gaps of its request in order, ns. A request without a gap is not there."""
+"""The inter-chunk latencies of each request in order (ns), by slot. Requests without any are missing."""
 
 
 class StoredWithGaps(Stored):
-    """A stored run, and the gaps of each request. None: they were not kept."""
+    """A stored run with the inter-chunk latencies of each request; None if they were not kept."""
 
     each_gap: Gaps | None
 
 
 def read(folder: Path) -> StoredWithGaps:
-    """As `store.read_lightly`, its rows in the order of the file. Raises UserError, also for a damaged file of gaps."""
+    """Return a stored run with its records in the order of the file.
+
+    Raises UserError if a file of the run is damaged.
+    """
     stored = StoredWithGaps(*read_lightly(folder, by_stage=False))
-    stored.each_gap = of_each(folder)
+    stored.each_gap = read_each_gap(folder)
     return stored
 
 
-def of_each(folder: Path) -> Gaps | None:
-    """Of a run that was killed, those of the requests that had ended."""
-    is_whole = (folder / gaps.FILE).is_file()
-    if not is_whole and not any(folder.glob("spool/w*.events")):
+def read_each_gap(folder: Path) -> Gaps | None:
+    """Return the inter-chunk latencies of each request, or None if they were not kept.
+
+    Of a run that was killed, these are the latencies of the requests that had ended.
+    """
+    file = folder / gaps.FILE
+    is_complete = file.is_file()
+    if not is_complete and not any(folder.glob("spool/w*.events")):
         return None
-    groups = _groups(folder / gaps.FILE) if is_whole else gaps.spooled(folder)
-    return {slot: of_request for group in groups for slot, of_request in group.each()}
+    groups = _read_groups(file) if is_complete else gaps.spooled(folder)
+    return {slot: request_gaps for group in groups for slot, request_gaps in group.each()}
 
 
-def _groups(file: Path) -> Iterator[RequestGaps]:
+def _read_groups(file: Path) -> Iterator[RequestGaps]:
+    """Yield the row groups of the Parquet file. Raises UserError if it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -47,8 +55,8 @@ def _groups(file: Path) -> Iterator[RequestGaps]:
         with pq.ParquetFile(file) as groups:
             for number in range(groups.num_row_groups):
                 table = groups.read_row_group(number, columns=["slot", "inter_chunk_ns"])
-                listed = table["inter_chunk_ns"].combine_chunks()
-                counts = listed.value_lengths().to_numpy()
-                yield RequestGaps(table["slot"].to_numpy(), counts, listed.flatten().to_numpy())
+                lists = table["inter_chunk_ns"].combine_chunks()
+                counts = lists.value_lengths().to_numpy()
+                yield RequestGaps(table["slot"].to_numpy(), counts, lists.flatten().to_numpy())
     except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
         raise unreadable("gaps", error, file, "copy it again") from None

@@ -1,6 +1,6 @@
-"""One row per request with its figures, as people want it in a notebook: chosen unit, names instead of numbers, nulls.
+"""One row per request with its metrics, for notebooks and CSV: a chosen unit, names, and nulls.
 
-Pure. The definitions are those of `loadgen.figures`; the other columns are those of `record.FIELDS`.
+Pure. The metrics are those of `loadgen.figures`, and the other columns those of `record.FIELDS`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 
 Unit = Literal["ns", "us", "ms", "s"]
 NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+"""Nanoseconds per unit."""
+
+FIRST_COLUMNS = (
+    "slot",
+    "stage",
+    "status",
+    "kind",
+    "due_{unit}",
+    "ttft_{unit}",
+    "tpot_{unit}",
+    "e2e_{unit}",
+    "max_gap_{unit}",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+)
+"""The columns that matter most, which come first."""
 
 
 def request_table(
@@ -31,40 +48,83 @@ def request_table(
     unit: Unit,
     each_gap: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> Any:
-    """A pyarrow Table: figures and instants in `unit` (`ttft_ms`, `due_ms`), null where a request has none; with
-    `each_gap` also a list of its gaps, `inter_chunk_ms`.
+    """Return a pyarrow table with a row per request.
+
+    Args:
+        manifest: The manifest of the run.
+        rows: Its records.
+        texts: The texts that the records refer to.
+        unit: The unit of latencies and times, which is part of the name of a column (`ttft_ms`).
+        each_gap: The inter-chunk latencies of each request by its slot, for a column of lists. None
+            if they were not kept.
+
+    Returns:
+        A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.
     """
     import pyarrow as pa
 
-    table = to_table(rows, texts)
-    columns = Columns(rows)
-    named: dict[str, Any] = {name: table[name] for name in ("slot", "status", "kind")}
+    columns: dict[str, Any] = {}
     if manifest.stages:
-        stages = [stage.name or str(number) for number, stage in enumerate(manifest.stages)]
-        named["stage"] = pa.array([stages[number] for number in rows["stage"]])
-    for row in METRICS.shown_in("requests"):
-        values, is_time = columns.measure(row.name), row.unit == "ms"
-        name = f"{row.name}_{unit}" if is_time else row.field
-        named[name] = pa.array(
-            _in_unit(values, unit if is_time else "ms"), mask=values == UNDEFINED
-        )
+        names = [stage.name or str(index) for index, stage in enumerate(manifest.stages)]
+        columns["stage"] = pa.array([names[index] for index in rows["stage"]])
+    columns |= _metric_columns(rows, unit)
+    for name, column in _record_columns(rows, texts, unit).items():
+        columns.setdefault(name, column)
+    if each_gap is not None:
+        columns[f"inter_chunk_{unit}"] = _gap_column(rows, each_gap, unit)
+    first = [name.format(unit=unit) for name in FIRST_COLUMNS]
+    order = [name for name in first if name in columns]
+    order += [name for name in columns if name not in order]
+    return pa.table({name: columns[name] for name in order})
+
+
+def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, Any]:
+    """Return the metrics that have a value per request."""
+    import pyarrow as pa
+
+    records = Columns(rows)
+    columns = {}
+    for definition in METRICS.shown_in("requests"):
+        values = records.measure(definition.name)
+        is_time = definition.unit == "ms"
+        name = f"{definition.name}_{unit}" if is_time else definition.field
+        # Values of another unit than ms are millionths of it, as ns are of a ms.
+        converted = _in_unit(values, unit if is_time else "ms")
+        columns[name] = pa.array(converted, mask=values == UNDEFINED)
+    return columns
+
+
+def _record_columns(rows: NDArray[np.void], texts: list[str], unit: Unit) -> dict[str, Any]:
+    """Return the fields of the records, with times in the unit."""
+    import pyarrow as pa
+
+    table = to_table(rows, texts)
+    columns = {}
     for name in table.column_names:
         if not name.endswith("_ns"):
-            named.setdefault(name, table[name])
+            columns[name] = table[name]
             continue
-        column = f"{name.removesuffix('ns')}{unit}"
-        if column not in named:
-            known = np.ascontiguousarray(rows[name])
-            absent = table[name].is_null().to_numpy()
-            named[column] = pa.array(_in_unit(known, unit), mask=absent)
-    if each_gap is not None:
-        kept = map(each_gap.get, rows["slot"].tolist())
-        named[f"inter_chunk_{unit}"] = pa.array(
-            [None if gaps is None else _in_unit(gaps, unit).tolist() for gaps in kept],
-            pa.list_(pa.int64() if unit == "ns" else pa.float64()),
+        times_ns = np.ascontiguousarray(rows[name])
+        is_missing = table[name].is_null().to_numpy()
+        columns[f"{name.removesuffix('ns')}{unit}"] = pa.array(
+            _in_unit(times_ns, unit), mask=is_missing
         )
-    return pa.table(named)
+    return columns
 
 
-def _in_unit(values_ns: Any, unit: Unit) -> Any:
+def _gap_column(
+    rows: NDArray[np.void], each_gap: Mapping[int, NDArray[np.int64]], unit: Unit
+) -> Any:
+    """Return the list of the inter-chunk latencies of each request, null where it has none."""
+    import pyarrow as pa
+
+    lists = []
+    for slot in rows["slot"].tolist():
+        gaps_ns = each_gap.get(slot)
+        lists.append(None if gaps_ns is None else _in_unit(gaps_ns, unit).tolist())
+    return pa.array(lists, pa.list_(pa.int64() if unit == "ns" else pa.float64()))
+
+
+def _in_unit(values_ns: NDArray[np.int64], unit: Unit) -> NDArray[Any]:
+    """Return times in a unit: integers in ns, and floats in another unit."""
     return values_ns if unit == "ns" else values_ns / NS[unit]

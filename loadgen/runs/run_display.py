@@ -10,7 +10,7 @@ from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.cli.output import text_width, print_status
+from loadgen.cli.output import print_status, text_width
 from loadgen.core import format
 from loadgen.core.execution import staggered_start
 from loadgen.core.execution.events import (

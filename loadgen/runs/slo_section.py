@@ -46,7 +46,6 @@ def slo_section(summary: Summary) -> Section:
         Table(("objective", "measured", "violations", ""), rows),
         Paragraph(_describe_outcome(summary), _KINDS[is_met]),
         Bullets(tuple(reasons)),
-        small=True,
     )
 
 

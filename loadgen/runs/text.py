@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from loadgen.render.section import Kind
     from loadgen.runs.page import ChartData
 
+DATE_AND_MINUTE_LENGTH = len("2026-11-29 22:08")
+"""The title of a report ends with the date and the time of the run."""
+
 MAX_WORD_LENGTH = 60
 """Longer words in the error text of a server are cut, so that they fit a column."""
 
@@ -78,7 +81,7 @@ def report(
     """
     added_answers = [answer for addition in additions for answer in addition.headline()]
     return Report(
-        title=run_title(summary),
+        title=f"{run_title(summary)}, {summary.run.started[:DATE_AND_MINUTE_LENGTH].replace('T', ' ')}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
         generated_by=f"loadgen {summary.run.version} report",
         notices=[
@@ -104,13 +107,14 @@ def _sections(
     for addition in additions:
         if addition.replace_tiles is not None:
             tiles = addition.replace_tiles(tiles)
+    yield section("", run_title(summary), text_only=True)
     yield section("", Tiles(tiles), page_only=True)
     yield slo_section(summary)
     yield from page.first_charts(summary, chart_data)
     yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
     for addition in additions:
         yield from addition.sections
-    yield section("", run_facts(summary), folded="What was run")
+    yield section("", run_facts(summary), folded="Configuration and load")
     yield from latency_sections(summary, chart_data)
     yield from latency_breakdown.sections(summary, chart_data)
     yield from page.load_over_time(summary, chart_data)

@@ -146,7 +146,7 @@ def test_a_bundle_has_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     assert exits("bundle", folder, "-o", tmp_path / "other.zip") == 2
     with refused(UserError, "damaged_file", where="gaps"):
-        request_gaps.of_each(folder)
+        request_gaps.read_each_gap(folder)
 
 
 def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
@@ -160,15 +160,15 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
         spool.close()
     expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
     assert {
-        slot: one.tolist() for slot, one in (request_gaps.of_each(tmp_path) or {}).items()
+        slot: one.tolist() for slot, one in (request_gaps.read_each_gap(tmp_path) or {}).items()
     } == expected
     torn = tmp_path / "spool" / "w1.events"
     torn.write_bytes(torn.read_bytes()[:-3])
-    found = request_gaps.of_each(tmp_path) or {}
+    found = request_gaps.read_each_gap(tmp_path) or {}
     assert sorted(found) == [4, 5, 6, 7, 8]
     gaps.write(tmp_path, gaps.spooled(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
-    again = request_gaps.of_each(tmp_path) or {}
+    again = request_gaps.read_each_gap(tmp_path) or {}
     assert {slot: one.tolist() for slot, one in again.items()} == {
         slot: one.tolist() for slot, one in found.items()
     }
@@ -176,7 +176,7 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
 
 def test_a_run_that_did_not_keep_them_has_none(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
-    assert request_gaps.of_each(folder) is None and not (folder / "gaps").exists()
+    assert request_gaps.read_each_gap(folder) is None and not (folder / "gaps").exists()
     stored = request_gaps.read(folder)
     assert "itls" not in export.vllm(loadgen.load(folder).summary, stored)
     assert "inter_chunk_ms" not in loadgen.load(folder).frame("pyarrow").column_names
@@ -186,7 +186,7 @@ def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
     """Of a run whose answers have one token each: they were kept, and there are none."""
     text = "requests: {input_tokens: 8, output_tokens: 1}"
     assert (
-        request_gaps.of_each(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1"))
+        request_gaps.read_each_gap(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1"))
         == {}
     )
     assert store.has_rows(tmp_path / "gaps")

@@ -28,6 +28,7 @@ from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.slo import Slo, Term
+from loadgen.runs.text import render
 
 pytestmark = pytest.mark.commands
 
@@ -319,7 +320,7 @@ def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
         out=tmp_path / "r",
     )
     assert run.summary.causes.causes[0].code == "queue"
-    above = " ".join(str(run).rsplit("VALID", 1)[0].split())
+    above = " ".join(render(run.summary).rsplit("VALID", 1)[0].split())
     assert "Likely: " in above and "the median TTFT grew" in above
 
 
