@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, seeds, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
+from loadgen.figures import words
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.rates import headline
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadgen.core.metrics.slo_terms import TermResult
+    from loadgen.core.results.manifest import ReasonCode
     from loadgen.core.stats.quantiles import Distribution
 
 MAX_LINES = 25
@@ -48,6 +50,10 @@ MAX_ERROR_KINDS = 3
 """So many kinds of errors are shown, the most frequent ones."""
 
 QUANTILES = ("p50", "p95", "p99")
+
+MAX_CAVEAT_LENGTH = 2 * TEXT_COLUMNS
+MAX_CAVEAT_METRICS = 3
+"""A longer caveat names so many of the omitted metrics."""
 
 MS_PER_S = 1000
 
@@ -270,8 +276,8 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Errors", _describe_errors(summary)
     yield "Load", _describe_delivered_load(summary)
     yield "Measurement", _describe_validity(summary)
-    for caveat in summary.verdict.caveats:
-        yield "Caveat", caveat
+    for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):
+        yield "Caveat", _short_caveat(caveat, code)
     cause = find_cause(summary)
     if cause:
         yield "Cause", cause
@@ -328,6 +334,18 @@ def _describe_delivered_load(summary: Summary) -> str:
     if not_delivered:
         parts.append(f"differs from the workload in {', '.join(not_delivered)}")
     return ", ".join(parts)
+
+
+def _short_caveat(caveat: str, code: ReasonCode) -> str:
+    """Return a caveat in at most two lines. A long list of omitted metrics is shortened."""
+    statistics_by_metric = code.values.get("statistics")
+    if len(caveat) <= MAX_CAVEAT_LENGTH or not statistics_by_metric:
+        return caveat
+    labels = [words(metric) for metric in statistics_by_metric]
+    shown = ", ".join(labels[:MAX_CAVEAT_METRICS])
+    if len(labels) > MAX_CAVEAT_METRICS:
+        shown += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
+    return f"{shown}: statistics that the client could not measure exactly are omitted (--full)"
 
 
 def _describe_validity(summary: Summary) -> str:

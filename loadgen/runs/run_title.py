@@ -23,7 +23,7 @@ _RATE_UNITS: dict[Unit, str] = {
 }
 """The unit of a rate, by what it counts. A start is that of a request or of a session."""
 
-_CLOSED_LOOP = re.compile(r"^(\d+) in flight \(closed loop")
+_CLOSED_LOOP = re.compile(r"^(\d+) in flight\b")
 
 
 def run_title(summary: Summary) -> str:

@@ -442,7 +442,7 @@ def test_csv_says_which_rows_the_report_leaves_out(
     )
     for folder, said in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
-        assert ("its rows of stage warm-up are in no figure" in capsys.readouterr().err) is said
+        assert ("rows of stage warm-up are not part of the metrics" in capsys.readouterr().err) is said
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -492,7 +492,7 @@ def test_of_several_runs_one_is_exported(
         runs.write(tmp_path / "repeated" / name, rows(1, 50))
     (tmp_path / "repeated" / "repeats.json").write_text("{}")
     assert exits("export", str(tmp_path / "repeated"), "--as", "csv") == 2
-    assert "name one of them, like" in capsys.readouterr().err
+    assert "give the directory of one of them" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_tool_is_known_by_its_file(
