@@ -401,9 +401,7 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     )
     tops.sort(key=lambda one: one[1])
     order = [name for name, _ in tops]
-    assert order[0] == "badge" and order.index("five") < order.index("0") < order.index(
-        "latency"
-    )
+    assert order[0] == "badge" and order.index("five") < order.index("0") < order.index("latency")
     assert order.index("latency") < order.index("why") < order.index("slowest")
     assert dict(tops)["slowest"] < 2500
     titles = browser.evaluate(

@@ -442,7 +442,9 @@ def test_csv_says_which_rows_the_report_leaves_out(
     )
     for folder, said in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
-        assert ("rows of stage warm-up are not part of the metrics" in capsys.readouterr().err) is said
+        assert (
+            "rows of stage warm-up are not part of the metrics" in capsys.readouterr().err
+        ) is said
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,9 @@ def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
     """Of a run whose answers have one token each: they were kept, and there are none."""
     text = "requests: {input_tokens: 8, output_tokens: 1}"
     assert (
-        request_gaps.read_each_gap(ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1"))
+        request_gaps.read_each_gap(
+            ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1")
+        )
         == {}
     )
     assert store.has_rows(tmp_path / "gaps")
