@@ -208,13 +208,7 @@ def check_options(
     resume_dir: Path | None,
 ) -> CheckedOptions:
     """Parse and check all options. Raises LoadgenError with everything that is wrong."""
-    if options.over not in LOAD_KINDS:
-        raise UserError(
-            "unknown_name",
-            f"unknown load {options.over!r}",
-            "--over",
-            f"must be one of {', '.join(LOAD_KINDS)}",
-        )
+    _check_load_kind(options.over)
     # Every block adds its error to `errors`, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
     goal = None
@@ -229,10 +223,7 @@ def check_options(
         checked_workload = _load_workload(invocation, workload_name, options)
         if not errors:
             goal = _build_goal(checked_workload, settings, workload_name or "loadgen search")
-        parse_duration = partial(units.duration_ns, bare="s")
-        trial_ns = parse_option("--duration", invocation["duration"], parse_duration) or (
-            capacity.default_trial_ns(checked_workload)
-        )
+        trial_ns = _parse_trial_length(invocation["duration"], checked_workload)
     with collecting(errors):
         warmup_ns = _parse_warmup(invocation["warmup"], options)
     with collecting(errors):
@@ -258,6 +249,28 @@ def check_options(
         run_spread=run_spread,
         max_time_s=max_time_s,
     )
+
+
+def _check_load_kind(load_kind: str) -> None:
+    """Raise UserError unless --over names a kind of load that a search can vary."""
+    if load_kind in LOAD_KINDS:
+        return
+    raise UserError(
+        "unknown_name",
+        f"unknown load {load_kind!r}",
+        "--over",
+        f"must be one of {', '.join(LOAD_KINDS)}",
+    )
+
+
+def _parse_trial_length(text: str | None, workload: Workload) -> int:
+    """Return the full length of the load of a trial in ns: --duration, or the default.
+
+    Raises UserError for a text that is not a duration.
+    """
+    parse_duration = partial(units.duration_ns, bare="s")
+    trial_ns = parse_option("--duration", text, parse_duration)
+    return trial_ns or capacity.default_trial_ns(workload)
 
 
 def _load_workload(

@@ -17,9 +17,9 @@ from browser import Browser, find
 from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
+from load_point_results import make_load_point_result
 from queueing import fail, rows
 from servers import start
-from sweep_levels import sweep_level
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
@@ -114,7 +114,7 @@ def load_point(
     name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True
 ) -> LoadPointResult:
     amount = float(name.rpartition("/")[2][1:])
-    return sweep_level(
+    return make_load_point_result(
         name=name,
         load_label=name,
         load_value=amount,

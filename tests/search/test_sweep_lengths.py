@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_line import exits
-from sweep_levels import sweep_level
+from load_point_results import make_load_point_result
 
 from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
@@ -94,7 +94,7 @@ def load_point(
         "output_per_s": output,
         "per_user": per_user,
     }
-    return sweep_level(**(fields | changed))
+    return make_load_point_result(**(fields | changed))
 
 
 def curve_of(*found: LoadPointResult, slo: str = "") -> SweepCurve:

@@ -1,4 +1,4 @@
-"""Load points of sweeps for tests of what a sweep comes to."""
+"""Load points of sweeps, for tests of the analysis of a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from loadgen.runs.load_point_results import LoadPointResult
 
 
-def sweep_level(**fields: Any) -> LoadPointResult:
+def make_load_point_result(**fields: Any) -> LoadPointResult:
     """Return a valid load point of a finished run, with these fields in place of the defaults."""
     defaults: dict[str, Any] = {
         "ok": 1,
