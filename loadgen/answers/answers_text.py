@@ -142,17 +142,25 @@ def _group_section(
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
-    """Return the table of scores, with those of endpoint B if there is one."""
+    """Return the table of scores, with those of endpoint B if there is one.
+
+    The numbers of prompts are left out if every score covers all prompts.
+    """
     other_scores = {score.metric: score for score in group.other}
     ratios = {ratio.metric: ratio for ratio in group.changes}
-    head = ["score", "prompts", "A"]
+    has_partial_scores = any(score.count != result.prompts for score in group.scores)
+    head = ["score", "A"]
+    if has_partial_scores:
+        head.insert(1, "prompts")
     if result.against:
         head += ["B", "A / B"]
     if result.against and result.loss is not None:
-        head.append(f"loss at most {result.loss * 100:g} %")
+        head.append(f"within {result.loss * 100:g} %")
     rows = []
     for score in group.scores:
-        row = [NAMES[score.metric], format.count(score.count), _format_score(score)]
+        row = [NAMES[score.metric], _format_score(score)]
+        if has_partial_scores:
+            row.insert(1, format.count(score.count))
         if result.against:
             ratio = ratios.get(score.metric)
             row += [_format_score(other_scores.get(score.metric)), _format_ratio(ratio)]

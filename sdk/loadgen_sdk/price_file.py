@@ -201,7 +201,7 @@ def parse_number(value: object) -> Decimal:
         hint = "without quotes, unit, currency sign or thousands separator, like 10.50"
         raise WrongUse("invalid_value", "is not a number", hint)
     if not math.isfinite(value):
-        raise WrongUse("out_of_range", "is not a number that can be paid", "an amount, like 10.50")
+        raise WrongUse("out_of_range", "must be a finite number", "an amount, like 10.50")
     return Decimal(str(value))
 
 
@@ -220,14 +220,16 @@ def parse_amount(value: object) -> Decimal:
     if amount < 0:
         raise WrongUse("out_of_range", "is negative", "an amount like 10.50")
     if amount > _MAX_AMOUNT:
-        raise WrongUse("out_of_range", "is more money than there is", "an amount, like 10.50")
+        raise WrongUse("out_of_range", "is too large", "an amount, like 10.50")
     return amount
 
 
 def parse_token_threshold(value: object) -> int:
     """Return a number of prompt tokens above which other prices apply. Raises WrongUse."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise WrongUse("invalid_value", "is no number of tokens", "a whole number like 200000")
+        raise WrongUse(
+            "invalid_value", "must be a number of tokens", "write an integer such as 200000"
+        )
     return value
 
 
@@ -278,7 +280,9 @@ def find_implausible_amount(
     if currency not in DOLLAR_LIKE or not amount or low <= amount <= high:
         return None
     hint = f"between {low} and {high:,} {currency}; check the unit ({unit})"
-    return WrongUse("out_of_range", f"{noun} of {amount.normalize():,f} {currency} is absurd", hint)
+    return WrongUse(
+        "out_of_range", f"{noun} of {amount.normalize():,f} {currency} is implausible", hint
+    )
 
 
 def find_future_date(as_of: str, today: date) -> WrongUse | None:

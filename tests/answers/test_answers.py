@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from canned import events, serving
+from golden import check_golden
 from msgspec.structs import replace
 from refusals import refused
 from servers import start
 
 from loadgen.answers import scores
-from loadgen.answers.comparison import score_prompts, summarize_scores
+from loadgen.answers.answers_text import report
+from loadgen.answers.comparison import AnswersResult, score_prompts, summarize_scores
 from loadgen.answers.completions import (
     Completions,
     check_same_tokenizer,
@@ -33,6 +35,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.results import checksums
 from loadgen.core.workload import Workload
 from loadgen.core.workload.dataset_rows import DatasetRow
+from loadgen.render import text as as_text
 from loadgen.sim.server.options import Options
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
@@ -433,3 +436,21 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ..
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
     with pytest.raises((UserError, CombinedError)):
         run_command_line(["answers", data, *arguments])
+
+
+def test_report_of_scores() -> None:
+    questions = [_question("yes", group="qa")] * 30 + [_question("no", group="rag")] * 30
+    prompts = score_prompts(questions, ["yes"] * 60, ["yes"] * 55 + ["no"] * 5)
+    result = AnswersResult(
+        dataset="questions.jsonl",
+        url="http://a:8000/v1",
+        model="llama-fp4",
+        against="http://b:8000/v1",
+        against_model="llama-bf16",
+        prompts=60,
+        failed=0,
+        loss=0.01,
+        parts=summarize_scores(prompts, 0.01),
+    )
+    check_golden("answers_brief", as_text.render(report(result)))
+    check_golden("answers_full", as_text.render(report(result), full=True))

@@ -14,11 +14,12 @@ from pathlib import Path
 import places
 import pytest
 from command_line import exits
+from golden import check_golden
 
 from loadgen.bundle import archive
 from loadgen.bundle.bundle_writer import write_bundle
-from loadgen.bundle.differences import compare_file
-from loadgen.bundle.verification import verify_bundle
+from loadgen.bundle.differences import Mismatch, compare_file
+from loadgen.bundle.verification import CheckedFile, Verification, verify_bundle
 from loadgen.bundle.verification_text import report
 from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
@@ -523,3 +524,33 @@ def test_keys_that_are_none(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     path = bundled(made / "run", tmp_path)
     assert exits("verify", path, "--signed-by", tmp_path / "none.pub") == 2
     assert "the bundle is not signed" in capsys.readouterr().err
+
+
+def test_report_of_a_verification() -> None:
+    manifest = archive.Manifest(
+        kind="run",
+        name="r1",
+        created="2026-11-29T22:00:00+00:00",
+        version="1.0.0",
+        omitted_files={"report.html": "a page, which `loadgen report` can write again"},
+    )
+    verification = Verification(
+        bundle="poc.zip",
+        manifest=manifest,
+        verified="no",
+        files=14,
+        reproduced=(CheckedFile(file="summary.json", basis="records", same=1250, differs=1),),
+        skipped={"notes.txt": "not a file of loadgen; only its hash was checked"},
+        differences=(
+            Mismatch(
+                file="result/summary.json",
+                location="ttft_ms.p99",
+                stored="1.5",
+                regenerated="152.9",
+            ),
+        ),
+        signature="some key",
+        signed_by="ED25519 SHA256:abc",
+    )
+    check_golden("verify_brief", as_text.render(report(verification)))
+    check_golden("verify_full", as_text.render(report(verification), full=True))

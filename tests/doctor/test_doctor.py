@@ -19,6 +19,7 @@ from typing import Any
 import canned
 import pytest
 import trustme
+from golden import check_golden
 from loadgen_sdk.probe.http_types import HttpResponse
 from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
@@ -548,3 +549,16 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
         found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
     (target,) = [one for one in found if one.check == "target"]
     assert "too large" in target.observed
+
+
+def test_report_of_findings() -> None:
+    findings = [
+        target_checks.check_connect_time([0.4, 0.5, 0.6]),
+        target_checks.check_authentication(True, 200, 200),
+        target_checks.check_keep_alive(False),
+        target_checks.check_prefix_cache(Trial(cached_tokens=None), 256),
+        Finding("target", FAULT, "HTTP 503", "no request can be sent", "start the server", "x"),
+    ]
+    report = build_report("doctor: http://h:8000/v1", findings)
+    check_golden("doctor_brief", as_text.render(report))
+    check_golden("doctor_full", as_text.render(report, full=True))

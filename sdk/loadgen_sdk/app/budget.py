@@ -224,7 +224,7 @@ class Budget:
         if match is None:
             raise WrongUse(
                 "invalid_value",
-                f"{limit!r} is no budget",
+                f"{limit!r} is not a budget",
                 'budget="50 USD/day"; or /hour, /month, or none',
             )
         self.limit = float(match[1].replace(",", "").replace("_", ""))

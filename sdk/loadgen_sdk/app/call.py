@@ -107,9 +107,9 @@ class CallSettings(msgspec.Struct):
         module = sys.modules.get(self.package)
         package = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
         warn(
-            f"{package} hides the headers of its answers from this loadgen_sdk: measurements have "
-            "no request_id and no server_timing, throttles see the headers of refusals alone; take "
-            "a newer one",
+            f"{package} hides the headers of its responses from this version of loadgen_sdk: "
+            "measurements have no request_id and no server_timing, and throttles see only the "
+            "headers of refused requests; upgrade loadgen-sdk",
             RuntimeWarning,
             stacklevel=5,
         )

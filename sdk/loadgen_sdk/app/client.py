@@ -98,7 +98,7 @@ def as_request(prompt: Askable) -> Request:
     if messages is None:
         raise WrongUse(
             "wrong_type",
-            f"cannot ask a {type(prompt).__name__}",
+            f"cannot send a {type(prompt).__name__}",
             'give a text, messages ([{"role": …}]), or a Request',
         )
     return Request(id=secrets.token_hex(8), messages=messages, exact_output=False)

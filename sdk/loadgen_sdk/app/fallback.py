@@ -104,11 +104,9 @@ class Fallback:
             WrongUse: An argument is not valid.
         """
         if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
-            raise WrongUse(
-                "out_of_range", f"failures={failures!r}", "give a whole number, at least 1"
-            )
+            raise WrongUse("out_of_range", f"failures={failures!r}", "must be an integer >= 1")
         if not isinstance(rest_s, int | float) or not 0 <= rest_s < _LONGEST_REST_S:
-            raise WrongUse("out_of_range", f"rest_s={rest_s!r}", "give seconds, 0 or more")
+            raise WrongUse("out_of_range", f"rest_s={rest_s!r}", "must be a number of seconds >= 0")
         self.client = client
         self.circuit = Circuit(failures, int(rest_s * 1e9))
         self._model = model

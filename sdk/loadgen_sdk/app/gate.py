@@ -114,7 +114,7 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
     A rate of less than one request per period becomes one request per longer period.
 
     Raises:
-        WrongUse: The text is no rate, or it would let nothing through. `name` names it.
+        WrongUse: The text is not a rate, or it allows nothing. The error has `name`.
     """
     hint = f'{name}="600/min", or "10/s"'
     amount, slash, unit = str(text).partition("/")
@@ -124,9 +124,9 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
     except ValueError:
         limit = math.nan
     if period_ns is None or math.isnan(limit):
-        raise WrongUse("invalid_value", f"{name}={text!r} is no rate", hint)
+        raise WrongUse("invalid_value", f"{name}={text!r} is not a rate", hint)
     if limit <= 0:
-        message = f"{name}={text!r} would let nothing through"
+        message = f"{name}={text!r} allows nothing"
         raise WrongUse("out_of_range", message, f"{hint}, or leave it out")
     if math.isinf(limit):
         raise WrongUse("out_of_range", f"{name}=inf limits nothing", f"{hint}, or leave it out")

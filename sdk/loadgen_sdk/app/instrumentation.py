@@ -151,7 +151,7 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
         if old_value is not None and new_value is not None and old_value is not new_value:
             raise WrongUse(
                 "conflict",
-                f"this client has a {name} already, and gets another one",
+                f"this client already has another {name}",
                 f"give {name} once",
             )
     policy = Policy(

@@ -148,8 +148,8 @@ class _MeasuredMethod:
             return
         self._settings.warned = True
         warn(
-            "a blocking OpenAI client was called inside a running event loop: every other task "
-            "stands still; use AsyncOpenAI, or asyncio.to_thread",
+            "a blocking OpenAI client was called inside a running event loop and blocks all other "
+            "tasks; use AsyncOpenAI, or asyncio.to_thread",
             RuntimeWarning,
             stacklevel=5,
         )

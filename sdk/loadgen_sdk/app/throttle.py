@@ -587,7 +587,7 @@ def _check_throttler(throttler: Any) -> None:
     if not throttler.rate_limit > 0:
         raise WrongUse(
             "out_of_range",
-            f"a Throttler of {throttler.rate_limit} would let nothing through",
+            f"a Throttler of {throttler.rate_limit} allows nothing",
             "give it a rate above 0",
         )
 
@@ -596,7 +596,7 @@ def _check_concurrency(concurrency: object) -> None:
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
         raise WrongUse(
             "out_of_range",
-            f"concurrency={concurrency!r} would let nothing through",
+            f"concurrency={concurrency!r} allows nothing",
             "at least 1, or leave it out",
         )
 
@@ -610,7 +610,7 @@ def _check_seconds(name: str, seconds: object) -> None:
     if seconds is None:
         return
     if not isinstance(seconds, int | float) or not 0 <= seconds < _LONGEST_OPTION_S:
-        raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, 0 or more")
+        raise WrongUse("out_of_range", f"{name}={seconds!r}", "must be a number of seconds >= 0")
 
 
 def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, is_exclusive: bool) -> None:

@@ -340,7 +340,9 @@ class _ResponseReading:
             raise TransientFailure("wrong_protocol", message, hint) from None
         except TimeoutError:
             message = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
-            raise TargetUnusable("timeout", message, "is the server stuck or overloaded?") from None
+            raise TargetUnusable(
+                "timeout", message, "check whether the server is overloaded"
+            ) from None
         except OSError as error:
             message = f"{target.address}: {error.strerror or 'the connection broke'}"
             raise TransientFailure(

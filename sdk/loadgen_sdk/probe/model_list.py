@@ -102,7 +102,7 @@ class ModelList:
         if self.status >= 500:
             return TargetUnusable(
                 "no_model",
-                f"the server answers {self.status} when asked for its models",
+                f"HTTP {self.status} for the list of models",
                 "is the server up? a proxy may answer for it. With --model NAME the list is not "
                 "needed",
             )

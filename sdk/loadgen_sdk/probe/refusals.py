@@ -22,7 +22,7 @@ _TOO_LONG_HINT = (
     "its context is too short for this: shorter prompts and answers, or a server with a longer "
     "context"
 )
-_PROXY_HINT = "a proxy answers, and the server behind it does not: is it up?"
+_PROXY_HINT = "a proxy answers, but the server behind it does not; check that it is running"
 _HINTS = {
     400: _FIELD_HINT,
     401: _KEY_HINT,

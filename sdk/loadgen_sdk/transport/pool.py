@@ -358,7 +358,7 @@ class Pool:
             raise TargetUnusable(
                 "timeout",
                 f"connecting to {self.target.redacted} took more than {OPEN_TIMEOUT_S} s",
-                "is it up?",
+                "check that the server is running",
             ) from None
         finally:
             if needs_tick:
@@ -630,7 +630,7 @@ class Pool:
             TargetUnusable(
                 "tls" if kind == "tls" else "connect",
                 f"cannot connect to {self.target.redacted}: {text}",
-                "is it up?",
+                "check that the server is running",
             )
         )
 

@@ -277,9 +277,7 @@ def _check_scheme(url: str) -> None:
     hint = "use http:// or https://"
     if "unix" in scheme.lower():
         hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
-    raise TargetUnusable(
-        "invalid_url", f"the URL's {scheme_text} is not one this client speaks", hint
-    )
+    raise TargetUnusable("invalid_url", f"the URL's {scheme_text} is not supported", hint)
 
 
 def _may_have_secret(url: str) -> bool:
