@@ -322,24 +322,25 @@ def test_the_glossary_unfolds_from_the_top_of_every_page(
         assert browser.evaluate("document.querySelector('#glossary').open")
 
 
-def test_sizing_and_cost_say_money_hours_and_what_they_rest_on(pages: dict[str, Path]) -> None:
+def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str, Path]) -> None:
     size, cost = words(pages["size"]), words(pages["cost"])
-    order = [
-        "a month",
-        "The sources side by side",
-        "USD a month",
-        "GPU-hours paid a month",
-        "Own hardware beside rent",
-    ]
-    places = [size.index(part) for part in [*order, "What it rests on", "Evidence"]]
+    order = (
+        "USD 122,640 per month",
+        "Comparison of the sources",
+        "GPU-hours per month",
+        "spreads the purchase over the depreciation period",
+        "Assumptions",
+        "Evidence",
+    )
+    places = [size.index(part) for part in order]
     assert places == sorted(places)
-    assert re.search(r"c4: USD [0-9.]+ per 1,000 good requests .*? 4 GPUs at 56.00 an hour", cost)
+    assert re.search(r"c4: USD [0-9.]+ per 1,000 good requests .*? 4 GPUs at 56.00 per hour", cost)
     assert (
         cost.index("per 1,000 good requests")
         < cost.index("Cost by unit")
-        < cost.index("What it rests on")
+        < cost.index("Assumptions Amounts")
     )
-    assert "Own hardware beside rent" not in cost  # both are rented
+    assert "spreads the purchase" not in cost  # both are rented
 
 
 @pytest.mark.processes

@@ -89,8 +89,8 @@ def test_the_forecast_names_hours_and_money_before_the_run(
     file = write_contract(tmp_path, f"workload: qa, rate: 1/s, {terms}", horizon="30s")
     out = tmp_path / "out"
     assert exits("validate", file, *SIM, *PRICES, "-o", out) == 0
-    before, _, _ = capsys.readouterr().err.partition("level load, run 1")
-    assert re.search(r"expected in all: 1 run, .* min .*USD", before)
+    before, _, _ = capsys.readouterr().err.partition("Level load: run 1 of 1")
+    assert re.search(r"1 run, .* min .*USD", before)
     assert exits("validate", file, *SIM, *PRICES, "--dry-run") == 0
     assert "USD" in capsys.readouterr().err
 
