@@ -1,6 +1,6 @@
-"""How a file of a results folder is made, and which folders may be read: they may be a stranger's. IO.
+"""Write files of a results folder atomically, and refuse folders that are not safe to read.
 
-A file is made for its user alone, and as a whole or not at all.
+Files are readable by their user alone. A folder may come from a stranger.
 """
 
 from __future__ import annotations
@@ -11,67 +11,65 @@ from pathlib import Path
 
 from loadgen.core.errors import UserError
 
-PRIVATE = 0o600  # texts that a server said are in the files of a run
+PRIVATE = 0o600
+"""The mode of new files, because the files of a run contain texts of the server."""
 
 
 def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
-    """Replace a file atomically: a reader sees the old content or the new content, never a part of either.
+    """Replace a file atomically, so that a reader sees either the old or the new content.
 
-    A link of that name is replaced, not followed. `shared`: a page made to be handed on; others may read it as the
-    user's umask says.
+    A link of that name is replaced, not followed. With `shared`, for pages that are passed on,
+    others may read the file as far as the user's umask allows it.
     """
     scratch = path.with_name(path.name + ".new")
-    scratch.unlink(
-        missing_ok=True
-    )  # left by a killed process, or a link that somebody has laid there
+    scratch.unlink(missing_ok=True)  # It may be from a killed process, or a link.
     try:
         with open(scratch, "xb", opener=None if shared else private) as file:
             file.write(data)
     except OSError as error:
-        error.filename = error.filename or str(
-            path
-        )  # a full disk does not say which file was too much
+        # The error of a full disk does not name the file.
+        error.filename = error.filename or str(path)
         scratch.unlink(missing_ok=True)
         raise
     scratch.replace(path)
 
 
 def private(path: str, flags: int) -> int:
-    """For `open(opener=private)`: a new file can be read by this user alone, and a link is not followed."""
+    """Open a file for this user alone without following links, for `open(opener=private)`."""
     return os.open(path, flags | os.O_NOFOLLOW, PRIVATE)
 
 
 def refuse_links(folder: Path, *, deep: bool = True) -> None:
-    """Raises UserError where a folder holds a link that leads out of it, or what is neither a file nor a folder.
+    """Raise UserError if a folder has a link to its outside, a pipe or a device.
 
-    A folder may come from a stranger: what it holds is read and written in it, and nowhere else. The path to the folder
-    is the user's own and may hold links. `deep`: in the folders inside too.
+    A folder may come from a stranger, so nothing outside of it may be read or written. The path to
+    the folder is the user's own and may contain links. With `deep`, folders inside it are checked
+    too.
     """
     root = os.path.realpath(folder)
     for entry in _entries(root, deep):
         name = os.path.relpath(entry.path, root)
         if entry.is_symlink():
-            end = os.path.realpath(entry.path)
-            if os.path.commonpath((root, end)) != root:
-                what = f"a link that leads out of the folder: {name} -> {end}; nothing was read"
-                raise UserError("unsafe_file", what, str(folder), _COPY)
+            target = os.path.realpath(entry.path)
+            if os.path.commonpath((root, target)) != root:
+                message = f"a link that leads out of the folder: {name} -> {target}"
+                raise UserError("unsafe_file", message, str(folder), _LINK_HINT)
         elif not entry.is_dir() and not entry.is_file():
-            raise UserError(
-                "unsafe_file", f"a pipe or device, no file: {name}", str(folder), "remove it"
-            )
+            message = f"a pipe or device instead of a file: {name}"
+            raise UserError("unsafe_file", message, str(folder), "remove it")
 
 
-_COPY = "where you trust it: cp -rL FOLDER COPY puts the files themselves in the place of links"
+_LINK_HINT = "if you trust the folder, replace links by files: cp -rL FOLDER COPY"
 
 
 def _entries(folder: str, deep: bool) -> Iterator[os.DirEntry[str]]:
-    """Everything below a folder. Links are told and not followed; a folder that cannot be listed is its reader's."""
+    """Yield what a folder contains. Links are not followed. An unreadable folder yields nothing."""
     try:
-        with os.scandir(folder) as listed:
-            found = list(listed)
+        with os.scandir(folder) as iterator:
+            entries = list(iterator)
     except OSError:
         return
-    for entry in found:
+    for entry in entries:
         yield entry
         if deep and entry.is_dir(follow_symlinks=False):
             yield from _entries(entry.path, deep)

@@ -1,7 +1,7 @@
-"""Server metrics of a run: parses metrics pages into samples, and summarizes the samples of a run. Pure.
+"""Parse the servers' metrics pages into samples, and summarize the samples of a run.
 
-`scraper.py` fetches the pages. Nothing here corrects what the client measured. The server's counts are reported beside
-the client's, and a disagreement is reported as one.
+Pure. `scraper.py` fetches the pages. Nothing here corrects what the client measured: the server's
+counts are reported together with the client's, and a disagreement is reported as one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from loadgen.core.limits import CACHED_SHARE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-FILE = "server.jsonl"  # in the run folder
-MOST_SERIES = 20_000  # of one page; a longer page is an error
-UP, TOOK = "up", "scrape_duration_seconds"  # the names that Prometheus uses
-ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
-AGREE = 0.02  # two counts of the same tokens that differ by more than this share disagree
+FILE = "server.jsonl"
+"""The file in the folder of a run."""
+MOST_SERIES = 20_000
+"""A page with more series is an error."""
+UP = "up"
+"""Whether a read succeeded, under the name that Prometheus uses. It ends each read."""
+TOOK = "scrape_duration_seconds"
+"""The duration of a read, under the name that Prometheus uses."""
+ITERATION = "trtllm_iteration:"
+"""The prefix for the names of TensorRT-LLM's JSON statistics."""
+AGREE = 0.02
+"""Two counts of the same tokens that differ by more than this fraction disagree."""
 
 (
     RUNNING,
@@ -45,11 +52,17 @@ AGREE = 0.02  # two counts of the same tokens that differ by more than this shar
     ACCEPT_SHARE,
     ACCEPT_LENGTH,
 ) = SERVER_METRICS
-"""PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now. Of
-speculation so far: drafts, their tokens, those accepted, and those by `position`; else a share or a length of late."""
+"""The quantities of metrics pages.
 
-SIMULATED = "simulated"  # in the place of a page: how many replicas a run in virtual time has, where that changes
-OURS = "loadgen:"  # prefix for the names of a server that a plug-in knows: its page is stored under them
+PAUSED counts requests that wait for room in the KV cache now, and PREEMPTED those that were taken
+out of the batch for it so far. REPLICAS are ready now. Speculative decoding has counters (drafts,
+their tokens, accepted tokens, accepted tokens by position), or gauges of the latest steps.
+"""
+
+SIMULATED = "simulated"
+"""The page of samples with the number of replicas of a run in virtual time, if that changes."""
+OURS = "loadgen:"
+"""The prefix for the names under which the pages of plug-ins' servers are stored."""
 KNOWN: dict[str, tuple[str, ...]] = {
     quantity: (
         *(name for row in SERVERS.builtin_rows for name in row.metrics.get(quantity, ())),
@@ -57,8 +70,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
     )
     for quantity in SERVER_METRICS
 }
-"""Quantity -> the names it has on different servers."""
-_SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)  # of several pages the mean, not the sum
+"""The names that each quantity has on different servers."""
+_SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)
+"""Of these quantities, the mean over several pages is used instead of the sum."""
 _COUNTERS = (
     OUTPUT,
     INPUT,
@@ -76,7 +90,10 @@ QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in n
 
 
 def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Of a server's metrics by quantity: under which name each is stored that KNOWN has not."""
+    """Return the names under which the metrics of a server are stored that KNOWN does not have.
+
+    `metrics` has the names of the server's metrics by quantity.
+    """
     pairs = ((name, quantity) for quantity, names in metrics.items() for name in names)
     return {
         name: OURS + quantity
@@ -86,13 +103,22 @@ def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `server.jsonl`: a series took this value. It holds until the next line of the same series."""
+    """One line of `server.jsonl`: a series has this value until the next line of the series.
 
-    t_s: float  # from the start of the run; negative: read before the load began
-    target: int | None  # index in the manifest's targets; null: the page belongs to none of them
-    page: str  # its URL, without secrets
+    Attributes:
+        t_s: The time from the start of the run. It is negative before the load.
+        target: The index of a target in the manifest, or None if the page belongs to none.
+        page: The URL of the page, without secrets.
+        name: The name of the series.
+        labels: Its labels as on the page, without braces.
+        value: Its value.
+    """
+
+    t_s: float
+    target: int | None
+    page: str
     name: str
-    labels: str  # as the page writes them between braces
+    labels: str
     value: float
 
 
@@ -107,22 +133,33 @@ class PageReading(msgspec.Struct, frozen=True, kw_only=True):
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What the servers counted from the first read, before the load, to the last read, after it.
 
-    Sums over all pages; null if no page has the metric.
+    Values are sums over all pages, or None if no page has the metric.
+
+    Attributes:
+        pages: The pages.
+        output_tokens: Output tokens.
+        client_output_tokens: The client's count for ok requests, including those of the warm-up.
+        input_tokens: Prompt tokens.
+        cached_tokens: Prompt tokens from the prefix cache.
+        requests_ok: Completed requests.
+        running_max: The largest number of running requests at any read.
+        waiting_max: The largest number of waiting requests at any read.
+        kv_use_max: The largest fraction of the KV cache in use on any page.
+        hit_share: The cache hit rate that the server reports at the last read.
+        cached_share: The fraction of cached prompt tokens since the first read, else `hit_share`.
     """
 
     pages: tuple[PageReading, ...]
     output_tokens: int | None = None
-    client_output_tokens: int | None = None  # counted by the client: ok requests, warm-up included
+    client_output_tokens: int | None = None
     input_tokens: int | None = None
     cached_tokens: int | None = None
     requests_ok: int | None = None
-    running_max: int | None = None  # largest value at any read
+    running_max: int | None = None
     waiting_max: int | None = None
-    kv_use_max: float | None = None  # share from 0 to 1, on the fullest page
-    hit_share: float | None = None  # share from 0 to 1, at the last read
-    cached_share: float | None = (
-        None  # of the prompt tokens since the first read; else `hit_share`; null: not said
-    )
+    kv_use_max: float | None = None
+    hit_share: float | None = None
+    cached_share: float | None = None
 
 
 class MetricCurve(msgspec.Struct, frozen=True):
@@ -132,13 +169,13 @@ class MetricCurve(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
 
-# -- a page --------------------------------------------------------------------------------------------------------
+# -- a page ---------------------------------------------------------------------------------------
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """Parse a page of Prometheus text into (name, labels) -> value. Values that are not finite are left out.
+    """Return the finite values on a page of Prometheus text, by name and labels.
 
-    Raises ValueError if the text is not such a page, has no metrics or has more than MOST_SERIES series.
+    Raises ValueError if the text is no such page, or has no metrics or too many.
     """
     values: dict[tuple[str, str], float] = {}
     for name, label_text, value in _parse_page(text):
@@ -152,7 +189,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def _parse_page(text: str) -> Iterator[tuple[str, str, float]]:
-    """Yield name, labels and value of each sample of a page. Raises ValueError if it is malformed."""
+    """Yield name, labels and value of each sample of a page. Raises ValueError for others."""
     # Imported here because a run that reads no page does not need the parser at its start.
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -168,7 +205,7 @@ def _parse_page(text: str) -> Iterator[tuple[str, str, float]]:
 
 
 def labels(pairs: dict[str, str]) -> str:
-    """Labels as a Prometheus page writes them between braces: `name="value"` pairs with commas between."""
+    """Return labels as a Prometheus page writes them: pairs `name="value"` with commas between."""
     escaped = (
         (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
         for k, v in pairs.items()
@@ -177,20 +214,22 @@ def labels(pairs: dict[str, str]) -> str:
 
 
 class Iterations:
-    """TensorRT-LLM's JSON statistics, which every read empties.
+    """Parses TensorRT-LLM's JSON statistics, which every read empties.
 
-    `samples` returns the last row of a read, and how many rows have been read and missed in total. A gap in the
-    iteration numbers means that another client read those rows.
+    It counts the rows that were read and that are missing. If iteration numbers are missing,
+    another client has read their rows.
     """
 
     def __init__(self) -> None:
         self._last: int | None = None
-        self._read = self._missed = 0
+        self._read = 0
+        self._missed = 0
 
     def samples(self, data: bytes) -> dict[tuple[str, str], float]:
-        """Parse one read into (name, labels) -> value. An empty list is valid: nothing has run since the last read.
+        """Return the values of the last row of a read, and the numbers of rows.
 
-        Raises ValueError if the data is not a list of iterations.
+        An empty list is valid: nothing has run since the last read. Raises ValueError if the data
+        is not a list of iterations.
         """
         try:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
@@ -241,14 +280,15 @@ def is_written_rarely(name: str) -> bool:
     return name.endswith("_bucket")
 
 
-# -- a run ---------------------------------------------------------------------------------------------------------
+# -- a run ----------------------------------------------------------------------------------------
 
 
 def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
-    """The known quantities over time, by name.
+    """Return the known quantities over time, by name.
 
-    Values are sums over pages and labels; shares are means. A counter becomes a rate per second between two reads,
-    placed at the middle of the interval. A counter that never grows has no curve.
+    Values are sums over pages and labels, and fractions are means. A counter becomes a rate per
+    second between two reads, at the middle of the interval. A counter that never grows has no
+    curve.
     """
     curve_of = {}
     for quantity, points in _quantities(metric_samples).items():
@@ -262,29 +302,40 @@ def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
 
 
 def growth(metric_samples: Sequence[MetricSample], quantity: str) -> float | None:
-    """By how much a counter grew from the first read to the last one; None where no page has it."""
+    """Return the growth of a counter from the first to the last read, or None if no page has it."""
     points = _quantities(metric_samples).get(quantity)
     return points[-1][1] - points[0][1] if points else None
 
 
 def replicas(metric_samples: Sequence[MetricSample]) -> list[tuple[float, float]]:
-    """How many replicas there were over time, by the pages that count them; else how many of several pages answered."""
-    if counted := _quantities(metric_samples).get(REPLICAS):
+    """Return the number of replicas over time.
+
+    It comes from the pages that count replicas, or else is the number of pages that respond, if
+    there are several. The time before all of them responded is left out.
+    """
+    counted = _quantities(metric_samples).get(REPLICAS)
+    if counted:
         return counted
-    if told := [(one.t_s, one.value) for one in metric_samples if one.page == SIMULATED]:
-        return told
+    simulated = [
+        (sample.t_s, sample.value) for sample in metric_samples if sample.page == SIMULATED
+    ]
+    if simulated:
+        return simulated
     up: dict[str, float] = {}
     points: list[tuple[float, float]] = []
-    for sample in sorted(metric_samples, key=lambda one: one.t_s):
+    for sample in sorted(metric_samples, key=lambda sample: sample.t_s):
         if sample.name == UP and sample.target is not None:
             up[sample.page] = sample.value
             points.append((sample.t_s, sum(up.values())))
-    begun = next((i for i, (_, value) in enumerate(points) if value == len(up)), len(points))
-    return points[begun:] if len(up) > 1 else []
+    first = next((i for i, (_, value) in enumerate(points) if value == len(up)), len(points))
+    return points[first:] if len(up) > 1 else []
 
 
 def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
-    """The known quantities that are no counters, from the last sample of each series: sums, of shares the mean."""
+    """Return the known gauges by quantity, from the last sample of each series.
+
+    They are sums over the series, and means for fractions.
+    """
     values: dict[str, list[float]] = {}
     for sample in latest:
         quantity = QUANTITY_OF.get(sample.name)
@@ -299,7 +350,7 @@ def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
 def summarize(
     metric_samples: Sequence[MetricSample], client_output_tokens: int | None
 ) -> Served | None:
-    """The block `server` of a summary; None if no page was read."""
+    """Return the block `server` of a summary, or None if no page was read."""
     ups_of_page: dict[str, list[float]] = {}
     for sample in metric_samples:
         if sample.name == UP:
@@ -318,8 +369,8 @@ def summarize(
 
     hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
     shares = (
-        _part(increase(CACHED), increase(INPUT)),
-        _part(increase(CACHE_HITS), increase(CACHE_QUERIES)),
+        _fraction(increase(CACHED), increase(INPUT)),
+        _fraction(increase(CACHE_HITS), increase(CACHE_QUERIES)),
     )
     fullest = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
 
@@ -341,30 +392,32 @@ def summarize(
     )
 
 
-def _part(some: int | None, of: int | None) -> float | None:
-    return some / of if some is not None and of else None
+def _fraction(count: int | None, total: int | None) -> float | None:
+    return count / total if count is not None and total else None
 
 
 def cache_disputed(
-    served: Served, asked: float | None, answers: float | None
+    served: Served, requested: float | None, reported: float | None
 ) -> dict[str, Any] | None:
-    """The values of the code "cache_disputed": what the servers' counters say of a cache is not what was asked for,
-    or, where the answers say it too, not what they say. None: it agrees, or nothing was asked for.
+    """Return the values of the code "cache_disputed", or None if there is no dispute.
+
+    The servers' counters are compared with the cached fraction that the responses report, or else
+    with the requested one.
     """
-    if served.cached_share is None or asked is None:
+    if served.cached_share is None or requested is None:
         return None
-    beside = asked if answers is None else answers
-    if abs(served.cached_share - beside) <= CACHED_SHARE:
+    expected = requested if reported is None else reported
+    if abs(served.cached_share - expected) <= CACHED_SHARE:
         return None
     return {
         "share": served.cached_share,
-        "beside": beside,
-        "of": "cache_asked" if answers is None else "cache_answers",
+        "beside": expected,
+        "of": "cache_asked" if reported is None else "cache_answers",
     }
 
 
 def disputed(served: Served) -> dict[str, Any] | None:
-    """The values of the code "server_counts" if the server's and the client's counts disagree, else None."""
+    """Return the values of the code "server_counts", or None if both counts agree."""
     share = disagreement(served)
     if share is None or abs(share) <= AGREE:
         return None
@@ -377,13 +430,14 @@ def disputed(served: Served) -> dict[str, Any] | None:
 
 
 def disagreement(served: Served) -> float | None:
-    """(server's output tokens / client's output tokens) - 1; None if either is unknown or the client has none."""
-    by_server, by_client = served.output_tokens, served.client_output_tokens
-    return by_server / by_client - 1 if by_server is not None and by_client else None
+    """Return by which fraction the server counts more output tokens than the client, or None."""
+    if served.output_tokens is None or not served.client_output_tokens:
+        return None
+    return served.output_tokens / served.client_output_tokens - 1
 
 
 def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
-    """(time, value) of each known quantity at each read of any page.
+    """Return the time and value of each known quantity at each read of any page.
 
     A counter starts at 0 with its first value. A counter whose value falls has been restarted.
     """

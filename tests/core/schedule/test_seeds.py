@@ -77,15 +77,15 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
             for name, s in (("a", one), ("b", again))
         ]
     )
-    assert any("equal prompts" in note for note in notes.notes)
+    assert any("the prompts are equal" in note for note in notes.notes)
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))
             for name, s in (("a", one), ("c", fresh))
         ]
     )
-    assert any("other texts" in note for note in notes.notes) and not any(
-        "equal prompts" in n for n in notes.notes
+    assert any("different texts" in note for note in notes.notes) and not any(
+        "the prompts are equal" in n for n in notes.notes
     )
 
 
@@ -155,7 +155,7 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     ]
     exits("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
-    assert f"reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
+    assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
     assert first == again and len(first) == 2
@@ -179,7 +179,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     ]
     exits("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
-    assert f"reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
+    assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.choose_seed(tmp_path / "a", None) == seed
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
