@@ -10,13 +10,13 @@ from loadgen.core.server_metrics.series import MetricSample
 from loadgen.render import html
 from loadgen.render.additions import ExtraSections
 from loadgen.runs import text
-from loadgen.runs.page_data import Figures
+from loadgen.runs.page_data import ChartData
 
 
 def render(
     summary: Summary,
     manifest: RunManifest | None = None,
-    figures: Figures | None = None,
+    figures: ChartData | None = None,
     said: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
 ) -> str:

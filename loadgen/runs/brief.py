@@ -127,7 +127,7 @@ class _BriefSlo:
         return Table(head, [row.cells for row in self._rows], label_columns=2)
 
     def notes(self) -> Iterator[Paragraph]:
-        """Yield that no SLO is set, how many objectives are not shown, and why some are undecided."""
+        """Yield that no SLO is set, how many objectives are hidden, and why some are undecided."""
         summary = self._summary
         if fails_by_errors(summary):
             yield Paragraph(_error_rate(summary), "bad")
@@ -342,10 +342,10 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
     if len(caveat) <= MAX_CAVEAT_LENGTH or not statistics_by_metric:
         return caveat
     labels = [words(metric) for metric in statistics_by_metric]
-    shown = ", ".join(labels[:MAX_CAVEAT_METRICS])
+    text = ", ".join(labels[:MAX_CAVEAT_METRICS])
     if len(labels) > MAX_CAVEAT_METRICS:
-        shown += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
-    return f"{shown}: statistics that the client could not measure exactly are omitted (--full)"
+        text += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
+    return f"{text}: statistics that the client could not measure exactly are omitted (--full)"
 
 
 def _describe_validity(summary: Summary) -> str:
@@ -369,8 +369,7 @@ def find_cause(summary: Summary) -> str:
     if summary.sustainable.code == "falls_behind":
         return _describe_overload(summary)
     if summary.sustainable.sustained is False:
-        why = summary.sustainable.why
-        return f"Not sustainable: {why}. Try loadgen search."
+        return f"Not sustainable: {summary.sustainable.why}. Try loadgen search."
     if summary.goodput.met is False:
         return summary.causes.text
     return ""

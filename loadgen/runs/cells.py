@@ -102,12 +102,12 @@ def describe_unsupported(distributions: Sequence[Distribution], quantiles: Seque
     unsupported = _unsupported(distributions, quantiles)
     if not unsupported:
         return ""
-    first, *others = unsupported
+    first, *further = unsupported
     text = (
         f"{UNSUPPORTED} low confidence: {quantile_label(first)} needs at least {SUPPORT[first]:,}"
     )
     text += " samples"
-    for quantile in others:
+    for quantile in further:
         text += f", {quantile_label(quantile)} {SUPPORT[quantile]:,}"
     return text
 

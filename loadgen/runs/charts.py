@@ -1,4 +1,7 @@
-"""Describes the charts on the page of a run. Pure: takes `Figures` and returns `page.Chart` objects."""
+"""Describes the charts on the page of a run.
+
+Pure: each function takes the data of all charts and yields `page.Chart` objects.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.server_metrics import series as server_series
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.page_data import MAX_BINS, Bins, Cloud, Figures
+from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, Cloud
 from loadgen.runs.slo_text import outcome_color
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ def _share_axis(label: str, maximum: float | None = 1) -> Axis:
 
 
 class _CurveChart(NamedTuple):
-    """A chart of percentile curves: its title, its metrics, and the metrics whose limits it shows."""
+    """A chart of percentile curves: title, metrics, and the metrics whose limits it shows."""
 
     title: str
     metrics: tuple[str, ...]
@@ -71,7 +74,7 @@ _CURVE_CHARTS = (
 )
 
 
-def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
+def curves(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield percentile curves with the limits of the SLO.
 
     Lines are dashed where the samples are too few to support the percentile.
@@ -79,9 +82,9 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
     omitted = summary.metrics_without("p50")
     for chart in _CURVE_CHARTS:
         curve_by_metric = {
-            metric: figures.curves[metric]
+            metric: data.curves[metric]
             for metric in chart.metrics
-            if metric not in omitted and metric in figures.curves
+            if metric not in omitted and metric in data.curves
         }
         terms = [term for term in summary.goodput.slo if term.metric in chart.limited_metrics]
         if curve_by_metric:
@@ -145,12 +148,12 @@ def _format_nines(nines: float) -> str:
 # -- over time -------------------------------------------------------------------------------------
 
 
-def _time_axis(figures: Figures) -> Axis:
-    return Axis(label="since the start of the run", format="time", min=0, max=figures.length_s)
+def _time_axis(data: ChartData) -> Axis:
+    return Axis(label="since the start of the run", format="time", min=0, max=data.length_s)
 
 
 def _lines_over_time(
-    figures: Figures,
+    data: ChartData,
     title: str,
     y: Axis,
     series: tuple[Series, ...],
@@ -161,17 +164,17 @@ def _lines_over_time(
     """Return a chart of lines over the time of the run, with its stages as bands."""
     return Chart(
         title=title,
-        x=_time_axis(figures),
+        x=_time_axis(data),
         y=y,
         series=series,
-        bands=bands(figures),
+        bands=bands(data),
         note=note,
         marks=marks,
     )
 
 
 def _binned_chart(
-    figures: Figures,
+    data: ChartData,
     title: str,
     bins: Bins,
     y: Axis,
@@ -179,7 +182,7 @@ def _binned_chart(
     marks: tuple[Mark, ...] = (),
 ) -> Chart:
     """Return a chart with a line for each series of the bins."""
-    centers = _bin_centers(bins, figures.length_s)
+    centers = _bin_centers(bins, data.length_s)
     has_legend = len(bins.series) > 1
     series = [
         Series(
@@ -191,7 +194,7 @@ def _binned_chart(
         )
         for index, (name, values) in enumerate(bins.series.items())
     ]
-    return _lines_over_time(figures, title, y, tuple(series), note=note, marks=marks)
+    return _lines_over_time(data, title, y, tuple(series), note=note, marks=marks)
 
 
 def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
@@ -201,46 +204,46 @@ def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
     return tuple(round((start + end) / 2, 6) for start, end in pairwise(edges))
 
 
-def bands(figures: Figures) -> tuple[Band, ...]:
+def bands(data: ChartData) -> tuple[Band, ...]:
     """Return stages as bands of the time axis, and the drain.
 
     Stages that are not measured are shaded. Several measured stages are shaded alternately, and a
     single one is not shaded.
     """
-    has_several = sum(stage.measured for stage in figures.stages) > 1
+    has_several = sum(stage.measured for stage in data.stages) > 1
     shades = cycle(("c6", "card"))
     stage_bands = []
-    for stage in figures.stages:
+    for stage in data.stages:
         if has_several or not stage.measured:
             color = next(shades) if stage.measured else "c5"
             stage_bands.append(
                 Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
             )
-    load_end_s = max((stage.end_s for stage in figures.stages), default=0.0)
-    drain_s = figures.length_s - load_end_s
-    if figures.stages and drain_s > MIN_DRAIN_SHARE * figures.length_s:
-        drain = Band(start=load_end_s, end=figures.length_s, label="draining", color="c4")
+    load_end_s = max((stage.end_s for stage in data.stages), default=0.0)
+    drain_s = data.length_s - load_end_s
+    if data.stages and drain_s > MIN_DRAIN_SHARE * data.length_s:
+        drain = Band(start=load_end_s, end=data.length_s, label="draining", color="c4")
         stage_bands.append(drain)
     return tuple(stage_bands)
 
 
-def over_time(figures: Figures) -> Iterator[Chart]:
+def over_time(data: ChartData) -> Iterator[Chart]:
     """Yield load, output tokens and requests in flight over time."""
-    note = f"per {figures.load.width_s:g} s"
+    note = f"per {data.load.width_s:g} s"
     requests = Axis(label="req/s", unit="req/s", min=0)
     tokens = Axis(label="tok/s", unit="tok/s", min=0)
     in_flight = Axis(label="requests", min=0)
-    yield _binned_chart(figures, "Offered and completed load", figures.load, requests, note)
-    yield _binned_chart(figures, "Output throughput", figures.output, tokens)
-    yield _binned_chart(figures, "Requests in flight", figures.in_flight, in_flight)
+    yield _binned_chart(data, "Offered and completed load", data.load, requests, note)
+    yield _binned_chart(data, "Output throughput", data.output, tokens)
+    yield _binned_chart(data, "Requests in flight", data.in_flight, in_flight)
 
 
-def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
+def latency_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield TTFT and TPOT over time, with their limits."""
     omitted = summary.metrics_without("p50")
     for metric, title, bins, time_label in (
-        ("ttft", "TTFT", figures.ttft, "by scheduled time"),
-        ("tpot", "TPOT", figures.tpot, "by time of the last token"),
+        ("ttft", "TTFT", data.ttft, "by scheduled time"),
+        ("tpot", "TPOT", data.tpot, "by time of the last token"),
     ):
         values = [value for series in bins.series.values() for value in series if value is not None]
         if metric in omitted or not values:
@@ -257,15 +260,17 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
             for term in near
         ]
         notes = [f"per {bins.width_s:g} s", time_label]
-        for term in terms:
-            if term not in near:
-                notes.append(f"limit at p{term.quantile * 100:g} is {term.limit_ms:,.4g} ms")
-        yield _binned_chart(figures, title, bins, _ms_axis(values), ", ".join(notes), tuple(marks))
+        notes += [
+            f"limit at p{term.quantile * 100:g} is {term.limit_ms:,.4g} ms"
+            for term in terms
+            if term not in near
+        ]
+        yield _binned_chart(data, title, bins, _ms_axis(values), ", ".join(notes), tuple(marks))
 
 
-def recovery(figures: Figures, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
+def recovery(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
     """Yield the SLO attainment over time, with each event and when the SLO was met again."""
-    if figures.good is None:
+    if data.good is None:
         return
     marks = []
     for event in recoveries:
@@ -274,24 +279,24 @@ def recovery(figures: Figures, recoveries: Sequence[Recovery]) -> Iterator[Chart
         if event.recovered_after_s:
             recovered_s = event.at_s + event.recovered_after_s
             marks.append(Mark(x=recovered_s, label="met again", color="good"))
-    note = f"per {figures.good.width_s:g} s, by scheduled time"
+    note = f"per {data.good.width_s:g} s, by scheduled time"
     axis = _share_axis("% of requests")
-    yield _binned_chart(figures, "SLO attainment", figures.good, axis, note, tuple(marks))
+    yield _binned_chart(data, "SLO attainment", data.good, axis, note, tuple(marks))
 
 
-def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
+def gaps_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield the inter-chunk latencies over time, unless they are omitted from the results."""
-    if not figures.gaps or "inter_chunk" in summary.metrics_without("p50"):
+    if not data.gaps or "inter_chunk" in summary.metrics_without("p50"):
         return
-    lowest_ms = min(low for _, _, low, _, _ in figures.gaps)
-    highest_ms = max(high for _, _, _, high, _ in figures.gaps)
+    lowest_ms = min(low for _, _, low, _, _ in data.gaps)
+    highest_ms = max(high for _, _, _, high, _ in data.gaps)
     yield Chart(
         kind="cells",
         title="Inter-chunk latency",
         note="darker is more frequent (log); stalls are at the top",
-        x=_time_axis(figures),
+        x=_time_axis(data),
         y=Axis(label="ms, log", unit="ms", log=True, min=lowest_ms, max=highest_ms),
-        cells=figures.gaps,
+        cells=data.gaps,
     )
 
 
@@ -299,43 +304,43 @@ def gaps_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
 
 
 def server(
-    figures: Figures, curve_by_metric: Mapping[str, server_series.MetricCurve]
+    data: ChartData, curve_by_metric: Mapping[str, server_series.MetricCurve]
 ) -> Iterator[Chart]:
     """Yield the servers' own metrics over time, next to what the client saw."""
 
     def lines(*labels: tuple[str, str, str]) -> tuple[Series, ...]:
         """Return a line for each (metric, name, color) that the servers report."""
-        found = [
-            _server_line(figures, curve_by_metric[metric], name, color)
+        server_lines = [
+            _server_line(data, curve_by_metric[metric], name, color)
             for metric, name, color in labels
             if metric in curve_by_metric
         ]
-        return tuple(line for line in found if line is not None)
+        return tuple(line for line in server_lines if line is not None)
 
     requests = lines(
         (server_series.RUNNING, "running, server", "c1"),
         (server_series.WAITING, "queued, server", "c2"),
     )
     if requests:
-        client_line = _client_line(figures, figures.in_flight, "in flight, client")
+        client_line = _client_line(data, data.in_flight, "in flight, client")
         axis = Axis(label="requests", min=0)
-        yield _lines_over_time(figures, "Requests in the server", axis, (*requests, client_line))
+        yield _lines_over_time(data, "Requests in the server", axis, (*requests, client_line))
     tokens = lines((server_series.OUTPUT, "server", "c1"))
     if tokens:
-        client_line = _client_line(figures, figures.output, "client")
+        client_line = _client_line(data, data.output, "client")
         axis = Axis(label="tok/s", unit="tok/s", min=0)
         title = "Output throughput, server and client"
-        yield _lines_over_time(figures, title, axis, (*tokens, client_line))
+        yield _lines_over_time(data, title, axis, (*tokens, client_line))
     caches = lines(
         (server_series.KV_USE, "KV cache use", "c1"),
         (server_series.HITS, "prefix cache hit rate", "c3"),
     )
     if caches:
-        yield _lines_over_time(figures, "Server caches", _share_axis("%", None), caches)
+        yield _lines_over_time(data, "Server caches", _share_axis("%", None), caches)
 
 
 def _server_line(
-    figures: Figures, curve: server_series.MetricCurve, name: str, color: str
+    data: ChartData, curve: server_series.MetricCurve, name: str, color: str
 ) -> Series | None:
     """Return a metric of the servers as a line of at most MAX_BINS points within the run."""
     group = max(-(-len(curve.t_s) // MAX_BINS), 1)
@@ -344,7 +349,7 @@ def _server_line(
     points = [
         (time_s, value)
         for time_s, value in zip(t_s, values, strict=True)
-        if 0 <= time_s <= figures.length_s
+        if 0 <= time_s <= data.length_s
     ]
     if not points:
         return None
@@ -352,14 +357,14 @@ def _server_line(
     return Series(name=name, x=times_in_run, y=values_in_run, color=color)
 
 
-def _client_line(figures: Figures, bins: Bins, name: str) -> Series:
+def _client_line(data: ChartData, bins: Bins, name: str) -> Series:
     """Return what the client saw, as means over about 1 s.
 
     That is the time between two reads of a metrics page, so that both lines are equally smooth.
     """
     (values,) = bins.series.values()
     group = max(round(1 / bins.width_s), 1)
-    t_s = _group_means(_bin_centers(bins, figures.length_s), group)
+    t_s = _group_means(_bin_centers(bins, data.length_s), group)
     means = _group_means([value or 0.0 for value in values], group)
     return Series(name=name, x=t_s, y=means, color="soft", dash=DASHED)
 
@@ -373,28 +378,32 @@ def _group_means(values: Sequence[float], group: int) -> tuple[float, ...]:
 # -- scatter plots ---------------------------------------------------------------------------------
 
 
-def lengths(figures: Figures) -> Iterator[Chart]:
+def lengths(data: ChartData) -> Iterator[Chart]:
     """Yield latencies by length, requested and received lengths, and the cache hit rate."""
     prompt = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
     output = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _cloud_chart("TTFT by prompt length", figures.ttft_by_input, prompt, "ms")
-    yield from _cloud_chart("E2E latency by output length", figures.e2e_by_output, output, "ms")
-    if figures.asked_by_output is not None:
+    yield from _cloud_chart("TTFT by prompt length", data.ttft_by_input, prompt, "ms")
+    yield from _cloud_chart("E2E latency by output length", data.e2e_by_output, output, "ms")
+    if data.asked_by_output is not None:
         requested = Axis(label="requested tokens", unit="requested", pad=True)
         title = "Requested and received output length"
-        yield from _cloud_chart(title, figures.asked_by_output, requested, "tokens received")
-    if figures.cached is not None and any(figures.cached.series["cached"]):
+        yield from _cloud_chart(title, data.asked_by_output, requested, "tokens received")
+    if data.cached is not None and any(data.cached.series["cached"]):
         axis = _share_axis("% of prompt tokens")
         line = Series(
-            x=_bin_centers(figures.cached, figures.length_s),
-            y=figures.cached.series["cached"],
+            x=_bin_centers(data.cached, data.length_s),
+            y=data.cached.series["cached"],
             color="c3",
         )
-        yield _lines_over_time(figures, "Prefix cache hit rate", axis, (line,))
+        yield _lines_over_time(data, "Prefix cache hit rate", axis, (line,))
 
 
 def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
-    """Yield a scatter plot, unless it has no points or one x, which a percentile curve shows better."""
+    """Yield a scatter plot.
+
+    A plot without points is left out, and one with a single x, which a percentile curve shows
+    better.
+    """
     if cloud.count == 0 or cloud.x[0] == cloud.x[1]:
         return
     y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
@@ -426,7 +435,7 @@ class _SlowPlot(NamedTuple):
     format: Literal["number", "time"] = "number"
 
 
-def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
+def slow(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield TTFT by what may have made it long. The slowest requests link to their rows."""
     slowest = [
         request
@@ -434,18 +443,16 @@ def slow(figures: Figures, summary: Summary) -> Iterator[Chart]:
         if request.by == "ttft" and request.ttft_ms is not None
     ]
     plots = (
-        _SlowPlot("TTFT by prompt length", figures.ttft_by_input, "prompt tokens", "input_tokens"),
+        _SlowPlot("TTFT by prompt length", data.ttft_by_input, "prompt tokens", "input_tokens"),
         _SlowPlot(
             "TTFT by concurrency",
-            figures.ttft_by_in_flight,
+            data.ttft_by_in_flight,
             "other requests in flight",
             "in_flight",
         ),
+        _SlowPlot("TTFT by queue time", data.ttft_by_queue, "ms in the server's queue", "queue_ms"),
         _SlowPlot(
-            "TTFT by queue time", figures.ttft_by_queue, "ms in the server's queue", "queue_ms"
-        ),
-        _SlowPlot(
-            "TTFT over time", figures.ttft_by_time, "since the start of the run", "due_s", "time"
+            "TTFT over time", data.ttft_by_time, "since the start of the run", "due_s", "time"
         ),
     )
     for plot in plots:
@@ -474,34 +481,34 @@ def _slowest_points(slowest: Sequence[SlowRequest], field: str) -> Iterator[Seri
 # -- errors and the load generator -----------------------------------------------------------------
 
 
-def errors(figures: Figures) -> Iterator[Chart]:
+def errors(data: ChartData) -> Iterator[Chart]:
     """Yield failed requests over time, as stacked bars by kind of error."""
-    bins = figures.errors
+    bins = data.errors
     if not bins.series:
         return
     colors = ("bad", *COLORS)
-    centers = _bin_centers(bins, figures.length_s)
+    centers = _bin_centers(bins, data.length_s)
     yield Chart(
         kind="bars",
         title="Requests that are not ok",
         note=f"per {bins.width_s:g} s, by kind, at the time of the error",
-        x=_time_axis(figures),
+        x=_time_axis(data),
         y=Axis(label="requests", min=0),
         series=tuple(
             Series(name=kind, x=centers, y=values, color=colors[index % len(colors)])
             for index, (kind, values) in enumerate(bins.series.items())
         ),
-        bands=bands(figures),
+        bands=bands(data),
         step=bins.width_s,
         stack=True,
         wide=True,
     )
 
 
-def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
+def client(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield the CPU use and the send delay of the load generator."""
-    bins = figures.client
-    centers = _bin_centers(bins, figures.length_s)
+    bins = data.client
+    centers = _bin_centers(bins, data.length_s)
     cpu = bins.series["cpu"]
     if any(value is not None for value in cpu):
         highest = max(1.0, *(value or 0.0 for value in cpu))
@@ -509,9 +516,9 @@ def client(figures: Figures, summary: Summary) -> Iterator[Chart]:
         line = Series(x=centers, y=cpu, color="c1")
         title = "CPU use of the busiest worker"
         axis = _share_axis("% of a core", highest)
-        yield _lines_over_time(figures, title, axis, (line,), marks=(limit,))
+        yield _lines_over_time(data, title, axis, (line,), marks=(limit,))
     delays = bins.series["largest send delay"]
     if any(value is not None for value in delays):
         line = Series(x=centers, y=delays, color="c2")
         note = f"per {bins.width_s:g} s"
-        yield _lines_over_time(figures, "Largest send delay", _ms_axis(delays), (line,), note=note)
+        yield _lines_over_time(data, "Largest send delay", _ms_axis(delays), (line,), note=note)

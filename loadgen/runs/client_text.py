@@ -20,7 +20,7 @@ HOST_REMEDIES = frozenset(("other_processes", "host"))
 
 
 def is_client_limited(summary: Summary) -> bool:
-    """Return True if the load generator may have been the bottleneck, by the reasons of the verdict."""
+    """Return True if the verdict says that the load generator may have been the bottleneck."""
     return any(reason.code in CLIENT_CODES for reason in summary.verdict.codes)
 
 

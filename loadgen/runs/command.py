@@ -247,7 +247,10 @@ def next_step(arguments: Sequence[str], settings: Settings) -> str:
     if settings.out is not None:
         changes += ["-o", f"{settings.out}-virtual"]
     command = shlex.join(merge_arguments(arguments, changes))
-    return f"Next: repeat the run in virtual time, which a busy host does not affect:\n  loadgen {command}"
+    return (
+        "Next: repeat the run in virtual time, which a busy host does not affect:\n"
+        f"  loadgen {command}"
+    )
 
 
 class _RunSeries:

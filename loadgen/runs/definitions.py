@@ -17,8 +17,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Goodput",
-        "requests that completed in the steady-state window and met every objective of the SLO, per "
-        "second of that window. It is never larger than the request throughput",
+        "requests that completed in the steady-state window and met every objective of the SLO, "
+        "per second of that window. It is never larger than the request throughput",
     ),
     (
         "SLO attainment",
@@ -37,19 +37,19 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Measurement window",
-        "from the first scheduled time to the last output token of the measured requests. Its rates "
-        "are the headline of a run without a steady-state window",
+        "from the first scheduled time to the last output token of the measured requests. Its "
+        "rates are the headline of a run without a steady-state window",
     ),
     ("Full run", "from the start of the run to the end of its last response, warm-up included"),
     ("In flight", "sent and not yet ended"),
     (
         "Offered, sent, completed",
-        "the rate of the schedule, the rate at which requests were sent, and the rate of responses",
+        "the rates of the schedule, of sent requests, and of responses",
     ),
     (
         "Percentile",
-        "the sample at floor(n * p) of the sorted samples, as in MLPerf LoadGen. It is supported if "
-        "n samples allow one violation at 99 % confidence: p50 11, p90 64, p95 130, p99 662, "
+        "the sample at floor(n * p) of the sorted samples, as in MLPerf LoadGen. It is supported "
+        "if n samples allow one violation at 99 % confidence: p50 11, p90 64, p95 130, p99 662, "
         "p99.9 6,636",
     ),
     (

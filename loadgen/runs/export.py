@@ -95,7 +95,7 @@ def export(
 
 
 def _find_format(form: str) -> FormatRow:
-    """Return a format that runs can be exported to. Raises UserError if there is none of this name."""
+    """Return a format that runs can be exported to. Raises UserError for another name."""
     row = FORMATS.find(form)
     if row is not None and (row.write is not None or row.send is not None):
         return row

@@ -25,7 +25,7 @@ from loadgen.result_kinds import (
 )
 from loadgen.runs import page_data, text
 from loadgen.runs.comparison_side import ComparedRun, Side
-from loadgen.runs.page_data import Figures
+from loadgen.runs.page_data import ChartData
 from loadgen.runs.slo_text import describe_result
 
 
@@ -64,9 +64,9 @@ def report(run: StoredRun) -> Report:
     manifest, rows, gaps, timeline, samples, *_ = run.stored
 
     @cache
-    def chart_data() -> Figures:
+    def chart_data() -> ChartData:
         heat = store.heat(run.folder)
-        return page_data.figures(manifest, rows, gaps, timeline, samples, heat)
+        return page_data.compute_chart_data(manifest, rows, gaps, timeline, samples, heat)
 
     return text.report(
         run.summary,
@@ -79,13 +79,13 @@ def report(run: StoredRun) -> Report:
 
 
 def document(run: StoredRun) -> bytes:
-    """Return what `--json` prints: the summary, or the document of a result that adds to the run."""
+    """Return what `--json` prints: the summary, or the document of a result that adds to it."""
     documents = (addition.document for addition in run.additions if addition.document is not None)
     return next(documents, dump_summary(run.summary))
 
 
 def code(run: StoredRun, strict: bool) -> int:
-    """Return the exit code of `loadgen report`: the most severe one of the run and its additions."""
+    """Return the exit code of `loadgen report`: the most severe of the run and its additions."""
     codes = [addition.exit_code(strict) for addition in run.additions if addition.exit_code]
     return most_severe([exit_code(run.summary, strict=strict, reported=True), *codes])
 
@@ -97,9 +97,9 @@ def runs(folder: Path) -> list[Path]:
 
 def list_row(folder: Path) -> ListRow:
     """Return the row of a run in a list of results, with the capacity that it confirmed."""
-    found = capacity_in(folder)
+    stored_capacity = capacity_in(folder)
     return ListRow(
-        outcome="" if found is None else found.description,
+        outcome="" if stored_capacity is None else stored_capacity.description,
         runs=stored_summaries(folder.parent, [folder]),
     )
 

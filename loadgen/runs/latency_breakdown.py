@@ -17,20 +17,20 @@ from loadgen.runs import charts
 if TYPE_CHECKING:
     from loadgen.core.metrics.sections import SlowRequest, Splits
     from loadgen.core.metrics.summary import Summary
-    from loadgen.runs.page import ChartData
+    from loadgen.runs.page import ChartSource
 
 GROUP_LABELS = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 """The label of the requests that a breakdown averages."""
 
 LEGEND = (
-    "Averages over the requests near that percentile; the columns add up to the total. Queue, prefill "
-    "and transfer are reported by the server; unattributed is network and unreported time."
+    "Averages over the requests near that percentile; the columns add up to the total. Queue, "
+    "prefill and transfer are reported by the server; unattributed is network and unreported time."
 )
 
 WATERFALL_LEGEND = (
-    "From the scheduled time: delay of the client (red), waiting for a new connection (yellow), queue "
-    "and prefill of the server, network and unattributed time before the first token (grey), then the "
-    "output. A request is named by its X-Request-Id, or by session and turn."
+    "From the scheduled time: delay of the client (red), waiting for a new connection (yellow), "
+    "queue and prefill of the server, network and unattributed time before the first token (grey), "
+    "then the output. A request is named by its X-Request-Id, or by session and turn."
 )
 
 _COLORS = {
@@ -90,7 +90,7 @@ SLOW_HEAD = (
 """The heads of a table of slow requests, after the name of a request. Times are in ms."""
 
 
-def sections(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield the causes of slow requests, the breakdowns, and the slowest requests.
 
     A text has the tables only if the server reports its own timing.
@@ -210,7 +210,7 @@ def _request_name(request: SlowRequest) -> str:
     return f"{name} {request.target}".strip()
 
 
-def _slowest_section(summary: Summary, chart_data: ChartData) -> Section:
+def _slowest_section(summary: Summary, chart_data: ChartSource) -> Section:
     """Return the slowest requests for a page: waterfall, tables, and charts with all requests."""
     bars = [
         Bar(_request_name(request), format.milliseconds(request.e2e_ms), _waterfall(request))

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.figures import MetricDefinition
     from loadgen.runs.latency_text import MetricRow
-    from loadgen.runs.page import ChartData
+    from loadgen.runs.page import ChartSource
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
 
-def latency_sections(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def latency_sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield the table of latencies and what belongs to it."""
     rows = latency_rows(summary)
     unsupported = cells.describe_unsupported([row.distribution for row in rows], QUANTILES)

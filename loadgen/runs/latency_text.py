@@ -78,7 +78,7 @@ def measured_metrics(summary: Summary) -> Iterator[MetricRow]:
 
 
 def label_with_unit(definition: MetricDefinition) -> str:
-    """Return the label of a metric in a table of milliseconds; another unit is part of the label."""
+    """Return the label of a metric in a table of ms; another unit is part of the label."""
     if definition.unit == "ms":
         return definition.words
     return f"{definition.words}, {definition.unit}"

@@ -56,7 +56,7 @@ def _part_html(part: Part) -> Iterator[str]:
 
 
 def _table_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first column is aligned to the left, as notebooks align all to the right."""
+    """Return a table with cells aligned to the left; notebooks align them to the right."""
     lines = []
     if head:
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
@@ -79,7 +79,7 @@ def _charts(run_dir: Path) -> list[str]:
     if not store.has_rows(run_dir):
         return []
     manifest, rows, gaps, timeline, samples, *_ = store.read_run(run_dir)
-    data = page_data.figures(manifest, rows, gaps, timeline, samples)
+    data = page_data.compute_chart_data(manifest, rows, gaps, timeline, samples)
     charts = (("TTFT (ms)", data.ttft), ("TPOT (ms)", data.tpot))
     return [svg_chart(title, bins, data.length_s) for title, bins in charts if bins.series]
 

@@ -32,7 +32,9 @@ NamedRun = tuple[str, Summary]
 
 
 def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[Case]:
-    """Return for each run whether it is valid, and each objective of its SLO, classes and tasks too.
+    """Return for each run whether it is valid, and each objective of its SLO.
+
+    The objectives of request classes and of tasks are included.
 
     A run without an SLO has a failed case if its error rate is above the limit. If a run is not
     valid, its objectives are skipped.
@@ -188,15 +190,15 @@ def markdown(runs: Sequence[NamedRun], other_cases: Sequence[Case] = ()) -> str:
 
 def _markdown_of_run(name: str, summary: Summary) -> list[str]:
     verdict = summary.verdict
-    words = []
+    labels = []
     if summary.target.simulated:
-        words.append("SIMULATED")
-    words.append("VALID" if verdict.valid else "INVALID")
+        labels.append("SIMULATED")
+    labels.append("VALID" if verdict.valid else "INVALID")
     if summary.goodput.has_slo:
-        words.append(f"SLO {judged_word(summary, summary.goodput.met)}")
+        labels.append(f"SLO {judged_word(summary, summary.goodput.met)}")
     report = text.render(summary)
     return [
-        f"### loadgen: {name}: {', '.join(words)}\n",
+        f"### loadgen: {name}: {', '.join(labels)}\n",
         *(f"- {reason}" for reason in verdict.reasons or verdict.caveats),
         "",
         *render_sections([slo_section(summary)]),

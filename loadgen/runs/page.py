@@ -1,7 +1,7 @@
-"""What only the page of a run has: charts, complete tables, definitions, and how to reproduce it.
+"""What only the page of a run has: charts, complete tables, definitions, how to reproduce it.
 
-Pure. Each function yields sections, or functions that make sections when a page is written, because
-their charts take time to compute. `page_data.py` computes the data and `charts.py` describes charts.
+Pure. Each function yields sections, or functions that make sections when a page is written, since
+charts take time to compute. `page_data.py` computes their data and `charts.py` describes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loadgen.render.section import (
 from loadgen.runs import charts, load_fidelity
 from loadgen.runs.definitions import DEFINITIONS
 from loadgen.runs.latency_text import describe_connect_time
-from loadgen.runs.page_data import Figures
+from loadgen.runs.page_data import ChartData
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.energy import EnergyUse
     from loadgen.core.server_metrics.series import MetricSample, PageReading, Served
 
-ChartData = Callable[[], Figures] | None
+ChartSource = Callable[[], ChartData] | None
 """Computes the data of charts. None if only the summary of a run was kept, so it has no charts."""
 
 READ_HEAD = ("metrics page", "reads", "failed")
@@ -60,7 +60,7 @@ _SOCKET_READERS = {
 
 
 def _folded_charts(
-    head: str, id: str, chart_data: ChartData, make_charts: Callable[[Figures], Iterable[Chart]]
+    head: str, id: str, chart_data: ChartSource, make_charts: Callable[[ChartData], Iterable[Chart]]
 ) -> Iterator[PageOnly]:
     """Yield a folded section with charts, or nothing if there are no data for charts."""
     if chart_data is None:
@@ -76,8 +76,8 @@ def _folded_charts(
 # -- charts ----------------------------------------------------------------------------------------
 
 
-def first_charts(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
-    """Yield the two charts below the headline numbers: TTFT and TPOT over time, with their limits."""
+def first_charts(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
+    """Yield the charts below the headline numbers: TTFT and TPOT over time, with limits."""
     if chart_data is None:
         return
     make_data = chart_data
@@ -88,25 +88,25 @@ def first_charts(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
     yield make_sections
 
 
-def percentile_curves(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
+def percentile_curves(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
     """Yield the value at each percentile of every latency."""
 
-    def make_charts(data: Figures) -> Iterable[Chart]:
+    def make_charts(data: ChartData) -> Iterable[Chart]:
         return charts.curves(data, summary)
 
     yield from _folded_charts("Percentile curves", "curves", chart_data, make_charts)
 
 
-def client_over_time(summary: Summary, chart_data: ChartData) -> Iterator[PageOnly]:
+def client_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
     """Yield the CPU use and the send delay of the load generator over time."""
 
-    def make_charts(data: Figures) -> Iterable[Chart]:
+    def make_charts(data: ChartData) -> Iterable[Chart]:
         return charts.client(data, summary)
 
     yield from _folded_charts("Client overhead over time", "client-time", chart_data, make_charts)
 
 
-def load_over_time(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def load_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield load, output tokens, concurrency and inter-chunk latencies over time."""
     head = "Load and throughput over time"
     if chart_data is None:
@@ -115,14 +115,14 @@ def load_over_time(summary: Summary, chart_data: ChartData) -> Iterator[Section 
         yield section(head, "No request left a record.", page_only=True, id="time")
         return
 
-    def make_charts(data: Figures) -> Iterable[Chart]:
+    def make_charts(data: ChartData) -> Iterable[Chart]:
         yield from charts.over_time(data)
         yield from charts.gaps_over_time(data, summary)
 
     yield from _folded_charts(head, "time", chart_data, make_charts)
 
 
-def errors(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield the errors over time, or a sentence that there were none."""
     requests = summary.requests
     if requests.by_error:
@@ -144,11 +144,11 @@ def errors(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOn
 
 
 def server_metrics(
-    served: Served, chart_data: ChartData, samples: Sequence[MetricSample]
+    served: Served, chart_data: ChartSource, samples: Sequence[MetricSample]
 ) -> Iterator[Section | PageOnly]:
     """Yield the servers' own metrics over time, and how often their pages were read."""
 
-    def make_charts(data: Figures) -> Iterable[Chart]:
+    def make_charts(data: ChartData) -> Iterable[Chart]:
         return charts.server(data, series.curves(samples))
 
     yield from _folded_charts("Server metrics over time", "server-time", chart_data, make_charts)
@@ -176,7 +176,7 @@ def _read_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]:
 # -- the delivered load ----------------------------------------------------------------------------
 
 
-def load_check(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def load_check(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield whether the delivered load matches the workload, and the lengths of the requests."""
     if chart_data is None:
         return
@@ -190,7 +190,7 @@ def load_check(summary: Summary, chart_data: ChartData) -> Iterator[Section | Pa
     yield lengths
 
 
-def _lengths_section(summary: Summary, data: Figures) -> Section:
+def _lengths_section(summary: Summary, data: ChartData) -> Section:
     head = "Lengths and cache"
     if summary.tokens.output is None:
         text = "No request succeeded, so no lengths are known."
@@ -203,7 +203,8 @@ def _lengths_section(summary: Summary, data: Figures) -> Section:
 def _length_sentences(summary: Summary) -> Iterator[str]:
     """Yield the numbers of tokens, who counted them, and whether lengths are as requested."""
     tokens = summary.tokens
-    yield f"{format.count(tokens.input)} prompt tokens and {format.count(tokens.output)} output tokens."
+    prompt = format.count(tokens.input)
+    yield f"{prompt} prompt tokens and {format.count(tokens.output)} output tokens."
     sources = [_COUNTERS.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
     if sources:
         yield f"Output was counted by {' and '.join(sources)}."
@@ -220,7 +221,7 @@ def _length_sentences(summary: Summary) -> Iterator[str]:
         yield f"The prefix cache hit rate was {format.percent(tokens.cached_share)}."
 
 
-def _equal_length_sentences(data: Figures) -> Iterator[str]:
+def _equal_length_sentences(data: ChartData) -> Iterator[str]:
     """Yield that all prompts, or all responses, have one length."""
     for subject, cloud in (
         ("prompts", data.ttft_by_input),

@@ -1,7 +1,7 @@
-"""Computes the data of the charts of a run: a few thousand numbers, however many requests there are.
+"""Computes the data of the charts of a run: a few thousand numbers for any number of requests.
 
-Pure numpy. Nothing is drawn or phrased here. Every series has a bounded length, so that the page of a
-run with ten million requests is as large as the page of a run with a thousand. Large intermediate
+Pure numpy. Nothing is drawn or phrased here. Every series has a bounded length, so that the page of
+a run with ten million requests is as large as the page of a run with a thousand. Large intermediate
 arrays are freed as soon as possible, because each is as large as a column of the records.
 """
 
@@ -143,7 +143,7 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class ChartData(msgspec.Struct, frozen=True, kw_only=True):
     """The data of all charts of one run.
 
     Percentile curves and scatter plots cover ok requests of measured stages. Series over time cover
@@ -193,14 +193,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     gaps: Cells
 
 
-def figures(
+def compute_chart_data(
     manifest: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
     seconds: Sequence[WorkerSample] = (),
     heat: NDArray[np.void] | None = None,
-) -> Figures:
+) -> ChartData:
     """Return the data of all charts of one run.
 
     Args:
@@ -221,7 +221,7 @@ def figures(
         curves["inter_chunk"] = gap_curve
     e2e_by_output = cloud(columns["output_tokens"], columns.measure("e2e"), is_counted)
     ttft_clouds = _ttft_clouds(columns, is_counted)
-    return Figures(
+    return ChartData(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(manifest, rows, length_s)),
         curves=curves,
@@ -271,11 +271,11 @@ def _curve_from_sent(
 
 
 def _ttft_clouds(columns: Columns, is_counted: NDArray[np.bool_]) -> dict[str, Cloud]:
-    """Return the scatter plots of TTFT, by the names of their fields in `Figures`."""
-    sent, others = in_flight_at_send(columns)
+    """Return the scatter plots of TTFT, by the names of their fields in `ChartData`."""
+    sent, other_counts = in_flight_at_send(columns)
     ttft_ns = columns.measure("ttft")
-    by_in_flight = cloud(others, ttft_ns[sent], is_counted[sent], row_indices=sent)
-    del sent, others
+    by_in_flight = cloud(other_counts, ttft_ns[sent], is_counted[sent], row_indices=sent)
+    del sent, other_counts
     return {
         "ttft_by_in_flight": by_in_flight,
         "ttft_by_input": cloud(columns["input_tokens"], ttft_ns, is_counted),
@@ -616,7 +616,7 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     target = columns["target"]
     was_sent = sent_ns >= 0
     row_indices = np.empty(np.count_nonzero(was_sent), np.int32)
-    others = np.empty(len(row_indices), np.int32)
+    other_counts = np.empty(len(row_indices), np.int32)
     first = 0
     for number in np.unique(target).tolist():
         of_target = np.flatnonzero((target == number) & was_sent).astype(np.int32)
@@ -628,14 +628,14 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
         ends_ns = done_ns[of_target]
         ends_ns.sort()
         ends_ns = ends_ns[np.searchsorted(ends_ns, 0) :]  # negative: not done
-        _count_others(sent_ns[row_indices[span]], ends_ns, others[span])
-    return row_indices, others
+        _count_others(sent_ns[row_indices[span]], ends_ns, other_counts[span])
+    return row_indices, other_counts
 
 
 def _count_others(
-    starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], others: NDArray[np.int32]
+    starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], other_counts: NDArray[np.int32]
 ) -> None:
-    """Write to `others` for each start the requests that started before it and have not ended.
+    """Write to `other_counts` for each start the earlier requests that have not ended.
 
     Starts and ends are in ascending order.
     """
@@ -647,7 +647,7 @@ def _count_others(
         started_until = np.searchsorted(starts_ns, block_starts_ns[same_time], side="right")
         started_before[same_time] = started_until - 1
         ended = np.searchsorted(ends_ns, block_starts_ns, side="right")
-        others[block] = started_before - ended
+        other_counts[block] = started_before - ended
 
 
 def cloud(

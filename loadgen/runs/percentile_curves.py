@@ -2,7 +2,7 @@
 
 Pure numpy. `charts.py` describes the chart, in which the unsupported part is dashed.
 
-A position on the percentile axis is counted in nines, -log10(1 - p): 1 is p90, 2 is p99, 3 is p99.9.
+A position on the percentile axis is counted in nines, -log10(1 - p): 1 is p90, 2 is p99.
 """
 
 from __future__ import annotations

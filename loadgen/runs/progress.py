@@ -200,6 +200,7 @@ class ProgressLine:
         self._progress: Progress | None = None
 
     def __call__(self, event: RunEvent) -> None:
+        """Follow the load of a planned run until the run ends."""
         match event:
             case RunPlanned(plan, manifest) if manifest.client != "virtual":
                 grace_s = manifest.grace_s

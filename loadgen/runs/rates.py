@@ -1,7 +1,7 @@
 """The rates of a run that stand alone in texts, pages, lists, tables and JUnit files. Pure.
 
-The headline rates are those of the steady-state window. A run without such a window has the rates of
-its measurement window instead. The rates of the whole run stand beside them under that name.
+The headline rates are those of the steady-state window. A run without such a window has the rates
+of its measurement window instead. The rates of the full run are shown in addition, with that name.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ class RatedPart(Protocol):
     """A summary, or the summary of a stage, target, class or model in it."""
 
     @property
-    def load(self) -> Load: ...
+    def load(self) -> Load:
+        """The rates and numbers of requests."""
+
     @property
-    def tokens(self) -> Tokens: ...
+    def tokens(self) -> Tokens:
+        """The numbers and rates of tokens."""
+
     @property
-    def goodput(self) -> Goodput: ...
+    def goodput(self) -> Goodput:
+        """The requests that met the SLO, and their rates."""
 
 
 class MeasuredPart(Protocol):

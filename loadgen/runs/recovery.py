@@ -11,7 +11,7 @@ from loadgen.render.section import Charts, PageOnly, Section, Table, section
 from loadgen.runs import charts
 
 if TYPE_CHECKING:
-    from loadgen.runs.page import ChartData
+    from loadgen.runs.page import ChartSource
 
 EVENTS: dict[Event, str] = {"spike": "spike", "loss": "lost server", "scale_up": "scale-up"}
 """The label of each kind of event."""
@@ -19,7 +19,9 @@ EVENTS: dict[Event, str] = {"spike": "spike", "loss": "lost server", "scale_up":
 HEAD = ("event", "before", "after", "at", "SLO")
 
 
-def sections(recoveries: Sequence[Recovery], chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def sections(
+    recoveries: Sequence[Recovery], chart_data: ChartSource
+) -> Iterator[Section | PageOnly]:
     """Yield a row for each event, and on a page the SLO attainment over time with the events."""
     rows = [
         (

@@ -21,7 +21,7 @@ _COMPONENTS = ("between", "time", "own_time", "within")
 
 
 def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
-    """Return the heads of `variance_rows`. `compared` says what the parts are: replica, target or node."""
+    """Return the heads of `variance_rows`, which name what is compared: replicas or nodes."""
     unit = differences.compared
     return (
         "variance (SD, ms)",

@@ -14,7 +14,7 @@ from loadgen.core.results.parquet import unreadable
 from loadgen.core.results.store import Stored, read_lightly
 
 Gaps = Mapping[int, NDArray[np.int64]]
-"""The inter-chunk latencies of each request in order (ns), by slot. Requests without any are missing."""
+"""The inter-chunk latencies of each request in order (ns), by slot."""
 
 
 class StoredWithGaps(Stored):

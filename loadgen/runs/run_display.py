@@ -162,7 +162,10 @@ class RunDisplay:
             print_status(f"Estimated: {format.counted(len(loads), 'run')}, {total.text}{cost_text}")
 
     def _check_cost(self, cost: Decimal | None, settings: Settings, subject: str) -> str:
-        """Return a cost as text after a comma, "" if it is unknown. Raises UserError above the limit."""
+        """Return a cost as text after a comma, "" if it is unknown.
+
+        Raises UserError above the limit.
+        """
         if self._budget is None or cost is None:
             return ""
         if not settings.virtual:
@@ -216,7 +219,7 @@ class RunDisplay:
             print_status(self._step_line)
 
     def end_step(self, outcome: str) -> None:
-        """Print the outcome of the run that `begin_step` began: on its line, or indented below it."""
+        """Print the outcome of the current step: on its line, or indented below it."""
         print_status(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
 
     def add_finished(self, summary: Summary) -> None:
@@ -240,7 +243,10 @@ class RunDisplay:
     # -- events of a run ---------------------------------------------------------------------------
 
     def handle(self, event: RunEvent) -> None:
-        """Print what an event of a run means for the user. Raises UserError above the limit of cost."""
+        """Print what an event of a run means for the user.
+
+        Raises UserError above the limit of cost.
+        """
         match event:
             case WaitingFor(reason):
                 print_status(f"waiting for {reason}")
@@ -315,9 +321,9 @@ class RunDisplay:
         """Compute the cost of a load while it runs, and stop the load if it reaches the limit."""
         if self._budget is None or self._priced_load is None:
             return
-        follower = _CostFollower(load, self._budget, self._priced_load)
-        self._current_cost = follower.cost
-        follower.start()
+        cost_monitor = _CostMonitor(load, self._budget, self._priced_load)
+        self._current_cost = cost_monitor.cost
+        cost_monitor.start()
 
     def _add_cost_of_run(self) -> None:
         """Add the cost of the run that has ended to the money spent by the command."""
@@ -326,7 +332,7 @@ class RunDisplay:
             self._current_cost = Decimal
 
 
-class _CostFollower:
+class _CostMonitor:
     """Computes the cost of a running load, and stops the load at the limit of the budget."""
 
     def __init__(self, load: RunningLoad, budget: Budget, priced_load: _PricedLoad) -> None:
@@ -367,13 +373,13 @@ class _CostFollower:
 
 def _target_lines(manifest: RunManifest) -> Iterator[str]:
     """Yield a line for the target, or for each target that serves steps of its own."""
-    first, *others = manifest.targets
+    first, *further = manifest.targets
     yield f"Target: {_describe_target(first)}"
-    same_role = [target for target in others if not target.serves]
+    same_role = [target for target in further if not target.serves]
     if same_role:
         names = ", ".join(target.name or target.url for target in same_role)
         yield f"        and {names}"
-    for target in others:
+    for target in further:
         if target.serves:
             yield f"        {_describe_target(target)}, serves {target.serves}"
 

@@ -166,8 +166,8 @@ def describe_trends(drift: Drift) -> list[str]:
 
 def describe_stability(sustainable: Sustainable) -> str:
     """Return whether the server could sustain the load, with the reason."""
-    words = {True: "stable", False: "NOT SUSTAINED", None: "not assessed"}
-    return f"{words[sustainable.sustained]}: {sustainable.why}"
+    labels = {True: "stable", False: "NOT SUSTAINED", None: "not assessed"}
+    return f"{labels[sustainable.sustained]}: {sustainable.why}"
 
 
 # -- tokens and rates ------------------------------------------------------------------------------

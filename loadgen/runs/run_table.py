@@ -81,5 +81,5 @@ def _outcome(summary: Summary) -> str:
 def _windows(summaries: Sequence[Summary]) -> str:
     """Return the window of the rates. Runs without a steady state have another window."""
     windows = sorted({headline(summary).window for summary in summaries}, reverse=True)
-    first, *others = windows
-    return f"{first} (a run without one: {others[0]})" if others else first
+    first, *further = windows
+    return f"{first} (a run without one: {further[0]})" if further else first

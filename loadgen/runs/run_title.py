@@ -27,7 +27,10 @@ _CLOSED_LOOP = re.compile(r"^(\d+) in flight\b")
 
 
 def run_title(summary: Summary) -> str:
-    """Return what was measured: `rag on gb300-vm (llama-2-70b, 4 GPUs), Poisson 30 req/s for 5 min`."""
+    """Return what was measured.
+
+    Example: `rag on gb300-vm (llama-2-70b, 4 GPUs), Poisson 30 req/s for 5 min`.
+    """
     return f"{workload_name(summary)} on {_describe_system(summary)}, {describe_load(summary)}"
 
 

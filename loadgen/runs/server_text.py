@@ -1,7 +1,4 @@
-"""Texts about the servers: what their metrics pages reported, and the energy that the hardware used.
-
-Pure.
-"""
+"""Texts about the servers: what their metrics pages reported, and the energy used. Pure."""
 
 from __future__ import annotations
 

@@ -21,24 +21,26 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
     if shard is None and start_at is None:
         return settings
     if shard is None or start_at is None:
-        given, missing = ("--start-at", "--shard") if shard is None else ("--shard", "--start-at")
+        specified, missing = ("--start-at", "--shard")
+        if start_at is None:
+            specified, missing = ("--shard", "--start-at")
         raise UserError(
             "missing_option",
-            f"{given} needs {missing}: all parts of a run have the same start",
-            given,
+            f"{specified} requires {missing}: all parts of a run start at the same time",
+            specified,
             "--shard 1/8 --start-at 2026-12-01T10:00:00Z",
         )
     if settings.ray is not None:
         raise UserError(
             "conflict",
-            "Ray divides a run by itself",
+            "Ray divides a run itself",
             f"--shard {shard} --ray {settings.ray}",
-            "give one of the two",
+            "use one of the two",
         )
     if settings.keep != "raw":
         raise UserError(
             "unsupported",
-            "the gaps of each request are not merged from the parts of a run",
+            "inter-chunk latencies per request cannot be merged from the parts of a run",
             f"--keep {settings.keep}",
             "leave it out",
         )
@@ -55,15 +57,15 @@ def check_divisible(
     if is_repeated or len(workloads) > 1:
         raise UserError(
             "conflict",
-            "a part belongs to one run: several loads would need several starts",
+            "a part belongs to one run, and several loads need several starts",
             where,
-            "one value of --concurrency, and no --repeat",
+            "use one value of --concurrency and no --repeat",
         )
     for workload in workloads:
         if workload.seed is None or workload.salt == seeds.FRESH:
             raise UserError(
                 "missing_option",
-                "all parts need the same seed and salt, or they plan different loads",
+                "all parts need the same seed and salt, or they send different loads",
                 where,
-                "--seed 1, and no --salt fresh",
+                "use --seed 1 and no --salt fresh",
             )

@@ -39,7 +39,7 @@ class Objective(NamedTuple):
 
 
 class NamedPart(NamedTuple):
-    """A run, or a request class of it, that has an SLO. `prefix` is "" or the class with a colon."""
+    """A run or a request class that has an SLO. `prefix` is "" or the class with a colon."""
 
     prefix: str
     part: JudgedPart
@@ -240,14 +240,20 @@ def describe_result(summary: Summary) -> str:
     """Return the result of a run in one sentence: the outcome of its SLO, with the numbers."""
     if not summary.verdict.valid:
         return "INVALID: do not use these results."
-    goodput = summary.goodput
+    if summary.goodput.has_slo:
+        return _describe_slo_result(summary)
     tasks = task_goodput(summary)
-    if not goodput.has_slo and tasks is not None and goodput.met is not None:
-        return f"SLO {'met' if goodput.met else 'missed'}: {_describe_good_tasks(tasks)}."
+    is_met = summary.goodput.met
+    if tasks is not None and is_met is not None:
+        return f"SLO {'met' if is_met else 'missed'}: {_describe_good_tasks(tasks)}."
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
-    if not goodput.has_slo:
-        return _describe_success(summary)
+    return _describe_success(summary)
+
+
+def _describe_slo_result(summary: Summary) -> str:
+    """Return whether a valid run met its SLO on requests, and what it missed."""
+    goodput = summary.goodput
     if goodput.met:
         return _describe_met(summary)
     if goodput.met is None:

@@ -1,4 +1,4 @@
-"""Speculative decoding: drafted and accepted tokens by requests, by servers and by position. Pure."""
+"""Speculative decoding: drafted and accepted tokens by source and by position. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
 
 LEGEND = (
-    "A step of the server verifies one draft. It generates the accepted tokens and one token of the "
-    "model itself."
+    "A step of the server verifies one draft. It generates the accepted tokens and one token of "
+    "the model itself."
 )
 
 _METRICS_PER_REQUEST = (

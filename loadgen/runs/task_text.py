@@ -1,4 +1,4 @@
-"""Texts and rows about tasks and conversations: how many completed, how long they took, and their steps.
+"""Texts and rows about tasks and conversations: completed ones, durations and steps.
 
 Pure. A task is a sequence of requests in which each step waits for the response of the step before.
 """
@@ -33,8 +33,8 @@ STEP_HEAD = (
 """The heads of `step_rows`. Latencies are in ms."""
 
 STEP_LEGEND = (
-    "Of the time: percentage of the duration of completed tasks that was spent waiting for this step. "
-    "Latencies in ms."
+    "Of the time: percentage of the duration of completed tasks that was spent waiting for this "
+    "step. Latencies in ms."
 )
 
 _EMPTY_COUNTS = (format.NONE,) * 4

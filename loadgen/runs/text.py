@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from loadgen.render.additions import ExtraSections
     from loadgen.render.page import Tile
     from loadgen.render.section import Kind
-    from loadgen.runs.page import ChartData
+    from loadgen.runs.page import ChartSource
 
 DATE_AND_MINUTE_LENGTH = len("2026-11-29 22:08")
 """The title of a report ends with the date and the time of the run."""
@@ -64,7 +64,7 @@ def render(summary: Summary, *, color: bool = False, full: bool = True) -> str:
 def report(
     summary: Summary,
     manifest: RunManifest | None = None,
-    chart_data: ChartData = None,
+    chart_data: ChartSource = None,
     server_samples: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
     run_dir: Path | None = None,
@@ -81,7 +81,7 @@ def report(
     """
     added_answers = [answer for addition in additions for answer in addition.headline()]
     return Report(
-        title=f"{run_title(summary)}, {summary.run.started[:DATE_AND_MINUTE_LENGTH].replace('T', ' ')}",
+        title=f"{run_title(summary)}, {_start_time(summary)}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
         generated_by=f"loadgen {summary.run.version} report",
         notices=[
@@ -95,10 +95,15 @@ def report(
     )
 
 
+def _start_time(summary: Summary) -> str:
+    """Return the date and the time of a run: `2026-11-29 22:08`."""
+    return summary.run.started[:DATE_AND_MINUTE_LENGTH].replace("T", " ")
+
+
 def _sections(
     summary: Summary,
     manifest: RunManifest | None,
-    chart_data: ChartData,
+    chart_data: ChartSource,
     server_samples: Sequence[MetricSample],
     additions: Sequence[ExtraSections],
 ) -> Iterator[Section | PageOnly]:
@@ -177,7 +182,7 @@ def _caveats_and_warnings(summary: Summary) -> list[str]:
 
 
 def _server_sections(
-    summary: Summary, chart_data: ChartData, server_samples: Sequence[MetricSample]
+    summary: Summary, chart_data: ChartSource, server_samples: Sequence[MetricSample]
 ) -> Iterator[Section | PageOnly]:
     """Yield what the metrics pages of the servers and of the hardware reported."""
     if summary.server is not None:
@@ -216,17 +221,17 @@ def _finish_reasons_section(requests: RequestCounts) -> Section:
 def sanitize_server_text(text: str) -> str:
     """Return a text of a server as one line of printable characters, with long words cut."""
     printable = "".join(character if character.isprintable() else " " for character in text)
-    words = []
+    shortened = []
     for word in printable.split():
         is_long = len(word) > MAX_WORD_LENGTH
-        words.append(f"{word[: MAX_WORD_LENGTH - 3]}..." if is_long else word)
-    return " ".join(words)
+        shortened.append(f"{word[: MAX_WORD_LENGTH - 3]}..." if is_long else word)
+    return " ".join(shortened)
 
 
 # -- the load generator ----------------------------------------------------------------------------
 
 
-def _client_sections(summary: Summary, chart_data: ChartData) -> Iterator[Section | PageOnly]:
+def _client_sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
     """Yield the resources, delays and timestamp uncertainties of the load generator itself."""
     yield section(
         "Client overhead",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
 
 COVERAGE = (
-    "95 % confidence, from the variation between blocks of time of this run. Variation between runs, "
-    "for example after a restart of the server, is not covered: use --repeat 3 for that."
+    "95 % confidence, from the variation between blocks of time of this run. Variation between "
+    "runs, for example after a restart of the server, is not covered: use --repeat 3 for that."
 )
 
 _TIME_STATISTICS = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")

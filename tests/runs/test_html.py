@@ -48,7 +48,7 @@ S = 1_000_000_000
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = with_server(store.server(folder), summarize(*stored))
-    made = run_data.figures(*stored[:5], store.heat(folder))
+    made = run_data.compute_chart_data(*stored[:5], store.heat(folder))
     added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
     return run_page.render(summary, stored.manifest, made, store.server(folder), added)
 
@@ -191,7 +191,7 @@ def test_a_curve_is_made_of_samples() -> None:
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     found = rows(3, 40)
-    bins = run_data.figures(runs.manifest("r", 40), found).in_flight
+    bins = run_data.compute_chart_data(runs.manifest("r", 40), found).in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
@@ -215,7 +215,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
     found = rows(5, 400)
     fail(found, 0.2)
     gaps, timeline = runs.gaps_of(found)
-    made = run_data.figures(runs.manifest("r", 400), found, [gaps], [timeline])
+    made = run_data.compute_chart_data(runs.manifest("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
     assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(
         ok, rel=1e-3
@@ -237,7 +237,7 @@ def test_many_rows_make_no_larger_page() -> None:
             run_page.render(
                 summary_of_rows(found),
                 None,
-                run_data.figures(runs.manifest("r", len(found)), found),
+                run_data.compute_chart_data(runs.manifest("r", len(found)), found),
             )
         )
         for found in (few, many)
@@ -303,7 +303,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_run_without_records_has_a_page(tmp_path: Path) -> None:
     text = run_page.render(
-        summary_of_rows(rows(1, 0)), None, run_data.figures(RunManifest(), rows(1, 0))
+        summary_of_rows(rows(1, 0)), None, run_data.compute_chart_data(RunManifest(), rows(1, 0))
     )
     assert "INVALID" in text
     assert 'id="time"' in text and 'id="lengths"' in text
@@ -575,10 +575,10 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     found = rows(2, 50)
-    late = run_data.figures(runs.manifest("r", 50), found).curves
+    late = run_data.compute_chart_data(runs.manifest("r", 50), found).curves
     assert late["ttft_from_sent"].ms != late["ttft"].ms
     found["sent_ns"] = found["due_ns"]
-    at_once = run_data.figures(runs.manifest("r", 50), found).curves
+    at_once = run_data.compute_chart_data(runs.manifest("r", 50), found).curves
     assert (
         at_once["ttft_from_sent"].ms is at_once["ttft"].ms
         and at_once["ttft_from_sent"].name == "TTFT from sent"

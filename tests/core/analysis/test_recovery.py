@@ -24,7 +24,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import Closed, Gamma, Poisson, load
 from loadgen.runs import charts
 from loadgen.runs import recovery as recovery_text
-from loadgen.runs.page_data import Figures, figures
+from loadgen.runs.page_data import ChartData, compute_chart_data
 
 S = 1_000_000_000
 SLO = Slo(terms=(Term(metric="ttft", limit_ns=S),))
@@ -66,9 +66,9 @@ def found(
     return recovery.measure_recoveries([Columns(rows_of(late, until_s, stages))], manifest, said)
 
 
-def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Figures:
+def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> ChartData:
     manifest = RunManifest(state="finished", stages=tuple(stages), slo=SLO)
-    return figures(manifest, rows_of((start_s, end_s), 60.0, stages))
+    return compute_chart_data(manifest, rows_of((start_s, end_s), 60.0, stages))
 
 
 def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses_it() -> None:

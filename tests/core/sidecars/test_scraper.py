@@ -38,7 +38,7 @@ from loadgen.core.server_metrics.series import (
 from loadgen.core.sidecars import page_addresses
 from loadgen.runs import charts as run_charts
 from loadgen.runs import text
-from loadgen.runs.page_data import MAX_BINS, figures
+from loadgen.runs.page_data import MAX_BINS, compute_chart_data
 from loadgen.sim.server.options import Options
 
 # -- pages ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
-    made = figures(*stored[:5])
+    made = compute_chart_data(*stored[:5])
     kv = "vllm:kv_cache_usage_perc"
     found = said(
         *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
