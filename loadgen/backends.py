@@ -28,7 +28,7 @@ class BackendRow(Struct, frozen=True, kw_only=True):
         name: Its name.
         load: Imports the functions of the backend.
         schemes: The schemes of the URLs that it serves. "" stands for a target without a URL.
-        shown: The name of a target, with {} for what follows the scheme. If empty, the URL is the
+        name_format: The name of a target, with {} for what follows the scheme. If empty, the URL is the
             name.
         simulated: Whether a performance model stands in for a server.
         virtual: Whether the run takes place in virtual time.
@@ -39,7 +39,7 @@ class BackendRow(Struct, frozen=True, kw_only=True):
     name: str
     load: Callable[[], Backend]
     schemes: tuple[str, ...] = ()
-    shown: str = ""
+    name_format: str = ""
     simulated: bool = False
     virtual: bool = False
     flag: str = ""
@@ -77,14 +77,14 @@ def _load_rows() -> tuple[BackendRow, ...]:
             name="embedded",
             load=_load_embedded,
             schemes=("",),
-            shown="embedded simulation",
+            name_format="embedded simulation",
             simulated=True,
         ),
         BackendRow(
             name="sim",
             load=_load_virtual,
             schemes=("sim",),
-            shown="simulated: {}",
+            name_format="simulated: {}",
             simulated=True,
             virtual=True,
         ),
@@ -145,10 +145,10 @@ def find(url: str | None) -> BackendRow | None:
     return next((row for row in BACKENDS.plugin_rows() if scheme in row.schemes), None)
 
 
-def shown(url: str | None) -> str:
+def display_name(url: str | None) -> str:
     """Return the display name of a target, or "" if its URL is the name."""
     row = find(url)
-    return "" if row is None else row.shown.format(after_scheme(url))
+    return "" if row is None else row.name_format.format(after_scheme(url))
 
 
 def scheme_of(url: str | None) -> str | None:

@@ -44,7 +44,7 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Its key.
-        words: Its name for readers.
+        label: Its name in reports.
         meaning: Its definition, in one line.
         values: Computes its value for each request, with `columns.UNDEFINED` where there is none.
             None if it has no value per request.
@@ -62,13 +62,13 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
         better: -1 if lower is better, +1 if higher is, 0 if neither.
         compared: The quantiles that `compare` shows by default.
         block: The block of the summary that contains it. If empty, it is a field of the summary.
-        shown: Where it is shown or may be named, see PLACES.
+        places: Where it is shown or may be named, see PLACES.
         under: Its label in a table where it stands below the previous metric.
         unlike: The name of a metric. A table shows this one only if the two differ.
     """
 
     name: str
-    words: str
+    label: str
     meaning: str
     values: PerRequest | None = None
     sample: Literal["ok", "sent", "gaps", "events"] = "ok"
@@ -81,7 +81,7 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
     better: Literal[-1, 0, 1] = -1
     compared: tuple[str, ...] = ()
     block: str = "figures"
-    shown: tuple[Place, ...] = ()
+    places: tuple[Place, ...] = ()
     under: str = ""
     unlike: str = ""
 
@@ -124,7 +124,7 @@ class MetricTable(OpenTable[MetricDefinition]):
 
         Of the metrics of plug-ins, only times per request can be limited by an SLO or a contract.
         """
-        rows = [row for row in self.available() if place in row.shown]
+        rows = [row for row in self.available() if place in row.places]
         if place in ("slo", "contract"):
             rows = [
                 row for row in rows if row in self.builtin_rows or (row.values and row.unit == "ms")
@@ -162,10 +162,10 @@ def _load_rows() -> tuple[MetricDefinition, ...]:
 METRICS = MetricTable("loadgen.figures", MetricDefinition, _load_rows)
 
 
-def words(name: str) -> str:
+def metric_label(name: str) -> str:
     """Return the label of a metric, or its key if there is no such metric."""
     row = METRICS.get(name)
-    return name if row is None else row.words
+    return name if row is None else row.label
 
 
 def needs(name: str) -> str:

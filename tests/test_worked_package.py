@@ -106,7 +106,7 @@ def test_its_format_is_read_written_replayed_and_sent(
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
     found = reader.read_result(tmp_path / "acme.json")
-    assert found.figures == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith(
+    assert found.metrics == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith(
         "From sent."
     )
     (tmp_path / "t.jsonl").write_text(
@@ -159,7 +159,7 @@ def test_its_format_is_read_written_replayed_and_sent(
             "Backend(known=known_target, serve=serve)",
             "Backend(known=known_target)",
             ("run", "qa", "--url", "acme:small", "--dry-run"),
-            "does not say how a target of its scheme is reached",
+            "does not define how to reach its targets",
         ),
         (
             'compared=("p50",)',

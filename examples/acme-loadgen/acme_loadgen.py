@@ -199,7 +199,7 @@ def load_backend():
     return Backend(known=known_target, serve=serve)
 
 
-BACKEND = BackendRow(name="acme", load=load_backend, schemes=("acme",), shown="Acme's {}")
+BACKEND = BackendRow(name="acme", load=load_backend, schemes=("acme",), name_format="Acme's {}")
 
 
 # a metric: a value of each request, and so of each run
@@ -212,9 +212,9 @@ def thinking(columns):
 
 THINKING = MetricDefinition(
     name="thinking",
-    words="Time to think",
+    label="Time to think",
     meaning="first token of the answer - first token",
     values=thinking,
     compared=("p50",),
-    shown=("slo", "contract", "latency", "requests", "prometheus"),
+    places=("slo", "contract", "latency", "requests", "prometheus"),
 )

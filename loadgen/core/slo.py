@@ -167,7 +167,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
 def name(metric: str, quantile: float) -> str:
     """Return what an objective limits, as text: `TTFT p99`."""
     definition = METRICS.get(metric)
-    label = f"metric {metric} of {MISSING_PACKAGE}" if definition is None else definition.words
+    label = f"metric {metric} of {MISSING_PACKAGE}" if definition is None else definition.label
     return f"{label} p{quantile * 100:g}"
 
 

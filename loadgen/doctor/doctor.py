@@ -83,7 +83,7 @@ def run(settings: Settings) -> Examination:
     assert served.url is not None
     title = f"doctor: {_redact_url(served.url, served.api)}"
     if target_backend.simulated:
-        title += f" ({target_backend.shown}, not a real server)"
+        title += f" ({target_backend.name_format}, not a real server)"
     return Examination(f"{title}, {timestamp}", findings)
 
 

@@ -193,7 +193,7 @@ def _find_latency(path: str) -> Metric | None:
     has_samples = row.values is not None and (statistic in _QUANTILES or statistic == "mean")
     return Metric(
         path,
-        f"{row.words} {_statistic_label(statistic)}",
+        f"{row.label} {_statistic_label(statistic)}",
         row.unit,
         row.better,
         per_request=row.name if has_samples else "",

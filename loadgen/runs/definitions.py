@@ -11,9 +11,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("Scheduled time", "the time at which the schedule starts a request"),
     ("Sent", "the time at which the first byte of a request was passed to the kernel"),
     *(
-        (definition.words, definition.meaning)
+        (definition.label, definition.meaning)
         for definition in METRICS.builtin_rows
-        if _PLACES & set(definition.shown)
+        if _PLACES & set(definition.places)
     ),
     (
         "Goodput",

@@ -53,7 +53,7 @@ def _rows_of_missing_plugins(summary: Summary) -> Iterator[MetricRow]:
     for field, distribution in summary.figures.items():
         if field not in known_fields:
             meaning = "metric of a plug-in that is not installed"
-            definition = MetricDefinition(name=field, words=field, meaning=meaning)
+            definition = MetricDefinition(name=field, label=field, meaning=meaning)
             yield MetricRow(definition, distribution)
 
 
@@ -62,7 +62,8 @@ def client_rows(summary: Summary) -> list[MetricRow]:
     return [
         row
         for row in measured_metrics(summary)
-        if "client" in row.definition.shown and (row.distribution.count or not row.definition.block)
+        if "client" in row.definition.places
+        and (row.distribution.count or not row.definition.block)
     ]
 
 
@@ -80,8 +81,8 @@ def measured_metrics(summary: Summary) -> Iterator[MetricRow]:
 def label_with_unit(definition: MetricDefinition) -> str:
     """Return the label of a metric in a table of ms; another unit is part of the label."""
     if definition.unit == "ms":
-        return definition.words
-    return f"{definition.words}, {definition.unit}"
+        return definition.label
+    return f"{definition.label}, {definition.unit}"
 
 
 def latency_notes(summary: Summary) -> Iterator[str]:

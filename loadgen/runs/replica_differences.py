@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
-from loadgen.figures import words
+from loadgen.figures import metric_label
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.sections import BetweenNodes
@@ -37,7 +37,7 @@ def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
     """Return a row per latency: its mean, and the fraction and standard deviation per component."""
     rows = []
     for variance in differences.variances:
-        row = [words(variance.metric), format.milliseconds(variance.mean_ms)]
+        row = [metric_label(variance.metric), format.milliseconds(variance.mean_ms)]
         for component in _COMPONENTS:
             share = format.percent(getattr(variance, f"{component}_share"))
             deviation = format.milliseconds(getattr(variance, f"{component}_ms"))
@@ -55,7 +55,7 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
     if not unit:
         return []
     sentences = [
-        f"{outlier.name} is an outlier: {words(outlier.metric)} "
+        f"{outlier.name} is an outlier: {metric_label(outlier.metric)} "
         f"{format.milliseconds(outlier.mean_ms)} ms, {format.percent(abs(outlier.change))} "
         f"{'above' if outlier.change > 0 else 'below'} the mean of the others "
         f"({format.milliseconds(outlier.others_ms)} ms)."

@@ -176,7 +176,7 @@ class RunCollector(Collector):
         Prometheus expects times in seconds; other metrics keep their unit.
         """
         for row, histogram in self._histograms.items():
-            text = f"{row.words}: {row.meaning}; {row.sample} requests."
+            text = f"{row.label}: {row.meaning}; {row.sample} requests."
             if row.unit == "ms":
                 yield _histogram_metric(f"loadgen_{row.name}_seconds", text, histogram, NS_PER_S)
             else:

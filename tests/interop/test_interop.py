@@ -57,10 +57,10 @@ FILES = {
 def test_real_files_are_recognised(name: str, tool: str) -> None:
     found = reader.read_result(DATA / name)
     assert found.tool == tool and found.counts == definitions_of(tool)
-    assert found.figures["e2e_ms.p50"] > found.figures["ttft_ms.p50"] > 0
-    assert found.figures["requests.ok"] > 0
-    assert found.figures.get("ok_share") == (None if tool == "SGLang bench_serving" else 1)
-    assert set(found.called) >= {path.partition(".")[0] for path in found.figures if "_ms" in path}
+    assert found.metrics["e2e_ms.p50"] > found.metrics["ttft_ms.p50"] > 0
+    assert found.metrics["requests.ok"] > 0
+    assert found.metrics.get("ok_share") == (None if tool == "SGLang bench_serving" else 1)
+    assert set(found.called) >= {path.partition(".")[0] for path in found.metrics if "_ms" in path}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_real_files_are_recognised(name: str, tool: str) -> None:
     ],
 )
 def test_figures_are_as_they_were_written(name: str, path: str, value: float) -> None:
-    assert reader.read_result(DATA / name).figures[path] == pytest.approx(value, rel=1e-12)
+    assert reader.read_result(DATA / name).metrics[path] == pytest.approx(value, rel=1e-12)
 
 
 def test_what_is_odd_about_a_file_is_said() -> None:
@@ -98,7 +98,7 @@ def test_what_is_odd_about_a_file_is_said() -> None:
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
     told = reader.parse_result(
         line
-    ).figures  # its file counts no failures: that is not the same as none
+    ).metrics  # its file counts no failures: that is not the same as none
     assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(
         told
     )
@@ -147,7 +147,7 @@ def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None
         found = reader.parse_result(json.dumps(value).encode(), name)
     except UserError:
         return
-    assert all(isinstance(figure, float) for figure in found.figures.values())
+    assert all(isinstance(figure, float) for figure in found.metrics.values())
     as_text.render(other_tools.report(found))
     as_page.render(other_tools.report(found))
 
@@ -165,7 +165,7 @@ def test_text_and_page_say_whose_figures_they_are() -> None:
         as_text.render(other_tools.report(found)),
         as_page.render(other_tools.report(found)),
     )
-    for said in ("GuideLLM 0.8.1", "the first token's wait is in it"):
+    for said in ("GuideLLM 0.8.1", "which includes the wait for the first token"):
         assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
     assert "no verdict of ours" in text and "FOREIGN" in page
 
@@ -263,14 +263,14 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     made = getattr(export, form)(summary, stored)
     back = reader.parse_result(b"".join(json_parts(made)))
     assert back.tool == tool and made["loadgen"]["definitions"].endswith(definitions_of(tool))
-    assert back.figures["requests.ok"] == summary.requests.ok
-    assert back.figures["requests.failed"] == summary.requests.failed
-    assert back.figures["tokens.output_per_s"] > 0
+    assert back.metrics["requests.ok"] == summary.requests.ok
+    assert back.metrics["requests.failed"] == summary.requests.failed
+    assert back.metrics["tokens.output_per_s"] > 0
     theirs = other_definitions.theirs(stored.manifest, stored.rows, stored.gaps)[tool]
     if form != "mlcommons":  # which takes elements of the sample
-        assert back.figures["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
-    assert back.figures["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)
-    assert back.figures["e2e_ms.mean"] == pytest.approx(theirs.e2e.stats()["mean"])
+        assert back.metrics["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
+    assert back.metrics["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)
+    assert back.metrics["e2e_ms.mean"] == pytest.approx(theirs.e2e.stats()["mean"])
 
 
 def keys(value: Any) -> set[str]:
@@ -371,7 +371,7 @@ def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
         ("requests.ok", summary.requests.ok),
         ("requests.failed", summary.requests.failed),
     ):
-        assert back.figures[path] == pytest.approx(figure), path
+        assert back.metrics[path] == pytest.approx(figure), path
     theirs = pytest.importorskip(
         "llmd_benchmark_report.schema_v0_2"
     )  # forbids what it does not know
@@ -386,10 +386,10 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
     found = reader.read_result(example)
     said = yaml.safe_load(example.read_text("utf-8"))["results"]["request_performance"]["aggregate"]
     scale = {"s": 1e3, "ms": 1.0}[said["latency"]["time_to_first_token"]["units"]]
-    assert found.figures["ttft_ms.p99"] == pytest.approx(
+    assert found.metrics["ttft_ms.p99"] == pytest.approx(
         said["latency"]["time_to_first_token"]["p99"] * scale
     )
-    assert found.figures["requests.scheduled"] == said["requests"]["total"]
+    assert found.metrics["requests.scheduled"] == said["requests"]["total"]
     assert found.model == "Qwen/Qwen3-0.6B" and found.notes
     (tmp_path / "cut.yaml").write_text(
         example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8"
@@ -511,8 +511,8 @@ def test_an_official_mlperf_log_stands_beside_our_runs(
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
     found = reader.read_result(log)
-    assert found.tool == "MLPerf LoadGen" and found.figures["tokens.output_per_s"] == 1000.5
-    assert found.figures["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
+    assert found.tool == "MLPerf LoadGen" and found.metrics["tokens.output_per_s"] == 1000.5
+    assert found.metrics["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
     assert exits("compare", str(runs.write(tmp_path / "r", rows(1, 50))), str(tmp_path)) == 0
     assert "MLPerf LoadGen" in capsys.readouterr().out
     line = {"key": "result_invalid_reason", "value": "Increase the duration."}

@@ -81,7 +81,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def display_name(self) -> str:
         """Return the name of the endpoint, or its URL without secrets."""
-        known_name = self.name or backends.shown(self.url)
+        known_name = self.name or backends.display_name(self.url)
         if known_name:
             return known_name
         try:

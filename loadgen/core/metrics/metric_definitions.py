@@ -6,7 +6,7 @@ from loadgen.figures import MetricDefinition
 ROWS = (
     MetricDefinition(
         name="ttft",
-        words="TTFT",
+        label="TTFT",
         meaning=(
             "from the scheduled time of a request to the first event that contains "
             "generated output. Reasoning counts as output; events that carry only a role, "
@@ -19,38 +19,38 @@ ROWS = (
         least=outcomes.least_ttft,
         compared=("p50", "p99"),
         block="",
-        shown=("slo", "contract", "latency", "requests", "prometheus"),
+        places=("slo", "contract", "latency", "requests", "prometheus"),
         guards=("output_unseen",),
     ),
     MetricDefinition(
         name="ttft_from_sent",
-        words="TTFT from sent",
+        label="TTFT from sent",
         meaning=("from the time of sending to the first event that contains generated output"),
         values=request_metrics.ttft_from_sent,
         bounds=bounds.bound_ttft_from_sent,
         uncertainty_limit="stamp_error_share",
         least=outcomes.least_ttft_from_sent,
         block="",
-        shown=("slo", "contract", "latency", "requests"),
+        places=("slo", "contract", "latency", "requests"),
         under="from sent",
         guards=("output_unseen",),
     ),
     MetricDefinition(
         name="first_answer",
-        words="First answer",
+        label="First answer",
         meaning=("from the scheduled time to the first output that is not reasoning"),
         values=request_metrics.first_answer,
         bounds=bounds.bound_first_answer,
         uncertainty_limit="stamp_error_share",
         least=outcomes.least_first_answer,
         block="",
-        shown=("slo", "contract", "latency", "requests"),
+        places=("slo", "contract", "latency", "requests"),
         under="first answer",
         unlike="ttft",
     ),
     MetricDefinition(
         name="tpot",
-        words="TPOT",
+        label="TPOT",
         meaning=(
             "(last token - first token) / (n - n1) of one request, where n is the number of "
             "output tokens as the server counts them, without reasoning that was not "
@@ -66,11 +66,11 @@ ROWS = (
         guards=("counts_contradict",),
         compared=("p50", "p99"),
         block="",
-        shown=("slo", "contract", "latency", "requests", "prometheus"),
+        places=("slo", "contract", "latency", "requests", "prometheus"),
     ),
     MetricDefinition(
         name="tpot_mlperf",
-        words="TPOT (MLPerf)",
+        label="TPOT (MLPerf)",
         meaning=(
             "(E2E - TTFT) // (n - 1) as MLPerf LoadGen defines it, both from the scheduled time"
         ),
@@ -84,7 +84,7 @@ ROWS = (
     ),
     MetricDefinition(
         name="e2e_per_token",
-        words="E2E per token",
+        label="E2E per token",
         meaning=(
             "E2E latency / n, where n is the number of output tokens as the server counts "
             "them. It includes the wait for the first token, and is not defined if n is 0 "
@@ -96,11 +96,11 @@ ROWS = (
         least=outcomes.least_e2e_per_token,
         needs="tokens",
         guards=("counts_contradict",),
-        shown=("slo", "requests"),
+        places=("slo", "requests"),
     ),
     MetricDefinition(
         name="acceptance",
-        words="Accepted drafts",
+        label="Accepted drafts",
         meaning=(
             "accepted / drafted tokens of a request with speculative decoding, as the "
             "server reports them"
@@ -108,11 +108,11 @@ ROWS = (
         values=request_metrics.acceptance,
         unit="%",
         better=1,
-        shown=("requests",),
+        places=("requests",),
     ),
     MetricDefinition(
         name="accepted_length",
-        words="Accepted length",
+        label="Accepted length",
         meaning=(
             "output tokens / (output tokens - accepted tokens) of a request with "
             "speculative decoding, that is, the tokens per step of the model, its own token "
@@ -123,11 +123,11 @@ ROWS = (
         needs="tokens",
         guards=("counts_contradict",),
         better=1,
-        shown=("requests",),
+        places=("requests",),
     ),
     MetricDefinition(
         name="itl",
-        words="ITL",
+        label="ITL",
         meaning=(
             "the times between consecutive output events if every event carries one token. "
             "Otherwise it is not reported, and `itl_absent` has the reason"
@@ -137,11 +137,11 @@ ROWS = (
         needs="stream",
         guards=("counts_contradict",),
         block="",
-        shown=("contract", "latency"),
+        places=("contract", "latency"),
     ),
     MetricDefinition(
         name="inter_chunk",
-        words="Inter-chunk latency",
+        label="Inter-chunk latency",
         meaning=(
             "the times between consecutive output events, all requests together. "
             "Percentiles come from a histogram with an error of at most 0.1 %; count, mean, "
@@ -151,11 +151,11 @@ ROWS = (
         uncertainty_limit="event_error_share",
         needs="stream",
         block="",
-        shown=("contract", "latency"),
+        places=("contract", "latency"),
     ),
     MetricDefinition(
         name="e2e",
-        words="E2E latency",
+        label="E2E latency",
         meaning=(
             "from the scheduled time to the last output or finish event. The end of the "
             "body after it is not included"
@@ -167,11 +167,11 @@ ROWS = (
         least=outcomes.least_e2e,
         compared=("p50", "p99"),
         block="",
-        shown=("slo", "contract", "latency", "requests", "prometheus"),
+        places=("slo", "contract", "latency", "requests", "prometheus"),
     ),
     MetricDefinition(
         name="max_gap",
-        words="Max ITL",
+        label="Max ITL",
         meaning=("the longest time between two consecutive output events of one request"),
         values=request_metrics.max_gap,
         bounds=bounds.bound_max_gap,
@@ -179,11 +179,11 @@ ROWS = (
         needs="tokens",
         least=outcomes.least_max_gap,
         block="",
-        shown=("contract", "latency", "requests"),
+        places=("contract", "latency", "requests"),
     ),
     MetricDefinition(
         name="connect",
-        words="Connect",
+        label="Connect",
         meaning=(
             "from the scheduled time until a new connection was ready, and 0 for a request "
             "on a connection that was used before"
@@ -192,11 +192,11 @@ ROWS = (
         sample="sent",
         needs="",
         block="",
-        shown=("client",),
+        places=("client",),
     ),
     MetricDefinition(
         name="tcp",
-        words="TCP connect",
+        label="TCP connect",
         meaning=(
             "how long TCP took to connect, for the first request of each connection, also "
             "if it happened before the scheduled time. Names are looked up before the load "
@@ -205,13 +205,13 @@ ROWS = (
         values=request_metrics.tcp,
         sample="sent",
         needs="",
-        shown=("client", "requests"),
+        places=("client", "requests"),
         under="TCP",
         better=0,
     ),
     MetricDefinition(
         name="tls",
-        words="TLS handshake",
+        label="TLS handshake",
         meaning=(
             "how long the TLS handshake took, for the first request of each connection. "
             "There are no values without TLS"
@@ -219,13 +219,13 @@ ROWS = (
         values=request_metrics.tls,
         sample="sent",
         needs="",
-        shown=("client", "requests"),
+        places=("client", "requests"),
         under="TLS",
         better=0,
     ),
     MetricDefinition(
         name="send_lag",
-        words="Send delay",
+        label="Send delay",
         meaning=(
             "from the scheduled time to the time at which the first byte was passed to the "
             "kernel. The load generator causes it"
@@ -234,22 +234,22 @@ ROWS = (
         sample="sent",
         needs="",
         block="",
-        shown=("client", "requests", "prometheus"),
+        places=("client", "requests", "prometheus"),
     ),
     MetricDefinition(
         name="client_lag",
-        words="Receive delay",
+        label="Receive delay",
         meaning=(
             "from the kernel's timestamp of the first token to the time at which the client read it"
         ),
         values=request_metrics.client_lag,
         sample="sent",
         block="",
-        shown=("client", "prometheus"),
+        places=("client", "prometheus"),
     ),
     MetricDefinition(
         name="stamp_error",
-        words="Timestamp uncertainty",
+        label="Timestamp uncertainty",
         meaning=(
             "how much earlier the first token may have arrived than its timestamp says. It "
             "is 0 if the client read a single packet"
@@ -257,11 +257,11 @@ ROWS = (
         values=request_metrics.stamp_error,
         sample="sent",
         block="",
-        shown=("client",),
+        places=("client",),
     ),
     MetricDefinition(
         name="event_error",
-        words="Timestamp uncertainty per event",
+        label="Timestamp uncertainty per event",
         meaning=(
             "how much earlier an output event may have arrived than its timestamp says. It "
             "is 0 for the newest event of a read and for all events of one chunk"
@@ -269,12 +269,12 @@ ROWS = (
         sample="events",
         needs="stream",
         block="",
-        shown=("client",),
+        places=("client",),
         under="per event",
     ),
     MetricDefinition(
         name="tpot_error",
-        words="TPOT uncertainty",
+        label="TPOT uncertainty",
         meaning=(
             "(timestamp uncertainty of the first token + that of the last token) / (n - n1) "
             "of a request"
@@ -282,12 +282,12 @@ ROWS = (
         values=request_metrics.tpot_error,
         needs="tokens",
         block="",
-        shown=("client",),
+        places=("client",),
         under="TPOT",
     ),
     MetricDefinition(
         name="max_gap_error",
-        words="Max ITL uncertainty",
+        label="Max ITL uncertainty",
         meaning=(
             "the timestamp uncertainty of the event at the end of the longest pause of a request"
         ),

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.figures import words
+from loadgen.figures import metric_label
 
 _LATENESS = (
     "{value_ms:.3g} ms {share:of} the {basis} of {basis_ms:.3g} ms (limit {limit:share}). "
@@ -364,7 +364,7 @@ def format_share(value: float) -> str:
 
 def _format_metric(metric: str, statistics: list[str]) -> str:
     """Return a metric and those of its statistics that are withheld: `ITL (p99, max)`."""
-    name = _LABELS_OF_BLOCKS.get(metric) or words(metric)
+    name = _LABELS_OF_BLOCKS.get(metric) or metric_label(metric)
     if not statistics:
         return name
     return f"{name} ({', '.join(statistic.replace('_', '.') for statistic in statistics)})"

@@ -17,7 +17,7 @@ from loadgen.core.stats.quantiles import (
     quantile_index,
     quantile_name,
 )
-from loadgen.figures import needs, pooled_metrics, words
+from loadgen.figures import metric_label, needs, pooled_metrics
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.slo_sample import SloSample
@@ -261,7 +261,7 @@ def _limit_in_range_reason(metric: str, value_range: Range) -> str:
     """Return that the value of a metric is too uncertain to compare it with the limit."""
     low = format.milliseconds(milliseconds(value_range.lower))
     high = format.milliseconds(milliseconds(value_range.upper))
-    return f"the limit lies within the range of {words(metric)}, {low} to {high} ms"
+    return f"the limit lies within the range of {metric_label(metric)}, {low} to {high} ms"
 
 
 # -- results ---------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.
-_OWN_METRICS = tuple(metric.name for metric in METRICS.builtin_rows if "slo" in metric.shown)
+_OWN_METRICS = tuple(metric.name for metric in METRICS.builtin_rows if "slo" in metric.places)
 
 SloField = Annotated[
     Slo | None,

@@ -93,7 +93,7 @@ ROW = BackendRow(
     name="kitchen",
     load=lambda: Backend(known=known, serve=serve),
     schemes=("kitchen",),
-    shown="the kitchen's {}",
+    name_format="the kitchen's {}",
 )
 """
 
@@ -133,5 +133,5 @@ def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> N
     assert Endpoint(url="kitchen:soup").display_name == "the kitchen's soup"
     with pytest.raises((UserError, CombinedError), match="kitchen:"):
         build_settings({"url": "grpc:x"})
-    with pytest.raises((UserError, CombinedError), match="a target of kitchen stands alone"):
+    with pytest.raises((UserError, CombinedError), match="a target of kitchen must be the only target"):
         build_settings({"url": ["kitchen:soup", "http://host"]})

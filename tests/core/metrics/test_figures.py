@@ -39,7 +39,7 @@ def test_every_metric_resolves_and_is_in_the_summary() -> None:
     for row in METRICS.builtin_rows:
         assert (row.values is not None) == (row.sample in ("ok", "sent"))
         assert row.block or row.field in Summary.__struct_fields__
-        assert set(row.shown) <= set(PLACES)
+        assert set(row.places) <= set(PLACES)
         assert not row.unlike or METRICS.find(row.unlike, foreign=False)
 
 
@@ -215,8 +215,8 @@ from loadgen.figures import MetricDefinition
 def thinking(columns):
     return columns["first_answer_ns"] - columns["first_token_ns"] + 1_000_000
 ROW = MetricDefinition(
-    name="thinking", words="Time to think", meaning="first answer - first token", values=thinking, compared=("p50",),
-    shown=("slo", "contract", "latency", "requests", "prometheus"),
+    name="thinking", label="Time to think", meaning="first answer - first token", values=thinking, compared=("p50",),
+    places=("slo", "contract", "latency", "requests", "prometheus"),
 )
 """
 
