@@ -133,5 +133,7 @@ def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> N
     assert Endpoint(url="kitchen:soup").display_name == "the kitchen's soup"
     with pytest.raises((UserError, CombinedError), match="kitchen:"):
         build_settings({"url": "grpc:x"})
-    with pytest.raises((UserError, CombinedError), match="a target of kitchen must be the only target"):
+    with pytest.raises(
+        (UserError, CombinedError), match="a target of kitchen must be the only target"
+    ):
         build_settings({"url": ["kitchen:soup", "http://host"]})
