@@ -1,4 +1,4 @@
-"""Comparisons: what is told of pairs that are the same, that differ, that may not be compared; conditions; formats."""
+"""Tests of comparisons: equal, different and incomparable sides, conditions, and formats."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def words(*sides: Side, **how: object) -> dict[str, str]:
     return {one.metric: one.word for one in found.differences}
 
 
-# -- words ---------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def test_two_of_the_same_show_no_difference() -> None:
@@ -110,7 +110,7 @@ def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
 
 
 def test_a_level_of_each_start_is_no_difference() -> None:
-    """Starts 5 % apart, by blocks within a run a sure difference; by repeats at most 7 of 100 pairs are told apart."""
+    """Repeats whose starts vary by 5 % give at most 7 false differences in 100 pairs."""
     draw = np.random.default_rng(8)
     base = [rows(seed, 700) for seed in range(6)]
     wrong = 0
@@ -122,7 +122,7 @@ def test_a_level_of_each_start_is_no_difference() -> None:
 
 
 def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
-    """Three runs with a bad spell of 8 s each, three without: the runs of a side agree, but there are three spells."""
+    """A difference that comes from three slow periods of 8 s, one in each run, is inconclusive."""
     clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
     for one in clean:  # without the noise of the queue
         one["last_token_ns"] = one["first_token_ns"] + (2e9 + one["due_ns"] % 1e7).astype(np.int64)
@@ -138,7 +138,7 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
 
 
 def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
-    """Three runs without a failure against three with one each: nothing between runs, and no certainty."""
+    """Runs that do not vary within a side still give an uncertain share of failures."""
     bad = [rows(seed, 700) for seed in (4, 5, 6)]
     for one in bad:
         fail(one[:1], 1.0)
@@ -260,7 +260,7 @@ def test_too_few_samples_cannot_tell() -> None:
 
 
 def test_repeats_speak_as_whole_runs() -> None:
-    """Three runs a side, each with its own offset: blocks within a run would find a difference that is none."""
+    """The runs of a side have different offsets, so blocks within a run are not enough."""
     shifts = (0.8, 1.0, 1.25)
     one = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
     other = side("b", *(slower(rows(i + 5, 700), by) for i, by in enumerate(reversed(shifts))))
@@ -292,7 +292,7 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     assert {one.word for one in found.differences} == {"inconclusive"} and found.same_work is None
 
 
-# -- statistics ----------------------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_the_gap_of_two_figures() -> None:
 
 
 def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
-    """Independent draws: sd of the log of the median of n is sqrt(pi / 2) * sigma / sqrt(n), by either way."""
+    """The standard error of the log of a median of n independent draws has a known value."""
     draw = np.random.default_rng(3)
     n, sigma = 4000, 0.3
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
@@ -355,7 +355,7 @@ def test_what_hangs_together_has_a_larger_error() -> None:
     )
 
 
-# -- paths and conditions ------------------------------------------------------------------------------------------
+# -- paths and conditions --------------------------------------------------------------------------
 
 
 def test_every_path_names_a_number_of_the_summary() -> None:
@@ -471,7 +471,7 @@ def test_an_interval_is_written_as_its_change_is(
 
 
 def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
-    """ "(+105.8 %), interval 1.93x to 2.19x" stood in one row."""
+    """A change and its interval are never "(+105.8 %), interval 1.93x to 2.19x"."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
     said = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).text
@@ -620,7 +620,7 @@ def test_conditions_that_are_none(text: str, code: str) -> None:
     assert "nonsense" in str(faults.value)
 
 
-# -- formats -------------------------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def test_text_markdown_and_junit_say_the_same() -> None:
@@ -737,7 +737,7 @@ def test_markdown_cells_cannot_break_the_table() -> None:
     assert table.format_markdown(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
 
 
-# -- the command ---------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a request costs: hand-computed examples, parts that add up, intervals, who may be compared with whom.
+"""Tests of costs: examples worked out by hand, parts, intervals, and what is comparable.
 
 Examples titled "arithmetic only" mix one cloud's price with another's speed: they are no offers.
 """
@@ -57,7 +57,7 @@ PARTS_ROUNDED = Decimal("3e-12")  # each of up to three parts, to 1e-12
 
 
 def changed(summary: Summary, **parts: dict[str, Any]) -> Summary:
-    """The summary with fields of its parts replaced: `changed(s, target={"gpus": 8})`."""
+    """Return a summary with fields of its parts replaced: `changed(s, target={"gpus": 8})`."""
     new = {
         name: msgspec.structs.replace(getattr(summary, name), **fields)
         for name, fields in parts.items()
@@ -77,7 +77,8 @@ def book(*entries: str, currency: str = "USD") -> prices.Prices:
 
 def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
     fields = "".join(f", {key}: {value}" for key, value in more.items())
-    return f"rented: provider: P, shape: ND128isr_GB300_v6, gpu: G, gpus: {gpus}, per_hour: {per_hour}{fields}"
+    shape = "provider: P, shape: ND128isr_GB300_v6, gpu: G"
+    return f"rented: {shape}, gpus: {gpus}, per_hour: {per_hour}{fields}"
 
 
 def printed(found: CostComparison) -> str:
@@ -107,13 +108,13 @@ def knee(
 
 
 def shown(rate: float, low: float, high: float, recipe: str = "r") -> Capacity:
-    """A capacity as a search writes it: confirmed, with the steady tokens that its run showed."""
+    """Return a confirmed capacity as a search writes it, with the steady tokens of its run."""
     tokens = {"output_tokens_per_s": rate * 1200, "total_tokens_per_s": rate * 2520}
     return msgspec.structs.replace(knee(rate, low, high, recipe), confirmed=True, **tokens)
 
 
 def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Summary:
-    """A run with these steady rates on `gpus` GPUs."""
+    """Return a run with these steady rates on `gpus` GPUs."""
     per_s = tokens_per_s / tokens_per_request
     return changed(
         GPUS,
@@ -146,7 +147,10 @@ def test_arithmetic_only_one_clouds_price_at_anothers_speed(
 
 def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
     """1,980,000 prompt tokens, 24,000 of them cached, 1,800,000 out, 1,500 requests."""
-    entry = "per_token: provider: P, model: m, per_million_input: 0.5, per_million_output: 1.5, per_million_cached: 0.1"
+    entry = (
+        "per_token: provider: P, model: m, per_million_input: 0.5, "
+        "per_million_output: 1.5, per_million_cached: 0.1"
+    )
     one = priced(GPUS, entry).costs
     request, output, total = one[REQUEST], one[OUTPUT], one[TOTAL]
     assert request and output and total
@@ -205,7 +209,7 @@ def test_costs_are_the_sum_of_their_parts_exactly(entry: str):
 
 
 def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
-    """5 kW under load, 2 kW idle, PUE 1.2, 0.10 per kWh: 0.60 per hour in all, 0.24 of it idle; 20 requests/s."""
+    """5 kW under load, 2 kW idle, PUE 1.2, 0.10 per kWh: 0.60 per hour, 0.24 of it idle."""
     by_load = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
     hourly = priced(GPUS, rent("60", energy=POWER.replace("by_load", "hourly")), capacity=knee(20))
     no_money = "{watts: 5000, pue: 1.2, counted: included}"
@@ -326,7 +330,7 @@ def test_an_interval_of_the_rate_is_turned_around_by_the_price():
 
 
 def test_a_capacity_prices_what_its_run_says_of_a_request():
-    """At an offered 10/s of which 90 % are good, 9 good requests a second; 1,200 tokens each request."""
+    """10 requests/s, of which 90 % are good, are 9 good ones; each has 1,200 tokens."""
     summary = changed(GPUS, goodput={"good": 1350, "share": 0.9})
     costs = priced(summary, rent("36"), capacity=knee(10)).costs
     request, good, output = costs[REQUEST], costs[GOOD], costs[OUTPUT]
@@ -337,7 +341,7 @@ def test_a_capacity_prices_what_its_run_says_of_a_request():
 
 
 def test_tokens_of_a_capacity_are_those_that_its_run_showed():
-    """Not the counts of the run scaled to the rate: 12,000 tokens/s by that, 11,500 as the run showed."""
+    """The steady rate of 11,500 tokens/s is used, not 12,000 from the counts of the run."""
     tokens = {"output_tokens_per_s": 11_500.0, "total_tokens_per_s": 24_000.0}
     costs = priced(GPUS, rent("36"), capacity=msgspec.structs.replace(knee(10), **tokens)).costs
     request, output, total = costs[REQUEST], costs[OUTPUT], costs[TOTAL]
@@ -360,7 +364,7 @@ def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path)
 
 
 def offline(*, lanes: bool = False) -> Summary:
-    """An Offline run: everything due at once, or sent by lanes, which gives it a time under load of its own."""
+    """Return an Offline run: all requests are due at once, or it has its own time under load."""
     steady = {} if lanes else {"steady_completed_rps": None}
     tokens = {} if lanes else {"steady_output_per_s": None, "steady_total_per_s": None}
     span = (
@@ -426,7 +430,7 @@ def test_another_machines_price_is_said_in_capitals():
 
 
 def test_a_run_that_was_offered_less_than_its_capacity_says_so():
-    """Its schedule offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
+    """The schedule offered 19.9 requests/s, so the cost is not that of the nominal 20.5/s."""
     notes = noted(priced(GPUS, rent("60"), capacity=knee(20.5)))
     assert notes["offered_less"] == {"asked_per_s": 20.5, "offered_per_s": GPUS.load.offered_rps}
     assert "offered_less" not in noted(priced(GPUS, rent("60"), capacity=knee(20)))
@@ -456,7 +460,10 @@ def test_an_agentic_task_costs_all_its_turns():
     sessions = Sessions(count=375, ok=300, ok_per_s=4.0, steady_ok_per_s=5.0, duration_ms=duration)
     summary = msgspec.structs.replace(GPUS, sessions=sessions)
     by_hour = priced(summary, rent("36")).costs[TASK]
-    entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, per_million_output: 1"
+    entry = (
+        "per_token: provider: P, model: m, per_million_input: 1, "
+        "per_million_cached: 1, per_million_output: 1"
+    )
     by_token = priced(summary, entry).costs[TASK]
     capacity = Capacity(rate_per_s=5, unit="conversations", method="search")
     at_knee = priced(summary, rent("36"), capacity=capacity).costs
@@ -629,7 +636,7 @@ def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(
 
 
 def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
-    """Both rates uncertain by a factor of 1.1 each way: the ratio by 1.1 to the power of the root of two."""
+    """Two rates with a factor of 1.1 each give a ratio with a factor of 1.1 ** sqrt(2)."""
     a = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="a")
     b = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="b")
     (pair,) = two(a, b).ratios
@@ -652,8 +659,11 @@ def test_two_prices_of_one_measurement_share_its_rate():
 
 
 def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference():
-    """72 an hour is 1,728 a day; by the token a request costs 0.00252: 685,714 a day, of 1,728,000 that 20/s are."""
-    entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, per_million_output: 1"
+    """1,728 per day at 0.00252 per request breaks even at 685,714 of 1,728,000 requests."""
+    entry = (
+        "per_token: provider: P, model: m, per_million_input: 1, "
+        "per_million_cached: 1, per_million_output: 1"
+    )
     a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
     (one,) = two(a, b).break_evens
     assert (
@@ -1014,7 +1024,10 @@ def test_many_offers_fit_the_terminal():
 
 
 def test_what_goes_into_a_cache_is_billed_as_written():
-    plain = "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 5, per_million_cached: 0.1"
+    plain = (
+        "per_token: provider: P, model: m, per_million_input: 1, "
+        "per_million_output: 5, per_million_cached: 0.1"
+    )
     one, other = priced(GPUS, f"{plain}, per_million_cache_write: 1.25"), priced(GPUS, plain)
     written, fresh = one.costs[REQUEST], other.costs[REQUEST]
     assert written and fresh
@@ -1040,7 +1053,7 @@ def test_what_goes_into_a_cache_is_billed_as_written():
 
 
 def test_a_commitment_pays_above_a_share_of_all_hours():
-    """A year at 60 an hour against 90 on demand, and against spot at 50, of whose time a fifth is lost: 62.5."""
+    """60 per hour for a year, 90 on demand, and spot at 50 of which a fifth is lost: 62.5."""
     year, called = rent("60", commitment="1 year"), rent("90", commitment="on demand")
     spot = rent("50", commitment="spot", lost_share="0.2")
     offers = [

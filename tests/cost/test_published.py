@@ -1,4 +1,4 @@
-"""Published figures: as they were published, what they say when worked out again, and never without their notes."""
+"""Tests of published numbers: as printed, as recomputed, and always with their notes."""
 
 from __future__ import annotations
 

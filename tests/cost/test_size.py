@@ -1,4 +1,4 @@
-"""`loadgen size`: machines, a spare one, money a month; it agrees with `cost` on the same result."""
+"""Tests of `loadgen size`: machines, a spare, money per month, and agreement with `cost`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ MACHINE = Rented(
 
 
 def test_machines_by_hand() -> None:
-    """5,000 users, 10 s and 30 s: 125/s; 7 machines of 20/s carry it, 6 to 7 by the interval, one more to spare."""
+    """5,000 users / 40 s = 125/s: 7 machines of 20/s, 6 to 7 by the interval, and a spare."""
     found = size_machines(
         SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
@@ -129,7 +129,7 @@ def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float
 
 
 def test_a_month_by_hand() -> None:
-    """8 machines at 40 an hour and idle power, 6.25 machines' worth of load power, egress of each request."""
+    """8 machines at 40 per hour and idle power, load power of 6.25 machines, and egress."""
     found = size_machines(
         SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
     )
@@ -183,7 +183,7 @@ def _beside_tasks() -> Summary:
 
 
 def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> None:
-    """12 starts a second are 15 requests a second, and a user waits 12.5 s on average: not 180/s, and not 40 s."""
+    """12 starts/s are 15 requests/s, and a user waits 12.5 s on average."""
     summary = _beside_tasks()
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
@@ -261,7 +261,8 @@ def _called(*arguments: str) -> Any:
     return run_command_line(["size", *arguments])
 
 
-def test_output_of_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("folder")
+def test_output_of_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
     check_golden("size", capsys.readouterr().out)
     assert _called(RAG.run.workload, "vm", "--users", "5000", "--full") == 0
@@ -281,8 +282,9 @@ def test_a_result_that_was_changed_is_told(
     )
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for spare, utilization in (
         ("1", r"After losing 1 machine: 75\.\d % utilization"),
@@ -299,8 +301,9 @@ def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
     assert "--dry-run" in shown
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_contract_of_one_machine_is_what_validate_takes(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
     assert _called(*asked) == 0
@@ -327,8 +330,9 @@ def test_the_contract_of_one_machine_is_what_validate_takes(
             _called(*wrong)
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = size_machines(
         SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
@@ -340,7 +344,8 @@ def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
     assert "loadgen validate c.yaml --url sim:gb300-vm\n" in capsys.readouterr().err
 
 
-def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
     kept = TaskGoodput(
         within_ms=90e3, wait_ms=2e3, good=9, rps=None, share=0.9, share_limit=0.9, met=True
     )
@@ -389,8 +394,9 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     } == {"chat"}
 
 
+@pytest.mark.usefixtures("folder")
 def test_racks_and_what_is_published_stand_beside_the_machines(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = ("--rate", "100", "--spare", "0", "--machines-per-rack", "2")
     assert _called("rag", "vm", *load, "--full") == 0
@@ -424,7 +430,8 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
     assert len(set(searched)) == 3
 
 
-def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
     asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
     assert (
@@ -437,8 +444,9 @@ def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path) -> Non
     )
 
 
-def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
-    """Another version may have another model of the machine: its searches are not taken for those of this one."""
+@pytest.mark.usefixtures("folder")
+def test_what_another_version_found_is_searched_anew() -> None:
+    """Searches of another version are not reused: its model of the machine may differ."""
     asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
     assert machine_searches.search_command(*asked).folder == machine_searches.search_folder(
         *asked, host_facts.loadgen_version()
@@ -471,7 +479,7 @@ machine_searches.run_searches(asked, call)
 @pytest.mark.processes
 @pytest.mark.parametrize("cores", [1, 2])
 def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, cores: int) -> None:
-    """On one core nothing is done beforehand. What cannot be searched is left to be told by who asks for it next."""
+    """Nothing is searched ahead on one core. A search that fails is reported when it is used."""
     if cores > len(os.sched_getaffinity(0)):
         pytest.skip("one core")
     (folder / "mine.yaml").write_text(
@@ -512,8 +520,9 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
     assert not (folder / "c").exists()
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("reason", ["unconfirmed", "none"])
-def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: str) -> None:
+def test_a_search_that_finds_nothing_is_told_as_it_ended(reason: str) -> None:
     """Where loads held and no run confirmed one, it is false that no load holds."""
     answer = SearchResult(
         load=None,
@@ -539,17 +548,17 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: s
     assert ("no load passed" in str(told.value)) == (reason == "none")
 
 
-def test_the_figures_have_units_and_the_slo_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_figures_have_units_and_the_slo_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert _called("rag", "vm", "--users", "5000", "--full") == 0
     out = capsys.readouterr().out
     assert "Demand, requests/s" in out and "19.9 requests/s on" in out
     assert "SLO TTFT p" in " ".join(out.split())
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
     (sized,) = json.loads(capsys.readouterr().out)["sizes"]
@@ -564,9 +573,8 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert "at most 7 machines" in out and "at least" in out
 
 
-def test_a_folder_takes_its_own_slo_and_no_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_folder_takes_its_own_slo_and_no_other() -> None:
     own = [
         word
         for term in RAG.goodput.slo
@@ -598,7 +606,7 @@ def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() 
 
 
 def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> None:
-    """As the text of its search does; and of one that was stopped before it could be known, how to go on."""
+    """The error has the reason of the search, and how to resume one that was stopped."""
     why = "no trial was longer than the rules ask for"
     by_the_rules = msgspec.structs.replace(
         CAPACITY, confirmed=True, state="confirmed", sustained_reason=why, resume_command="G"
@@ -619,8 +627,9 @@ def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     assert any("5 to 25 %" in text for text in said)
 
 
-def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
-    """A search of minutes ran first, and then the other source had no published rate, or the price no entry."""
+@pytest.mark.usefixtures("folder")
+def test_what_is_wrong_is_told_before_a_search() -> None:
+    """Missing rates and prices are found before a search, which takes minutes."""
     arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
     with refused(CombinedError, "unknown_name"):
         _called(*arguments, "published:nobody", "--answer", "9s")
@@ -629,8 +638,9 @@ def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
     assert not list(Path("results").glob("size-*"))
 
 
-def test_a_price_that_is_not_clear_is_told_before_a_search(folder: Path) -> None:
-    """Of a machine without a shape two prices by its model fit: minutes of search came before that."""
+@pytest.mark.usefixtures("folder")
+def test_a_price_that_is_not_clear_is_told_before_a_search() -> None:
+    """Two prices that fit a machine are found before a search, which takes minutes."""
     arguments = (
         "rag",
         "sim:gb300-vm",
@@ -665,7 +675,8 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
     assert len({first, other_machine, named()}) == 3 and named().startswith("size-w-mine-")
 
 
-def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("folder")
+def test_two_sources_side_by_side_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     )
@@ -677,7 +688,7 @@ def test_two_sources_side_by_side_as_json(folder: Path, capsys: pytest.CaptureFi
 def test_the_answer_stays_in_a_folder_with_its_page(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the same figures: what was printed, what is stored, what is printed of it again, and the page."""
+    """The terminal, the stored result, `loadgen report` and the page have the same numbers."""
     asked = (
         "rag",
         "vm",
@@ -712,6 +723,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         _called(*asked, "-o", "vm")
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -737,7 +749,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         ("mine", "published:CoreWeave, GB300", "--users", "5"),
     ],
 )
-def test_what_cannot_be_sized_is_said(folder: Path, arguments: tuple[str, ...]) -> None:
+def test_what_cannot_be_sized_is_said(arguments: tuple[str, ...]) -> None:
     with pytest.raises((UserError, CombinedError)):
         _called(*arguments)
 

@@ -224,7 +224,7 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
 def test_virtual_time_costs_nothing_dry_or_not(
     prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dry run was refused for the money of a run that was then carried out without a word of it."""
+    """A dry run in virtual time is not refused for its cost, like the run itself."""
     out = prices.parent / "out"
     load = (
         "run",

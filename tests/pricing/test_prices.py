@@ -1,7 +1,8 @@
-"""The price file: what it may say, what is wrong with it and where, and which price a target is under."""
+"""Tests of price files: their fields, errors with positions, and the price of a target."""
 
 from __future__ import annotations
 
+import contextlib
 from datetime import date
 from decimal import Decimal
 
@@ -189,10 +190,8 @@ def test_what_is_no_price_file_says_so_and_not_that_it_is_no_workload(text: str)
 
 @given(st.text(alphabet="currency: USD\n-[]{}rented0.19$&*!'\"#|>%@", max_size=60))
 def test_any_text_is_prices_or_a_named_fault(text: str):
-    try:
+    with contextlib.suppress(CombinedError, UserError):
         parse(text)
-    except (CombinedError, UserError):
-        pass
 
 
 def test_no_rate_is_inverted_or_invented():
@@ -236,7 +235,7 @@ EIGHT = [
 
 
 def test_machines_of_the_sample_are_paid_whole():
-    """Four GPUs of an eight-GPU shape pay eight; every row says when and from where, or that its copy does not."""
+    """Four GPUs of a shape of eight pay for eight, and each row has its date and source."""
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     rented = [price for price in book.entries if isinstance(price, prices.Rented)]
     eight = [price for price in rented if price.shape in EIGHT or price.shape.endswith(".8")]
