@@ -187,7 +187,6 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "inference-perf",
             "inference-perf",
-            "inference-perf",
             "Latencies count from the send time, with the send delay (schedule_delay) separate."
             " TPOT is (last - first) / (n - 1). ITL is pooled. Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
@@ -196,7 +195,6 @@ def _load_rows() -> tuple[FormatRow, ...]:
             write=export.inference_perf,
         ),
         FormatRow(
-            "genai-bench",
             "genai-bench",
             "genai-bench",
             "Latencies count from the send time. TPOT is (E2E - TTFT) / (n - 1). There is no "
