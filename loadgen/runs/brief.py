@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, seeds, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
-from loadgen.figures import words
+from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.rates import headline
@@ -341,7 +341,7 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
     statistics_by_metric = code.values.get("statistics")
     if len(caveat) <= MAX_CAVEAT_LENGTH or not statistics_by_metric:
         return caveat
-    labels = [words(metric) for metric in statistics_by_metric]
+    labels = [metric_label(metric) for metric in statistics_by_metric]
     text = ", ".join(labels[:MAX_CAVEAT_METRICS])
     if len(labels) > MAX_CAVEAT_METRICS:
         text += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
