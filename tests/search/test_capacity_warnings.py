@@ -45,7 +45,7 @@ def test_capacity_cost_and_size_warn_of_repeated_rows(
     assert "20 rows" in warnings[0] and "cache" in warnings[1]
     assert printed.count("WARNING") == 2
     assert exits("report", str(folder)) == 0
-    assert "from 20 rows" in (folder / "report.html").read_text()
+    assert "20 rows" in (folder / "report.html").read_text()
     capsys.readouterr()
 
     prices = ("--accept-sample-prices", "--price", "s=oracle-gb300", "--json")
