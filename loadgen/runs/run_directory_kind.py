@@ -245,7 +245,7 @@ def _capacity_interval(found_capacity: Capacity, curve: SweepCurve) -> RateInter
     )
 
 
-def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
+def regenerate(_output_dir: Path) -> Iterator[RegeneratedFile]:
     """Yield nothing: all derived files are in the directories of the runs."""
     return iter(())
 
