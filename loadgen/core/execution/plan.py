@@ -41,8 +41,8 @@ from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule, shard
-from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.sidecars.page_addresses import MetricsPageOptions
+from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.workload import Workload
 from loadgen.plugins import UsedPlugin
 

@@ -22,8 +22,8 @@ from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.metrics import reasons
-from loadgen.core.sidecars.page_connection import PageConnection
 from loadgen.core.sidecars.page_addresses import MetricsPageOptions, target_headers
+from loadgen.core.sidecars.page_connection import PageConnection
 from loadgen.core.sidecars.scraper import MAX_PAGE_BYTES
 
 if TYPE_CHECKING:
