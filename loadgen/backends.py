@@ -28,8 +28,8 @@ class BackendRow(Struct, frozen=True, kw_only=True):
         name: Its name.
         load: Imports the functions of the backend.
         schemes: The schemes of the URLs that it serves. "" stands for a target without a URL.
-        name_format: The name of a target, with {} for what follows the scheme. If empty, the URL is the
-            name.
+        name_format: The name of a target, with {} for what follows the scheme. If empty, the URL is
+            the name.
         simulated: Whether a performance model stands in for a server.
         virtual: Whether the run takes place in virtual time.
         flag: The field of the settings that chooses this backend to send the load. If empty, it

@@ -249,8 +249,8 @@ def test_progress_as_json_says_which_step_of_how_many(
     assert [
         (line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]
     ] == [
-        ("load point r10", 1, 2),
-        ("load point r20", 2, 2),
+        ("Load point r10", 1, 2),
+        ("Load point r20", 2, 2),
     ]
     assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
     search = [
