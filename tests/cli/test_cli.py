@@ -269,7 +269,7 @@ def test_progress_as_json_says_which_step_of_how_many(
     ]
     assert exits(*search, "-o", str(tmp_path / "p")) == 0
     told = capsys.readouterr().err
-    assert re.search(r"Trial 2 of ~\d+", told)
+    assert re.search(r"Trial at .*: 2 of about \d+", told)
     assert exits(*command[:-1], str(tmp_path / "off"), "--progress", "off") == 0
     assert "1 of 2" not in capsys.readouterr().err
 
