@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ UNITS = {
     "_bytes": "bytes",
 }
 """The unit of a number by the end of its name. A longer ending stands before a shorter one."""
+MAX_PATHS = 2
+"""How many places of a block the page names."""
 SCALARS = {
     int: "number",
     float: "number",
@@ -39,16 +41,6 @@ SCALARS = {
     bool: "true or false",
     type(None): "null",
 }
-
-
-def find_structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield every struct that a type contains, the outer ones first."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        yield kind
-        for field_type in typing.get_type_hints(kind).values():
-            yield from find_structs(field_type)
-    for argument in typing.get_args(kind):
-        yield from find_structs(argument)
 
 
 def describe_type(kind: Any) -> str:
@@ -87,7 +79,46 @@ def _unit(name: str, type_text: str) -> str:
     return ""
 
 
-def render_struct(struct: type[msgspec.Struct], texts: Mapping[str, Any]) -> str:
+def find_paths(kind: Any, path: str = "") -> Iterator[tuple[type[msgspec.Struct], str]]:
+    """Yield every struct that a type contains, with its path in summary.json.
+
+    `[]` in a path stands for the entries of a list, and `NAME` for the keys of an object.
+    """
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind, path
+        names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+        for name, field_type in typing.get_type_hints(kind).items():
+            yield from find_paths(field_type, f"{path}.{names[name]}".lstrip("."))
+        return
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        path = f"{path}[]"
+    if origin is dict:
+        path = f"{path}.NAME"
+    for argument in typing.get_args(kind):
+        yield from find_paths(argument, path)
+
+
+def describe_paths(paths: Sequence[str]) -> str:
+    """Return the sentence that says where a block stands and introduces its fields."""
+    if paths == [""]:
+        return "It has the following fields:"
+    unique_paths = list(dict.fromkeys(paths))
+    shortest = sorted(unique_paths, key=path_depth)[:MAX_PATHS]
+    listed = " and ".join(f"`{path}`" for path in shortest)
+    if len(unique_paths) > MAX_PATHS:
+        return f"In the file, it is found at {listed}, among others. It has the following fields:"
+    return f"In the file, it is found at {listed}. It has the following fields:"
+
+
+def path_depth(path: str) -> int:
+    """Return the number of names in a path."""
+    return path.count(".")
+
+
+def render_struct(
+    struct: type[msgspec.Struct], texts: Mapping[str, Any], paths: Sequence[str]
+) -> str:
     """Return the section of one struct.
 
     Raises ValueError if a field has no text, or a text has no field.
@@ -97,7 +128,7 @@ def render_struct(struct: type[msgspec.Struct], texts: Mapping[str, Any]) -> str
     if set(texts["fields"]) != set(names):
         difference = set(texts["fields"]) ^ set(names)
         raise ValueError(f"{TEXTS.name}: {struct.__name__}: {sorted(difference)}")
-    lines = [f"### {struct.__name__}", "", texts["text"], ""]
+    lines = [f"### {struct.__name__}", "", texts["text"], "", describe_paths(paths), ""]
     for key, name in names.items():
         type_text = describe_type(field_types[name])
         unit = _unit(key, type_text)
@@ -125,7 +156,11 @@ def render_page() -> str:
     """Return the text of the page."""
     texts = yaml.safe_load(TEXTS.read_text("utf-8"))
     sections = texts["sections"]
-    structs = {struct.__name__: struct for struct in find_structs(Summary)}
+    structs: dict[str, type[msgspec.Struct]] = {}
+    paths: dict[str, list[str]] = {}
+    for struct, path in find_paths(Summary):
+        structs[struct.__name__] = struct
+        paths.setdefault(struct.__name__, []).append(path)
     described = {name for section in sections for name in section.get("structs", {})}
     if described != set(structs):
         raise ValueError(f"{TEXTS.name}: {sorted(described ^ set(structs))}")
@@ -135,7 +170,7 @@ def render_page() -> str:
         if "text" in section:
             parts.append(f"{section['text']}\n")
         for name, struct_texts in section.get("structs", {}).items():
-            parts.append(render_struct(structs[name], struct_texts))
+            parts.append(render_struct(structs[name], struct_texts, paths[name]))
         if "codes" in section:
             parts.append(render_codes(section["codes"]))
         if section is sections[0]:
