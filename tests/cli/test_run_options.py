@@ -267,7 +267,7 @@ def test_the_signature_names_every_option() -> None:
         )
 
 
-# -- which command takes which ---------------------------------------------------------------------------------------
+# -- which command takes which ---------------------------------------------------------------------
 
 REPEATS = tuple(name for name in COMMAND_OPTIONS if name.startswith("repeat"))
 CHOSEN = "the search chooses the load"
@@ -345,7 +345,7 @@ def test_strict_is_where_a_verdict_can_be_undecided(
     assert ("--strict" in capsys.readouterr().out) == (command not in NOT_STRICT)
 
 
-# -- what was typed --------------------------------------------------------------------------------------------------
+# -- what was typed --------------------------------------------------------------------------------
 
 
 def small(**changed: Any) -> list[str]:

@@ -170,7 +170,7 @@ def test_text_and_page_say_whose_figures_they_are() -> None:
     assert "no verdict of ours" in text and "FOREIGN" in page
 
 
-# -- what they would have reported ---------------------------------------------------------------------------------
+# -- what they would have reported -----------------------------------------------------------------
 
 
 def test_definitions_of_others_on_rows_worked_by_hand() -> None:
@@ -243,7 +243,7 @@ def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
     assert two == {name: whole[name] for name in ("count", "p50", "p99")}
 
 
-# -- there and back ------------------------------------------------------------------------------------------------
+# -- there and back --------------------------------------------------------------------------------
 
 NAMES = {
     "vllm": "vllm bench serve",

@@ -58,7 +58,7 @@ def summary_of(found: np.ndarray, **changed: object) -> Summary:
     return summarize(runs.manifest("r", len(found), **changed), found, [gaps], [timeline])
 
 
-# -- words ---------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def late(found: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def test_tiles_show_rates_of_one_window() -> None:
     assert "offered" not in completed.note
 
 
-# -- figures -------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
@@ -260,7 +260,7 @@ def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     assert run_data.gap_heat(lines[:0], 30.0) == ()
 
 
-# -- the file ------------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
         assert "records that cannot be read" in capsys.readouterr().err
 
 
-# -- in a browser --------------------------------------------------------------------------------------------------
+# -- in a browser ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
         assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
 
 
-# -- what a sweep comes to -----------------------------------------------------------------------------------------
+# -- what a sweep comes to -------------------------------------------------------------------------
 
 
 def load_point(
@@ -423,7 +423,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
     assert curve.best == best and held is not None and held.evidence == best
 
 
-# -- the folder ----------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
@@ -502,7 +502,7 @@ def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
         experiment.begin(tmp_path / "s", experiment_plan())
 
 
-# -- the command ---------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(

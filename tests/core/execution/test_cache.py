@@ -94,7 +94,7 @@ def test_the_salt_is_fresh_unless_given_and_the_recipe_has_the_share(tmp_path: P
     assert len(set(of)) == 3
 
 
-# -- retrieval -----------------------------------------------------------------------------------------------------
+# -- retrieval -------------------------------------------------------------------------------------
 
 RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
 
@@ -149,7 +149,7 @@ def test_chunks_that_cannot_be(more: str, shape: str, code: str, tmp_path: Path)
         workload(tmp_path, more, shape)
 
 
-# -- the servers' side ---------------------------------------------------------------------------------------------
+# -- the servers' side -----------------------------------------------------------------------------
 
 
 def test_the_reset_of_each_kind_of_server() -> None:

@@ -114,7 +114,7 @@ def adds_up(summary: Summary) -> bool:
     return parts == requests.scheduled
 
 
-# -- records -----------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 STRIKE = {
     name: 0.04
@@ -438,7 +438,7 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(
     assert len(set(dead["worker"].tolist())) == 1
 
 
-# -- endings -----------------------------------------------------------------------------------------------------
+# -- endings ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -543,7 +543,7 @@ def gone(pid: int) -> None:
     raise AssertionError(f"process {pid} goes on: {Path(f'/proc/{pid}/cmdline').read_text()}")
 
 
-# -- secrets and targets -----------------------------------------------------------------------------------------
+# -- secrets and targets ---------------------------------------------------------------------------
 
 KEY, PASSWORD, HEADER, QUERY = "sk-key-4f81aa", "pa55-word-9c", "hdr-value-77e1", "qry-value-03bd"
 

@@ -63,7 +63,7 @@ def to(server: embedded.EmbeddedServer, out: Path, **more: Any) -> Settings:
     )
 
 
-# -- the same load, however it is split --------------------------------------------------------------------------
+# -- the same load, however it is split ------------------------------------------------------------
 
 LOADS: list[tuple[int, dict[str, str], int]] = [
     (0, {"request_rate": "400", "num_requests": "80"}, 4),
@@ -172,7 +172,7 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
     assert summary.load.in_flight_max == 5
 
 
-# -- workers that the load can use ---------------------------------------------------------------------------------
+# -- workers that the load can use -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
     assert found == expected
 
 
-# -- room ----------------------------------------------------------------------------------------------------------
+# -- room ------------------------------------------------------------------------------------------
 
 AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
 
@@ -338,7 +338,7 @@ def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
     assert seen.count("127.0.0.2") == seen.count("127.0.0.3") == 3
 
 
-# -- what one sees meanwhile ---------------------------------------------------------------------------------------
+# -- what one sees meanwhile -----------------------------------------------------------------------
 
 
 def test_the_board_adds_up(tmp_path: Path) -> None:

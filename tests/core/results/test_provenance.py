@@ -44,7 +44,7 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
     return loadgen.run("qa", **(small | {"out": folder, "seed": 3} | flags))
 
 
-# -- hashes --------------------------------------------------------------------------------------------------------
+# -- hashes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -145,7 +145,7 @@ def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> Non
     )
 
 
-# -- metadata ------------------------------------------------------------------------------------------------------
+# -- metadata --------------------------------------------------------------------------------------
 
 
 def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_what_is_no_pair_is_refused(text: str) -> None:
     assert parse_metadata(["a=1", "a=2"])[1]
 
 
-# -- software, GPUs, region ----------------------------------------------------------------------------------------
+# -- software, GPUs, region ------------------------------------------------------------------------
 
 
 def test_tokens_per_gpu_stand_in_every_form(tmp_path: Path) -> None:

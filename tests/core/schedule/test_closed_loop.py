@@ -82,7 +82,7 @@ def summary_of(*stages: Stage, seed: int = 1) -> Summary:
     return summarize(manifest, rows, gaps, timeline)
 
 
-# -- a warm-up before a closed loop ----------------------------------------------------------------------------------
+# -- a warm-up before a closed loop ----------------------------------------------------------------
 
 
 def test_a_warm_up_does_not_add_to_the_rate() -> None:
@@ -144,7 +144,7 @@ def test_load_without_steady_state_has_no_steady_metrics_and_a_note() -> None:
     assert says(summary.verdict.warning_codes, "never_steady")
 
 
-# -- how users begin ---------------------------------------------------------------------------------------------------
+# -- how users begin -------------------------------------------------------------------------------
 
 
 class Asked:
@@ -254,7 +254,7 @@ def test_start_of_virtual_users_is_described() -> None:
     )
 
 
-# -- the commands ------------------------------------------------------------------------------------------------------
+# -- the commands ----------------------------------------------------------------------------------
 
 
 VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")

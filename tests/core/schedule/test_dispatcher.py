@@ -597,7 +597,7 @@ def test_slots_contain_plain_integers() -> None:
     assert {type(value) for start in run.all for value in astuple(start)} == {int, str, type(None)}
 
 
-# -- one stage takes over from another -------------------------------------------------------------------------------
+# -- one stage takes over from another -------------------------------------------------------------
 
 
 def most_in_flight(run: Run, since_ns: int = 0) -> int:

@@ -284,7 +284,7 @@ def read_manifest(folder: Path) -> RunManifest:
     return decode_manifest((folder / "run.json").read_bytes())
 
 
-# -- an account that the server keeps to itself ----------------------------------------------------------------------
+# -- an account that the server keeps to itself ----------------------------------------------------
 
 
 def account(arrival: float, first: float, last: float) -> dict[str, Any]:

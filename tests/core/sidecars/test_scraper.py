@@ -41,7 +41,7 @@ from loadgen.runs import text
 from loadgen.runs.page_data import MAX_BINS, compute_chart_data
 from loadgen.sim.server.options import Options
 
-# -- pages ---------------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------------------
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -119,7 +119,7 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
         page.samples(b'[1, "x"]')
 
 
-# -- a run ---------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 def said(
@@ -212,7 +212,7 @@ def test_every_make_has_a_name_for_what_matters() -> None:
     assert len(names) == len(set(names))
 
 
-# -- where the pages are -------------------------------------------------------------------------------------------
+# -- where the pages are ---------------------------------------------------------------------------
 
 KEY = "sk-very-secret-key"
 
@@ -284,7 +284,7 @@ def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str
         loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=words)
 
 
-# -- whole ---------------------------------------------------------------------------------------------------------
+# -- whole -----------------------------------------------------------------------------------------
 
 
 def go(folder: Path, url: str, *flags: str) -> int:
