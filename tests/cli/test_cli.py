@@ -1,4 +1,4 @@
-"""The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
+"""Usage errors, help texts, progress and completion of the command line."""
 
 import asyncio
 import contextlib
@@ -285,7 +285,7 @@ def test_how_much_is_left() -> None:
 
 
 def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
-    """`at most 1 h 41 min left` was said of a search that took 8 minutes: it multiplied by the most probes allowed."""
+    """The estimate once multiplied by the largest number of trials and was 12 times too long."""
     steps = StepCounter(40, at_most=True)
     steps._start_ns -= 30_000_000_000
     steps.next()
@@ -327,7 +327,7 @@ def test_a_progress_line_where_no_terminal_is() -> None:
 
 
 def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The help of every command at so many columns."""
+    """Yield each command and its help text as a terminal of `columns` columns shows it."""
     command = [*path, "--help"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:

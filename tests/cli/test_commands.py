@@ -1,4 +1,4 @@
-"""The table of commands: every row leads to a command, and nothing is imported that was not asked for."""
+"""The table of commands: each row has a command, and imports are limited to what it needs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_run_has_at_most_60_options() -> None:
 
 
 def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
-    """The modules that a process has imported when it has carried out a command line, and what it printed."""
+    """Return the modules that a process has imported after a command, and what it printed."""
     code = (
         "import sys\nfrom loadgen.cli.app import main\nsys.argv[0] = 'loadgen'\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
@@ -147,7 +147,7 @@ def test_a_plain_run_imports_nothing_of_other_runs() -> None:
 def fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Installs the package of somebody else, with these commands; afterwards nobody remembers it."""
+    """Provide a function that installs a plugin with the given commands for one test."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     with forgetting(COMMANDS, "greeter"):

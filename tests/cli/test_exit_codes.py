@@ -1,4 +1,4 @@
-"""How a command ends at the edges of its process: streams that are closed or leave, paths that the host refuses."""
+"""Exit codes and messages for closed streams, refused paths, full disks and signals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "-
 
 
 def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own; `shell` is what follows it on a shell's line."""
+    """Run a command in a new process. `shell` is appended to its command line in a shell."""
     env = dict(os.environ) | more
     words = [sys.executable, "-P", "-m", "loadgen", *arguments]
     script = 'set -o pipefail; "$@" ' + shell
@@ -55,7 +55,7 @@ def test_what_cannot_be_printed_is_told_without_a_traceback() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
 def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
-    """`| true` reads nothing; the code is that of the whole command, which writes more than a pipe holds."""
+    """The command writes more than a pipe holds, and `| true` reads nothing of it."""
     done = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
     assert done.returncode == (1 if slo == "e2e:1ms" else 0), done.stderr
     report = ended("report", str(tmp_path / "out"), "--json", shell="| head -c 1")
@@ -224,7 +224,7 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
 def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Python 3.11 makes a RuntimeError of what `__set_name__` raises: an import of platform was cut off so."""
+    """Python 3.11 wraps an exception of `__set_name__` in a RuntimeError."""
 
     class Named:
         def __set_name__(self, owner: type, name: str) -> None:
@@ -322,7 +322,7 @@ def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
     make: Callable[[], asyncio.AbstractEventLoop],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Raised there, uvloop printed where it was, or was left as it ran and could not be closed: a bug in loadgen."""
+    """An exception in a callback of uvloop is printed, or leaves a loop that cannot close."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     seen: list[str] = []

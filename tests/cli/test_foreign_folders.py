@@ -1,4 +1,4 @@
-"""A zoo of result folders that a stranger has made, held against every command that takes one (SECURITY.md)."""
+"""Every command that reads a results folder gets hostile ones (SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -145,14 +145,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def theirs(sound: Path, tmp_path: Path) -> Path:
-    """A folder beside a file of the user, which is called `secret`."""
+    """Return a results folder that has a user's file named `secret` as its neighbour."""
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "out").mkdir()
     return Path(shutil.copytree(sound / "raw", tmp_path / "theirs"))
 
 
 def _ends(*words: str) -> None:
-    """Runs a command to its end or to a fault of its own; whatever else it raises is a bug."""
+    """Accept the end of a command and its own errors; any other exception is a bug."""
     try:
         run_command_line(words)
     except (LoadgenError, CombinedError) as fault:
@@ -264,7 +264,7 @@ THEIR_SERVER = "http://127.0.0.1:{port}"
 
 
 def _plan(folder: Path, *command: str) -> None:
-    """A search that was begun with this command, as a folder says."""
+    """Write the plan of a search whose stored command the folder chooses."""
     from loadgen.core import format
     from loadgen.search import experiment
 
@@ -373,7 +373,7 @@ def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() 
 
 
 def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> None:
-    """A new option that names a host, a file or a listener is looked at here before a folder may say it."""
+    """A new option that names a host or a file must be listed before a folder may set it."""
     data = {"trace", "dataset", "tokenizer", "system", "out", "prices"}
     places_named = {
         name

@@ -1,4 +1,4 @@
-"""What `loadgen fit` makes of a trace: the laws it was made with come back, with how sure that is, and no others."""
+"""`loadgen fit` finds the distributions from which a trace was drawn, and no others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
 
 
 def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
-    """A trace of the requests that a workload would send."""
+    """Write a trace of the requests that a workload sends and return its path."""
     made = workload_from_mapping({"name": "made", **workload})
     due = build_schedule(made, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
@@ -141,7 +141,7 @@ def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path:
 
 
 def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: Path) -> None:
-    """Recorded by the SDK, fitted, and run: the classes of the run are the features of the application."""
+    """The classes of the fitted run are the features that the SDK recorded."""
 
     def told(at: int, feature: str) -> Measurement:
         return Measurement(
@@ -216,7 +216,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def talk(
     session: int, sizes: int, begin_s: float, *, took: bool = True, grow: int = 40
 ) -> list[dict[str, object]]:
-    """A conversation as rows of a shape trace: 200 tokens, answers of 30, later messages of `grow`, pauses of 2 s."""
+    """Return the trace rows of a conversation.
+
+    The first prompt has 200 tokens, later messages `grow` tokens, and responses 30 tokens; users
+    pause for 2 s.
+    """
     rows = []
     for turn in range(sizes):
         pause = {"delay": 2000.0} if took and turn else {}
@@ -312,7 +316,10 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
 def test_recorded_traffic_sizes_what_it_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record, fit, sweep, size, validate, as docs/reference/sdk-telemetry.md has it, line by line: labels and conversations are kept."""
+    """Run the steps of docs/reference/sdk-telemetry.md: record, fit, sweep, size, validate.
+
+    Labels and conversations are preserved.
+    """
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "traffic.jsonl"
     begins = np.cumsum(np.random.default_rng(3).exponential(0.5, 60)).tolist()

@@ -1,4 +1,4 @@
-"""Result files of other tools, read and written: real ones, damaged ones, and ours through their formats and back."""
+"""Result files of other tools, real and damaged, and exports that are read back."""
 
 from __future__ import annotations
 
@@ -174,7 +174,11 @@ def test_text_and_page_say_whose_figures_they_are() -> None:
 
 
 def test_definitions_of_others_on_rows_worked_by_hand() -> None:
-    """Two requests: sent at 10 and 20 ms, role event at 50 and 60, first token at 110 and 120, five tokens."""
+    """Two requests are sent at 10 and 20 ms.
+
+    Role events arrive at 50 and 60 ms, first tokens at 110 and 120 ms; each response has five
+    tokens.
+    """
     found = rows(1, 2)
     ms = 1_000_000
     for field, values in (
@@ -306,7 +310,7 @@ def test_exports_have_the_fields_of_real_files(
 
 
 def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path) -> None:
-    """Neither all rows, nor an object for each number, nor the whole file are in memory: it took 2.2 to 2.8 GB."""
+    """Neither all rows nor the file are in memory at once, which once took 2.2 to 2.8 GB."""
     folder = runs.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
     write(
@@ -429,7 +433,7 @@ def test_csv_has_a_line_per_request(
 def test_csv_says_which_rows_the_report_leaves_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """104 requests of warm-up stood among 13,303, and nothing in the file says that they count for nothing."""
+    """An export once had 104 warm-up requests among 13,303 without marking them."""
     stages = (
         StagePlan(name="warm-up", arrival="poisson 8/s", measured=False),
         StagePlan(name="load"),

@@ -258,7 +258,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
 
 
 def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
-    """As AIPerf writes them: the first turn may say when it begins, the others how long they wait."""
+    """In AIPerf's format the first turn may have a start time and later turns a delay."""
 
     def row(session: str, **more: Any) -> dict[str, Any]:
         return {"session_id": session, "input_length": 300, "output_length": 40, **more}

@@ -1,4 +1,4 @@
-"""A finished run in MLflow and Weights & Biases: what is logged, and the real packages where they are installed."""
+"""A finished run in MLflow and Weights & Biases, with the real packages if installed."""
 
 from __future__ import annotations
 

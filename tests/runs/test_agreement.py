@@ -1,4 +1,4 @@
-"""One folder, one number for each name: text, page, list, JSON and JUnit of a run; of a search also its capacity."""
+"""Text, page, list, JSON and JUnit of a result print the same value for each metric."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from loadgen.ui.results_list import results_in
 
 
 def one_line(page: str) -> str:
-    """The words of a page, without its markup, scripts and styles."""
+    """Return the text of a page without markup, scripts and styles."""
     page = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 def listed(root: Path) -> dict[str, str]:
-    """The row of the only result under a folder, by its heads."""
+    """Return the list row of the only result under a folder, by column heading."""
     (result,) = results_in(root)
     return dict(zip(results_page.LIST_HEAD, results_page._list_row(result), strict=True))
 

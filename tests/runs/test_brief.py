@@ -1,4 +1,4 @@
-"""The default output of `loadgen run`: the result first, in at most 25 lines, for every kind of run."""
+"""The default output of `loadgen run`: at most 25 lines, with the result first."""
 
 from __future__ import annotations
 

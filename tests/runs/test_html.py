@@ -1,4 +1,4 @@
-"""The page of a run: what stands on it, and that a real browser shows it without a complaint and without a network."""
+"""The page of a run: its content, and its display in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_notices_stand_above_the_result(
 
 @pytest.mark.parametrize(("failing", "said"), [(False, False), (True, True)])
 def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(failing: bool, said: bool) -> None:
-    """After kill -9 the report said that the SLO is missed all the same, by requests that failed."""
+    """The requests lost by kill -9 once made the report say that the SLO is missed."""
     found = rows(1, 300)
     if failing:
         fail(found, 0.5)
@@ -423,7 +423,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with every kind of chart: mixed lengths, a warm-up, failures, a shared cache."""
+    """Write a page with every kind of chart and return its path."""
     found = rows(8, 700)
     draw = np.random.default_rng(8)
     found["input_tokens"] = draw.integers(50, 900, 700)

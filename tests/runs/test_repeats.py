@@ -1,4 +1,4 @@
-"""Repeats: their folder, their seeds, when there are enough, the pause between them, and their table."""
+"""Repeated runs: their folder, seeds, number, pauses and table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of the terminal sees: every line within its width, nothing claimed that the sample cannot carry."""
+"""Terminal reports: line widths, and no claim that the sample does not support."""
 
 import re
 from pathlib import Path

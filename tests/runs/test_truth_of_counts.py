@@ -25,11 +25,11 @@ pytestmark = pytest.mark.processes
 ASKED = 40
 SLOW = Options(ttft="300ms", itl="1ms")
 WIDE = tuple(f"{name}:100%" for name in ("send_lag_share", "stamp_error_share", "cpu_share"))
-"""Limits that no busy machine passes, beside such a TTFT: what is tested here is not about this host."""
+"""Validity limits so wide that a busy test machine stays below them."""
 
 
 def run(out: Path, fault: str = "", requests: int = 60, **options: object) -> Summary:
-    """A run against the simulated server, which does this to every answer; its folder is as the command leaves it."""
+    """Run against the simulated server with `fault` in every response and return the summary."""
     server = shared(SLOW)
     headers = {"X-Sim-Fault": fault} if fault else {}
     known = {

@@ -31,7 +31,7 @@ def forecast_text(
 
 
 def test_trials_with_few_requests_need_more_trials() -> None:
-    """One of 540 tasks varies by chance more than the precision: it takes all the trials that a search may make."""
+    """Chance varies one late task of 540 by more than the precision, so all trials are used."""
     agents, chat = (
         LoadSearch(SearchSettings(low=1e-3, high=1e6, start=start, first_step=ESTIMATE_STEP))
         for start in (0.9, 100.0)
@@ -64,7 +64,7 @@ def test_a_forecast_states_trials_and_time() -> None:
 
 
 def test_the_trials_left_include_those_at_lower_loads() -> None:
-    """A confirmation in which the queue grew, of a search without longer trials: it divided by zero there."""
+    """A growing queue in a search without longer trials once caused a division by zero."""
     search = LoadSearch(SearchSettings(low=1, high=1000, start=50))
     while (trial := search.next_trial()) is not None and trial.kind != "sustain":
         add_outcome(search, "under" if trial.load < 100 else "over", sustained=False)

@@ -46,7 +46,7 @@ PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
     [("qa", 600), ("rag-pipeline", 600), ("mixed", 900), ("coding-agent", 1800)],
 )
 def test_a_trial_of_tasks_lasts_ten_times_as_long_as_a_task(workload: str, trial_s: int) -> None:
-    """Trials of 600 s found 0.849 of coding-agent, whose tasks may take 180 s: four hours at 0.83 keep 88.5 of 90 %."""
+    """Trials of 600 s found 0.849/s of coding-agent, but 0.83/s met 88.5 of 90 % in four hours."""
     assert capacity.default_trial_ns(load(workload)) == trial_s * 10**9
 
 
@@ -221,7 +221,7 @@ def test_options_that_change_requests_make_another_experiment(
     added: tuple[str, ...],
     said: str,
 ) -> None:
-    """Runs of two kinds of requests in one folder would be read as one load, and none of them says so."""
+    """Nothing in such runs says that their requests differ, so one folder would mix them."""
     name, *options = command
     common = (name, "qa", "--url", "sim:h100x8", *options, "-d", "10s", "-o", str(tmp_path / "c"))
     exits(*common)
@@ -348,7 +348,7 @@ def test_an_invalid_precision_is_refused(typed: str) -> None:
 def test_a_trial_shorter_than_its_responses_is_noted(
     spent_s: float, lengths: float, early: bool, says: str
 ) -> None:
-    """Trials of five seconds found 450/s of qa, whose answers take 28 s: the machine carries 135."""
+    """Responses of qa take 28 s: trials of five seconds found 450/s where 135/s is true."""
     trial = PlannedTrial(
         number=0, load=126.0, kind="bracket", may_pass_early=True, length_factor=lengths
     )
@@ -365,7 +365,7 @@ def test_a_trial_shorter_than_its_responses_is_noted(
 
 
 def test_a_comparison_of_capacities_states_their_intervals() -> None:
-    """Does it still hold after the upgrade? 30.4 stood against 30.51, and not that both reach to 31.4."""
+    """30.4 once stood against 30.51 without the intervals, which both reach to 31.4."""
     held = capacity.Capacity(
         rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True
     )

@@ -126,7 +126,7 @@ def test_a_stopped_search_sizes_no_machines(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its rate is what held so far: cost, size and capacity say so, name the way on, and end with 3."""
+    """Cost, size and capacity call the rate a bound, name the resume command, and exit with 3."""
     monkeypatch.chdir(tmp_path)
     Path("plain.yaml").write_text(PLAIN)
     base = [
@@ -162,7 +162,7 @@ def test_a_stopped_search_sizes_no_machines(
 def test_every_command_reports_a_search_killed_in_its_first_trial_as_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What SIGKILL leaves then is a plan and a capacity without a load: exit 3 and the line that goes on."""
+    """SIGKILL leaves a plan and a capacity without a load: exit 3 and the resume command."""
     monkeypatch.chdir(tmp_path)
 
     def killed(*_: object, **__: object) -> NoReturn:
@@ -243,7 +243,7 @@ def test_the_state_of_a_capacity_follows_from_the_end_of_its_search() -> None:
 
 
 def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> None:
-    """The longest load that held without growing is the answer: a confirmed one that grew is none, in either place."""
+    """Text and file name the longest sustained load, never a confirmed one that grew."""
     steady = passed_trial_at_20(tmp_path)
     trial = PlannedTrial(number=1, load=24.0, kind="confirm", may_pass_early=False)
     search = LoadSearch(SearchSettings(low=1, high=10_000, start=20, sustain_length_factor=2.0))
@@ -296,7 +296,7 @@ def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:
 
 
 def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) -> None:
-    """A probe that ended early shows no load that held to its end: text and file name the one that did."""
+    """A trial that ended early bounds nothing; text and file name one of full length."""
     whole = passed_trial_at_20(tmp_path)
     search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
     for one in (
@@ -316,7 +316,7 @@ def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) ->
 
 
 def test_a_search_in_which_no_load_passes_is_not_reported_as_stopped() -> None:
-    """TPOT of 1 ms: it halved the load to one request a trial and ended "not valid", with a hint at longer trials."""
+    """With a TPOT limit of 1 ms the load once halved until each trial had one request."""
     search = LoadSearch(SearchSettings(low=1e-3, high=1000, start=1))
     while (trial := search.next_trial()) is not None:
         few = trial.load < 0.01

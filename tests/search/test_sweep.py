@@ -651,7 +651,7 @@ def test_a_sweep_over_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen size` take both folders."""
+    """Search and sweep write the same kind of capacity, which cost and size both read."""
     prices = tmp_path / "prices.yaml"
     prices.write_text(
         "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"

@@ -1,4 +1,4 @@
-"""Sweeps over lengths and targets: their load points, their curves, and what is left of one that was stopped."""
+"""Sweeps over lengths and targets: load points, curves and results of a stopped sweep."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_trial_far_below_the_capacity_passes_early_and_at_full_length() -> Non
 
 
 def test_a_growing_queue_does_not_pass_early() -> None:
-    """Some 4 % above capacity nothing misses for a minute or so; a coin-flip bound would call all of them under."""
+    """At 4 % above the capacity no request misses for a minute, so a naive bound would pass."""
     wrong = 0
     for seed in range(10):
         rows = queue_rows(104, seed, 240)

@@ -102,7 +102,7 @@ def test_the_load_of_conversations_is_the_rate_at_which_they_begin(tmp_path: Pat
 def test_a_trial_is_judged_as_its_run_is(
     workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
 ) -> None:
-    """What is promised of tasks and of classes bounds the load as well: run, search and sweep have one verdict."""
+    """The SLOs of tasks and classes limit the load, too, in run, search and sweep alike."""
     from loadgen.runs.sweep_curve import build_curve
 
     folder = tmp_path / "search"
@@ -139,7 +139,7 @@ def test_a_trial_is_judged_as_its_run_is(
 
 
 def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
-    """As many tasks as are known to be late stay late: the trial ends there, with the outcome of its whole length."""
+    """Late tasks stay late, so the trial ends early with the outcome of its full length."""
     from loadgen.core.workload import load
 
     made = as_trial_workload(load("rag-pipeline"), 20 * S)
@@ -161,8 +161,10 @@ def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
 
 
 def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path: Path) -> None:
-    """Of tasks and conversations the number of requests is known: too many misses stay too many. Where the last of them
-    come when no conversation begins any more, the load that was offered is still that of all the time they began in.
+    """The number of requests is known, so too many misses decide the trial early.
+
+    The offered load is that of the time in which conversations begin, even if the last requests
+    come later.
     """
     from loadgen.core.workload import load
 

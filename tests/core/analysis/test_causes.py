@@ -1,4 +1,4 @@
-"""The paragraph under the verdict: it names the cause that was put into a simulated server, and none where none is.
+"""Explanations of slow requests name the cause that a simulated server was given.
 
 `benchmarks/causes.py` makes the runs and says how often this holds; here is one seed of each.
 """
@@ -67,7 +67,7 @@ def test_queue_is_only_possible_without_server_timing() -> None:
 
 
 def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
-    """Dynamo's account begins when a worker has the request: its queue was 2 ms, its prefill of 300 tokens 53 s."""
+    """Dynamo reports time from the worker on: 2 ms of queue and 53 s of prefill for 300 tokens."""
     rows, samples = BENCHMARK.simulate("queue", 3)
     rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
     rows["server_queue_ns"] = 2_000_000
@@ -78,7 +78,7 @@ def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
 
 @pytest.mark.parametrize("capped", [True, False])
 def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
-    """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""
+    """The throttle reasons of nvidia-smi are evidence only if they change with the slowdown."""
     rows, samples = BENCHMARK.simulate("power", 3)
     without = explain([Columns(rows)], RunManifest(), samples)
     step_s = float(without.causes[0].evidence.removeprefix("from t=").partition(" s on")[0])
@@ -96,7 +96,7 @@ def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
 
 
 def late(rows: NDArray[np.void], every_s: float, longest_ms: float) -> None:
-    """A client that is stopped again and again: what was due then is sent when it goes on, and comes as much later."""
+    """Delay the requests of a client that is stopped every `every_s` for up to `longest_ms`."""
     since_ns = rows["due_ns"] % int(every_s * 1e9)
     lag_ns = np.maximum(int(longest_ms * 1e6) - since_ns, 0)
     for column in ("sent_ns", *LATER):
@@ -145,7 +145,7 @@ def test_overload_is_named_together_with_the_client(account: bool) -> None:
 
 
 def test_connections_of_a_stopped_client_are_not_the_network() -> None:
-    """Seen on a real client that was stopped for 1.2 s again and again: half of what was due then was to connect."""
+    """A real client that was stopped for 1.2 s spent half of the lateness connecting."""
     rows, samples = BENCHMARK.simulate("clean", 3)
     late(rows, 15, 1500)
     rows = np.sort(rows, order="due_ns")
@@ -160,7 +160,7 @@ def test_connections_of_a_stopped_client_are_not_the_network() -> None:
 
 
 def test_equal_waits_without_server_timing_are_a_possible_queue() -> None:
-    """A server with four slots at twice its load, TTFT from 1.6 to 6 s: as above, of a server that says nothing."""
+    """Four slots at twice their load: TTFT grows from 1.6 to 6 s without server timing."""
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
     waited = np.linspace(1_600, 6_000, len(rows)).astype("i8") * 1_000_000
@@ -189,8 +189,10 @@ def test_unreported_metric_is_no_evidence() -> None:
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
 def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
-    """240 requests in 1.2 s to a vLLM with 8 sequences: TTFT was 1.1 s early and 2.7 s late, so none took three times
-    as long as the fast ones. Where TTFT does not grow, a queue that was there from the start breaks no promise.
+    """A queue from the start is found only because TTFT grows.
+
+    240 requests in 1.2 s went to a vLLM with 8 sequences. TTFT grew from 1.1 s to 2.7 s, so no
+    request took three times as long as the fast ones.
     """
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")

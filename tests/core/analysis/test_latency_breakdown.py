@@ -1,4 +1,4 @@
-"""Where TTFT and E2E go: parts that add up, by quantile, target and prompt length; and the slowest requests."""
+"""TTFT and E2E breakdowns by quantile, target and prompt length, and the slowest requests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ PARTS = ("client_ms", "connect_ms", "queue_ms", "prefill_ms", "transfer_ms", "re
 
 
 def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
-    """Ok requests due every 10 ms: 1 ms late, 2 ms for a connection, in the server's queue for as many ms as their
-    number modulo 100, 30 ms of prefill, 4 ms of network; then 100 ms of decoding.
+    """Return successful requests that are scheduled every 10 ms.
+
+    Each one is sent 1 ms late, connects in 2 ms, waits in the server's queue for its number modulo
+    100 in ms, and has 30 ms of prefill, 4 ms of network and 100 ms of decoding.
     """
     made = np.zeros(n, ROW)
     number = np.arange(n)
@@ -139,7 +141,7 @@ def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
 
 
 def test_prompts_of_one_length_are_no_classes_also_where_some_were_not_counted() -> None:
-    """A run of fixed lengths ended as "a bug in loadgen" once a server left the prompt tokens of one answer out."""
+    """A response without prompt tokens once caused an internal error in a run of one length."""
     splits = summary(rows(input_tokens=np.where(np.arange(1000) == 7, -1, 500))).splits
     assert [(group.by, group.requests) for group in splits.groups] == [("all", 1000)]
 
@@ -167,7 +169,7 @@ def test_the_slowest_requests_and_what_else_was_there() -> None:
 
 
 def test_of_the_slowest_requests_alone_all_is_read() -> None:
-    """Of all requests only what orders them, and who was in flight: 7 fields of the measured ones, 6 of the others."""
+    """Only 7 fields of measured requests and 6 fields of the others are read for all requests."""
     made = rows(20_000).view(CountedRows)
     measured, others = (Columns(made, made["slot"] % 2 == half) for half in (0, 1))
     CountedRows.seen.clear()

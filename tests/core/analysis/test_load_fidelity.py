@@ -1,4 +1,4 @@
-"""Whether the load delivered is the load asked for: each check against loads that are, and loads that are not."""
+"""Load checks: each is tried on a load that matches its workload and on one that does not."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any,
 def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
     cached: int, ok: bool | None
 ) -> None:
-    """Half of 150 prompt tokens were to come from the cache; 30 % is another load, and a silent server is unknown."""
+    """Half of 150 prompt tokens should be cached. A server may also not report cached tokens."""
     found = rows(1, 600, 10.0)
     found["cached_tokens"] = cached
     told = checked(found, requested_cache_share=0.5, shares_prompts=True)["cache"]

@@ -59,7 +59,7 @@ def found(
     said: Sequence[MetricSample] = (),
     codes: dict[str, ReasonCode] | None = None,
 ) -> tuple[Recovery, ...]:
-    """Ten requests a second over the stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
+    """Return the recoveries of a run with 10 requests/s whose TTFT is 2 s in `late`, else 0.1 s."""
     manifest = RunManifest(
         state="finished", stages=tuple(stages), slo=slo, warning_codes=codes or {}
     )
@@ -127,7 +127,7 @@ def up(t_s: float, url: str, value: float = 1, target: int | None = 0) -> Metric
 
 
 def ready(t_s: float, pods: float) -> list[MetricSample]:
-    """A read of the page of a gateway that counts its pods."""
+    """Return the samples of a gateway's metrics page that counts its ready pods."""
     told = msgspec.structs.replace(up(t_s, "epp", pods, None), name="inference_pool_ready_pods")
     return [told, up(t_s, "epp", target=None)]
 

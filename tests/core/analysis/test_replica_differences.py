@@ -1,4 +1,4 @@
-"""The variance table of a rack by hand; the node that stands out: named where it is, and none where there is none."""
+"""Variance components worked out by hand, and outlier replicas where there are any."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ROSNER = (
 
 
 def test_outliers_are_those_of_the_published_example() -> None:
-    """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner's data): three of at most ten, 6.01, 5.42 and 5.34."""
+    """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner) finds 6.01, 5.42 and 5.34 of at most ten."""
     values = [float(word) for word in ROSNER.split()]
     assert [values[place] for place in find_outliers(values, 10)] == [6.01, 5.42, 5.34]
     assert find_outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and find_outliers(
@@ -68,7 +68,10 @@ def test_outliers_where_there_are_none_are_named_as_often_as_the_level_says() ->
 def _rows(
     targets: int, factor: dict[int, float], *, seed: int = 1, per: int = 400, wave: float = 0.0
 ) -> NDArray[Any]:
-    """`per` requests to each target over 200 s, TPOT 10 ms times its factor, one node's own noise and a common wave."""
+    """Return `per` requests to each target over 200 s.
+
+    TPOT is 10 ms times the factor of the target, with noise of each replica and a common wave.
+    """
     draw = np.random.default_rng(seed)
     n = targets * per
     found = blank(n)
@@ -132,8 +135,9 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
 def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
     error_ms: float, named: bool, everywhere: bool, factor: float
 ) -> None:
-    """TPOT 3.5 % above or below the others, of stamps that were read late by up to so much a token: of the slower, or
-    everywhere, where it is not known of whom.
+    """A difference of 3.5 % in TPOT must exceed the uncertainty of the client's timestamps.
+
+    The uncertainty lies with the slower replica, or with all if it is unknown where it arose.
     """
     rows = _rows(18, {7: factor})
     slower = (rows["target"] == 7) == (factor > 1)

@@ -41,7 +41,7 @@ def rows(drafted: Sequence[int], accepted: Sequence[int], output: int = 100) -> 
 
 
 def pages(*reads: dict[str, float]) -> list[MetricSample]:
-    """Reads of one page, a second apart: a name, with a position behind a slash, and its value."""
+    """Return reads of one page, a second apart. A name may have a position after a slash."""
     said = []
     for t_s, values in enumerate(reads):
         for key, value in {**values, "up": 1}.items():

@@ -1,4 +1,4 @@
-"""Intervals of the figures of one run by blocks of its time: against closed forms, and where there are none."""
+"""Within-run intervals by batch means, checked against closed forms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEDIAN_NS = 50_000_000
 
 
 def correlated(seed: int) -> Columns:
-    """Requests with TTFT exp(x), x an AR(1) process with variance 1/4: each leans on the one before, as in a queue."""
+    """Return requests with TTFT exp(x), where x is an AR(1) process with variance 1/4."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, 0.5 * math.sqrt(1 - PHI**2), N)
     x = np.empty(N)
@@ -41,7 +41,7 @@ def correlated(seed: int) -> Columns:
 
 @pytest.mark.parametrize(("p", "z"), [(0.5, 0.0), (0.9, 1.2816)])
 def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> None:
-    """95 %, of which 200 runs may show 90.5 % (p = 0.003); of independent requests it would be some 60 %."""
+    """200 runs at 95 % may show 90.5 % (p = 0.003). Independence would give about 60 %."""
     truth, hits = MEDIAN_NS * math.exp(z * 0.5), 0
     for seed in range(200):
         values = block_errors.samples(correlated(seed), "ttft").astype(float)
@@ -66,7 +66,7 @@ def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> 
 
 
 def test_a_rate_by_pieces_by_hand() -> None:
-    """9 and 11 in turn: the error of the mean of 20 is sqrt(20/19) / sqrt(20), on the scale of logs a tenth."""
+    """The standard error of 20 values that alternate between 9 and 11 is sqrt(20/19) / sqrt(20)."""
     known = within_run_variance.estimate_rate([9.0, 11.0] * 10, 10.0)
     assert known is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10

@@ -1,4 +1,4 @@
-"""The table of backends: every row leads to its functions, a URL finds its row, and another package can bring one."""
+"""The table of backends: a URL selects a row, and a plugin can add one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ ROW = BackendRow(
 
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with a backend that starts a target is installed."""
+    """Install a plugin with a backend that starts its own target."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     install(

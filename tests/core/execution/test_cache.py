@@ -1,4 +1,4 @@
-"""The server's prefix cache as a condition of a load: what is asked for, what is built, what is seen."""
+"""The prefix cache as part of a load: requested reuse, generated prompts and measured hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver with a client that needs no network: whatever the client does, every slot has one record."""
+"""The driver with a client that needs no network: each slot gets one record."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Sheet:
 
 
 class Paper:
-    """A client without a network: `answer` decides what becomes of each request, at once or later."""
+    """A client without a network. `answer` decides how each request ends, at once or later."""
 
     def __init__(self, answer: OneShot) -> None:
         self.answer, self.sheets = answer, list[Sheet]()
@@ -278,7 +278,7 @@ def test_what_the_end_of_the_drain_cuts_is_unfinished_and_no_later_turn_is_dropp
 
 
 def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
-    """The load is over and answers may take 600 s more: the first Ctrl-C ends the run and cancels what it cuts."""
+    """The grace time is 600 s. The first Ctrl-C after the load cancels the requests in flight."""
     made = workload(tmp_path, request_rate="20000", num_requests="40", timeout="600s")
     assert made.drain_ns == 600 * SECOND_NS
 

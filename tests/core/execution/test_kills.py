@@ -1,4 +1,4 @@
-"""A command is killed at a random instant: what was recorded is readable, at most 2 s of it are lost, nothing goes on.
+"""Commands that are killed at a random instant keep all but the last 2 s of their records.
 
 CI kills a few; `pytest -m kills` kills 50 instants of every command and way of keeping rows.
 """
@@ -208,7 +208,7 @@ def answered(seen: SentRequests, before_ns: float) -> int:
 
 
 def chosen(killed: str, main: int, draw: random.Random) -> list[int]:
-    """The processes to kill."""
+    """Return the process ids to kill."""
     own = children(main)
     named = {
         pid: Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -232,7 +232,7 @@ def alive(pid: int) -> bool:
 
 
 def pause(seconds: float) -> None:
-    """The instant of the kill is the point of these tests: it is not a wait for something."""
+    """Sleep until the instant of the kill, which the test chooses and does not wait for."""
     select.select([], [], [], seconds)
 
 

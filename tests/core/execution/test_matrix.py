@@ -1,8 +1,8 @@
-"""Every kind of fault under every kind of load: each slot has one record, of the right kind, and nothing is left.
+"""Every injected failure under every kind of load: each slot has one record of the right kind.
 
-A kind of fault is a fault of the simulated server and the way of asking that it strikes. A cell is a few kinds under
-one load (open, closed, sessions), with one or two workers. CI runs a part of
-the cells; `pytest -m matrix` runs all of them.
+An injected failure comes from the simulated server and belongs to an API flavor. A cell is a few
+failures under one load (open, closed, sessions) with one or two workers. CI runs a part of the
+cells; `pytest -m matrix` runs all of them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ KINDS_OF_FAULT = [
 
 
 def groups() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Faults that strike side by side in one cell, and how it is asked. Stalls are alone: they need short limits."""
+    """Yield failures that are injected together, and the API flavor.
+
+    Stalls are alone because they need short time limits.
+    """
     for asked in ASKED:
         faults = [fault for fault, how in KINDS_OF_FAULT if how == asked]
         stalls = [fault for fault in faults if fault.startswith("stall")]
@@ -104,7 +107,7 @@ GROUPS = [
 
 
 def expected(one: LoggedRequest, asked: str) -> str:
-    """Return the kind of failure that this fault causes in a last try, or "" if the request is ok all the same."""
+    """Return the error kind that an injected failure causes in a last attempt, or "" if none."""
     name = one.fault.partition("@")[0]
     if name == "idle_reset" and not one.status:
         return "reset"
@@ -147,7 +150,8 @@ def test_each_kind_of_fault_is_in_one_group() -> None:
 def test_some_cells(tmp_path: Path, faults: tuple[str, ...], asked: str) -> None:
     """Run each group of faults under every load, and under two of the loads with two workers.
 
-    Each fault of a group strikes at least one request of the five cells. Which ones is a function of their number.
+    Each failure of a group is injected into at least one request of the five cells. The number of
+    a request decides which ones.
     """
     number = list(groups()).index((faults, asked))
     loads = list(LOADS)
@@ -218,7 +222,7 @@ def execute(
 def one_cell(
     folder: Path, url: str, known: ProbeCache, faults: tuple[str, ...], asked: str, cell: Cell
 ) -> set[str]:
-    """The names of the faults that struck, also those of a try that was made again."""
+    """Run one combination and return the names of the failures injected, retries included."""
     stalls = faults[0].startswith("stall")
     folder.mkdir()
     read(url, "/_log")
@@ -277,9 +281,10 @@ def one_cell(
 
 @contextmanager
 def answered(url: str) -> Iterator[list[int]]:
-    """When the endpoint answered somebody who asks it every 20 ms: on a busy machine it answers less often.
+    """Record when the endpoint answers a request sent every 20 ms.
 
-    So the list is a clock by which the client and the endpoint are late only when they themselves are.
+    A busy machine answers less often. The list is therefore a clock that shows how late the client
+    and the endpoint are because of the machine.
     """
     answers: list[int] = []
     stop = threading.Event()
@@ -302,7 +307,7 @@ def answered(url: str) -> Iterator[list[int]]:
 
 
 def in_use() -> Counter[str]:
-    """Children and descriptors of this process. What an earlier test left as garbage may go at any time."""
+    """Return the children and descriptors of this process, without an earlier test's garbage."""
     links = (Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd"))
     files = [str(link.readlink()) for link in links if link.is_symlink()]
     return Counter([*files, *(f"process {pid}" for pid in children(os.getpid()))])
@@ -315,7 +320,7 @@ def read(url: str, page: str) -> bytes:
 
 
 def wait_for_no_connection(url: str) -> bool:
-    """Whether the endpoint sees every connection of the run closed. Its own clock: it counts while it answers."""
+    """Return True once the endpoint sees all connections closed, by its own clock."""
     return any(
         json.loads(read(url, "/_stats"))["connections"] <= 1
         for _ in zip(range(200), count(), strict=False)

@@ -1,4 +1,4 @@
-"""Minimums in place of bounds, and lengths listed one after the other: what MLPerf mode asks of a workload."""
+"""Minimum counts and durations of stages, and listed lengths, as MLPerf mode needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a run that die or freeze, signals, two runs at once: nothing recorded is lost, and all of it is said."""
+"""Processes that die or freeze, signals, and concurrent runs lose no record and are reported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to(endpoint: EmbeddedServer, folder: Path) -> Settings:
 
 
 def of(module: str, parent: int) -> int:
-    """The child that runs a module."""
+    """Return the process id of the child that runs a module."""
     (pid,) = (pid for pid in children(parent) if module in Path(f"/proc/{pid}/cmdline").read_text())
     return pid
 
@@ -195,7 +195,7 @@ def test_other_signals_are_one_ctrl_c(
 def test_signals_behind_the_load_disturb_no_worker(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
-    """A worker is interrupted again and again until it is gone; it still says what its share came to."""
+    """A worker that is interrupted repeatedly while it ends still returns its result."""
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2"
     )

@@ -1,4 +1,7 @@
-"""Real servers, an optional suite: `LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers`. Its rows: `real_servers.py`."""
+"""Optional suite of real servers, which are listed in `real_servers.py`.
+
+Run it with `LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers`.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def begun(server: Started, out: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def said(*words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
-    """What `loadgen WORDS` prints, which has to end with one of these codes."""
+    """Run `loadgen` and return its output. The exit code must be one of `codes`."""
     done = subprocess.run(
         [*LOADGEN, *words], capture_output=True, text=True, timeout=600, check=False
     )
@@ -88,7 +91,7 @@ def said(*words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
 def ran(
     server: Started, out: Path, workload: str, *flags: str, codes: tuple[int, ...] = (0, 1, 3)
 ) -> dict[str, Any]:
-    """The summary of a run."""
+    """Run a workload and return its summary."""
     said("run", workload, *target(server), *flags, "--progress", "off", "-o", str(out), codes=codes)
     found: dict[str, Any] = json.loads((out / "summary.json").read_bytes())
     return found
@@ -150,7 +153,7 @@ def test_a_gateway_that_holds_events_back_is_told(server: Started, tmp_path: Pat
 
 @pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
 def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
-    """Also the long contexts of agents; their prefixes come from the cache where the server has one."""
+    """Agents' long contexts are included; their prefixes come from the cache if there is one."""
     needs(server, "profiles")
     few = {
         "agentic": ("-n", "2", *FEW[2:]),
@@ -169,7 +172,7 @@ def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
 
 
 def buckets(out: Path, name: str) -> tuple[dict[float, float], dict[float, float]]:
-    """Upper limit of each bucket in seconds -> how many were at most that, before the load and after it."""
+    """Return the counts of a histogram by upper bound in seconds, before and after the load."""
     read: dict[tuple[str, str], list[float]] = {}
     for line in (out / "server.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -184,7 +187,7 @@ def buckets(out: Path, name: str) -> tuple[dict[float, float], dict[float, float
 
 
 def around_the_middle(before: dict[float, float], after: dict[float, float]) -> tuple[float, float]:
-    """Seconds within which a middle may lie that is right to a bucket: that of the histogram's and its neighbours."""
+    """Return the range in seconds in which a median can lie, with the neighbouring buckets."""
     limits = sorted(after)
     counts = [after[limit] - before.get(limit, 0.0) for limit in limits]
     middle = next(i for i, count in enumerate(counts) if count >= counts[-1] / 2)
@@ -192,7 +195,7 @@ def around_the_middle(before: dict[float, float], after: dict[float, float]) -> 
 
 
 def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
-    """Tokens are those of its own counters, TTFT and TPOT those of its histograms, of the same requests."""
+    """Token counts, TTFT and TPOT are compared with the server's own metrics."""
     needs(server, "counters")
     ran(
         server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1"
@@ -342,7 +345,7 @@ def test_a_wrong_model_is_refused_or_said(server: Started, tmp_path: Path) -> No
 
 
 def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
-    """Prompts that no model of these tests can take: each is refused, or cut by the server; none hangs."""
+    """A prompt that is too long is refused or cut by the server, and never hangs."""
     process = begun(
         server, tmp_path / "out", "-c", "2", "-n", "4", "--isl", "140000", "--timeout", "90s"
     )
@@ -386,7 +389,7 @@ def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path)
 
 
 def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
-    """The answers in float32 are the references: bfloat16 loses against them, float32 itself does not."""
+    """Responses in float32 are the reference: bfloat16 differs from them, float32 does not."""
     row = BY_NAME["transformers"]
     if missing := lacks(row):
         pytest.skip(missing)

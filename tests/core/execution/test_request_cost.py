@@ -1,4 +1,4 @@
-"""What one more request of a load costs, in work and not in time: calls of Python, encodings, digests, timers."""
+"""Work per request of a load, counted as Python calls, encodings, digests and timers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAMES, CALLS = (75, 155) if compiled.module is not None else (160, 400)
 
 
 def calls(folder: Path, requests: int) -> Counter[str]:
-    """What a run of short requests calls, by name; "": functions of Python."""
+    """Count the calls of a run of short requests by name. Python functions count under ""."""
     folder.mkdir()
     (folder / "w.yaml").write_text("name: w\nrequests: {input_tokens: 64, output_tokens: 4}\n")
     flags = read_flags(seed="1", warmup="0", num_requests=str(requests), concurrency="8")
@@ -54,8 +54,10 @@ def calls(folder: Path, requests: int) -> Counter[str]:
 def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own(
     tmp_path: Path,
 ) -> None:
-    """Of two runs, so that what a run costs by itself does not count. Of the two encodings one is the body, the other
-    what the fingerprint of the prompts is made of; so with the digests, of which one is of the body.
+    """The difference of two runs excludes the fixed work of a run.
+
+    Of the two encodings one is the body and the other belongs to the fingerprint of the prompts.
+    One of the two digests is that of the body.
     """
     calls(tmp_path / "first", 16)  # imports, and what is kept from one run to the next
     few, many = calls(tmp_path / "few", 100), calls(tmp_path / "many", 900)

@@ -1,4 +1,4 @@
-"""Whole runs against the embedded endpoint: a record for every slot, nothing secret left, readable however it ended."""
+"""Whole runs against the embedded endpoint: records, interruptions, secrets and targets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def outcomes(rows: np.ndarray) -> Counter[tuple[str, str]]:
 
 
 def after_the_probe(plan: str) -> dict[str, Any]:
-    """Options of an endpoint with these faults, seeded so that the probe's few requests meet none of them."""
+    """Return endpoint options with a seed that injects no failure into the first requests."""
     seed = next(
         seed
         for seed in count()
@@ -247,8 +247,9 @@ def test_the_cap_drops(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: EmbeddedServer) -> None:
-    """The first request of each connection has TCP and the handshake; without TLS there is none, and an address has no
-    name to look up.
+    """Only the first request of a connection has TCP and TLS times.
+
+    An address needs no name lookup, and a plain connection has no TLS handshake.
     """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -279,7 +280,7 @@ def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedd
 
 
 def in_prefill(rows: Any) -> int:
-    """The most requests that were sent and had no first token."""
+    """Return the largest number of requests that were waiting for a first token."""
     steps = sorted(
         [(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["first_token_ns"]]
     )
@@ -289,7 +290,7 @@ def in_prefill(rows: Any) -> int:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, workers: int) -> None:
-    """Two at a time for 10 ms each, then 480 ms of answer: all eight lanes are at work, and nothing counts as late."""
+    """Two users at a time need 10 ms of prefill and 480 ms of decoding: all eight stay busy."""
     load = {
         "concurrency": "8",
         "stagger": "0",
@@ -358,7 +359,7 @@ def cli(
     pages: bool = False,
     before: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """`loadgen run` as a user starts it; `pages`: it reads those of the server, too; `before`: what starts it."""
+    """Start `loadgen run`, with `before` in front of it. `pages` reads the server's metrics."""
     if not pages:
         flags = (*flags, "--server-metrics", "off", "--energy", "off")
     clean = {
@@ -393,7 +394,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 
 
 def rows_written(folder: Path, least: int, run: subprocess.Popen[str] | None = None) -> int:
-    """Wait until the spool holds this many rows, watching the files grow, or the run ends; how many there are."""
+    """Return the number of records once there are `least`, or when the run ends."""
     for _ in range(60_000):
         count = (
             sum(path.stat().st_size for path in folder.glob("out/spool/w*.rows")) // ROW.itemsize
@@ -551,7 +552,7 @@ KEY, PASSWORD, HEADER, QUERY = "sk-key-4f81aa", "pa55-word-9c", "hdr-value-77e1"
 @pytest.mark.processes
 @pytest.mark.parametrize("user", [f"user:{PASSWORD}@", ""])
 def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
-    """The key is the endpoint's only without a user in the URL, which is the other way to be somebody."""
+    """A URL with a user name authenticates with that name, so the key is not sent there."""
     (tmp_path / "key").write_text(KEY + "\n")
     guard = {} if user else {"api_key_file": str(tmp_path / "key")}
     with start(
@@ -785,7 +786,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
 def test_the_key_of_a_header_goes_out_instead_of_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first question of the probe, on every request of the load, and on the metrics pages."""
+    """The preflight, the requests of the load and the metrics pages all carry the key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
     (tmp_path / "key").write_text("sk-header-header")
     with start(

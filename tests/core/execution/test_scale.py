@@ -1,4 +1,4 @@
-"""Several workers: the same load however it is split, quantiles that merge exactly, room checked before the start."""
+"""Several workers: the load does not depend on their number, and quantiles merge exactly."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) 
 def test_files_of_many_workers_say_what_one_would(
     seed: int, count: int, workers: int, lazily: bool
 ) -> None:
-    """Through all that a record goes through: spool, recorder, one Parquet file, summary. In no order, some failed."""
+    """Records of many workers are compared with those of one in every file. Some have failed."""
     draw = np.random.default_rng(seed)
     whole = rows(seed, count)
     failed = draw.random(count) < 0.1

@@ -1,4 +1,4 @@
-"""Runs that end before their time by a rule: when, why, and what becomes of the rest of the load."""
+"""Runs that a rule ends early: when, why, and how the rest of the load is recorded."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
 def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulated(
     profile: str, tmp_path: Path
 ) -> None:
-    """The load is simulated once, to the instant at which the records of the whole run break the rule."""
+    """The simulation runs once, up to the instant at which the records violate the rule."""
     load_of = {"request_rate": "20"} if profile == "agentic" else {"concurrency": "2000"}
     rules = ["ttft:p50:100ms" if profile == "agentic" else "ttft:p50:1ms"]
     one = load(

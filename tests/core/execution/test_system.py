@@ -1,4 +1,4 @@
-"""`--system FILE`: what is described is stored and shown, what others ask for and nobody says is named."""
+"""`--system FILE`: descriptions are stored and shown, and missing ones are named."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
 
 
 def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_warned_of() -> None:
-    """The page of DCGM fills in the driver that nobody said; and the 500 W that the file says are not its 700 W."""
+    """DCGM supplies the missing driver and contradicts the 500 W of the file with 700 W."""
     missing = {
         "a second measurement": [
             "accelerator.driver",

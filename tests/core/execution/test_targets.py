@@ -25,7 +25,7 @@ from loadgen.sim.server.options import Options
 
 
 def beside(two: embedded.EmbeddedServer) -> dict[str, Any]:
-    """Settings for a server that other tests use, too, and this one."""
+    """Return settings of this server and of one that other tests share."""
     one = Endpoint(url=shared().url, name="one")
     return {"url": one.url, "targets": (one, Endpoint(url=two.url, name="two"))}
 
@@ -99,7 +99,7 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
 def test_one_that_is_dead_does_not_drown_the_others(
     tmp_path: Path, concurrency: str, route: str
 ) -> None:
-    """A refused connection takes no time: lanes that tried again at once would make thousands of failures a second."""
+    """Immediate retries of refused connections would cause thousands of failures a second."""
     with start(QUICK) as two:
         settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
         made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
@@ -118,7 +118,7 @@ def test_one_that_is_dead_does_not_drown_the_others(
 
 @pytest.mark.processes
 def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
-    """By number all requests to the dead target are the second worker's: the other would go on for the whole minute."""
+    """All requests to the dead target belong to the second worker, yet both workers stop."""
     with start(QUICK) as two:
         settings = Settings(
             on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two)

@@ -18,9 +18,7 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def summary_with_change(change: float, seconds: int) -> Summary:
-    """A request every 10 ms whose TTFT grows over the run by this share, and whose tokens come as
-    fast as ever.
-    """
+    """Summarize a run whose TTFT grows by the fraction `change` while TPOT stays the same."""
     rows = blank(seconds * 100)
     rows["due_ns"] = rows["slot"] * 10 * MS
     rows["output_events"] = rows["output_tokens"] = 5

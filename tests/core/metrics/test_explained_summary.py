@@ -21,9 +21,7 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def conversations() -> tuple[Any, ...]:
-    """60 conversations of three turns on two targets: some fail in the middle, some are cut, some
-    cancelled.
-    """
+    """Return 60 conversations of three turns on two targets, some failed, cut off or cancelled."""
     draw = np.random.default_rng(5)
     rows = blank(180)
     rows["session"], rows["turn"] = rows["slot"] // 3, rows["slot"] % 3

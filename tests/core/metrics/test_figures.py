@@ -1,6 +1,4 @@
-"""The table of figures: its rows, the documents made of them, and a figure of another package in
-every place.
-"""
+"""The table of metrics, the documents made from it, and the metric of a plugin."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def test_the_documentation_of_metrics_is_generated_from_their_definitions() -> N
 def test_a_metric_of_a_plugin_is_shown_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One module: a row and its function. It works on the stored rows of a run of another day too."""
+    """A plugin adds a metric with one module, which also works on the records of older runs."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -140,9 +138,7 @@ def test_a_bundle_names_the_missing_package_of_a_metric(
 def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was judged stays as it was; what is made again of the records is undecided, and says
-    why.
-    """
+    """A stored result keeps its outcome. A recomputed one is undecided and gives the reason."""
     folder = tmp_path / "r"
     slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
     assert (

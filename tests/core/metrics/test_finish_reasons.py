@@ -1,4 +1,4 @@
-"""How answers ended: counted from the records, of the run and of each part of it, in text and page."""
+"""Finish reasons counted from the records of a run and of its parts."""
 
 from __future__ import annotations
 

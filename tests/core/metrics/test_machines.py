@@ -1,6 +1,4 @@
-"""What each machine of a cluster sent: a row for each, that add up to the run; text, page and JSON
-say the same.
-"""
+"""The table of machines of a cluster adds up to the run in text, page and JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One run of ten requests worked out by hand, each limit of the verdict from both sides, and what
-a file may be.
-"""
+"""A run of ten requests worked out by hand, and both sides of each validity limit."""
 
 import itertools
 import json
@@ -174,9 +172,7 @@ def test_latencies_equal_those_computed_by_hand(
 
 
 def test_turns_after_a_failed_turn_do_not_count_as_dropped() -> None:
-    """Where one start met a cap, the rest of its conversation follows it: then all that was
-    dropped counts.
-    """
+    """If the first turn of a conversation is dropped at the limit, so is the rest."""
     after = {"previous_turn_failed": ErrorKind(count=3, first_text="")}
     rest = {"ok": 7, "failed": 0, "cancelled": 0, "lost": 0, "resent": 0, "by_error": after}
     assert RequestCounts(scheduled=10, dropped=3, **rest).dropped_share == 0
@@ -381,11 +377,11 @@ def test_a_run_without_measured_requests_is_not_valid(n: int) -> None:
 
 
 # -- the verdict
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def valid_records(n: int = 1000) -> NDArray[np.void]:
-    """Requests 10 ms apart, TTFT 100 ms, five tokens 10 ms apart."""
+    """Return requests 10 ms apart with a TTFT of 100 ms and five tokens 10 ms apart."""
     rows = blank(n)
     rows["due_ns"] = np.arange(n) * 10 * MS
     rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"]
@@ -402,7 +398,7 @@ def summarize_changed_records(
     seconds: list[WorkerSample] | None = None,
     **manifest: Any,
 ) -> Summary:
-    """A sound run with fields of its first k rows changed: {field: (k, value)}."""
+    """Summarize a valid run with changed fields: {field: (number of first rows, value)}."""
     rows = valid_records()
     for field, (k, value) in (change or {}).items():
         rows[field][:k] = value
@@ -634,12 +630,10 @@ def test_each_warning_appears_beyond_its_limit_only(
 def stopped_client(
     *, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200
 ) -> Summary:
-    """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every
-    `every_ms`.
+    """Summarize responses with an ITL of 5 ms, read by a client that is stopped repeatedly.
 
-    The bytes go through the exchange that reads them in a run. What arrives while the client
-    stands still is one read afterwards, with the stamp of the newest packet, as the kernel merges
-    it.
+    The bytes go through the reader of a real run. Data that arrives while the client is stopped is
+    read at once afterwards, with the timestamp of the newest packet, as the kernel merges it.
     """
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -1012,7 +1006,7 @@ def test_exit_codes_follow_their_precedence(
 
 
 # -- files
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -1081,7 +1075,7 @@ def structs_within(kind: Any) -> "itertools.chain[Any]":
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a pattern of the page stands for: `{start,end}_s` is two."""
+    """Return the names that a pattern stands for: `{start,end}_s` gives two."""
     parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
     return ["".join(chosen) for chosen in itertools.product(*parts)]
 

@@ -1,6 +1,4 @@
-"""Growth: false alarms and power of the trend test, who grows in a run, what search and MLPerf
-results make of it.
-"""
+"""Growth of queues: error rates of the trend test, and its effect on search and MLPerf."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 def correlated_noise(
     rng: np.random.Generator, count: int, memory_s: float, length: int = 300
 ) -> np.ndarray:  # type: ignore[type-arg]
-    """Block means of first-order autoregressive noise, a value a second, of standard deviation 1."""
+    """Return block means of AR(1) noise with one value a second and standard deviation 1."""
     kept = math.exp(-1 / memory_s)
     shocks = rng.standard_normal((count, length)) * math.sqrt(1 - kept * kept)
     values = np.empty((count, length))
@@ -98,9 +96,7 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
 
 
 def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
-    """Neighbouring blocks of such a queue are so much alike that a test of the slope alone takes
-    them for few.
-    """
+    """Blocks of such a queue are so correlated that a test of the slope alone misses it."""
     rng = seeds.stream(5, "smooth")
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
@@ -126,14 +122,15 @@ def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
 
 
 # -- rows of a run
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def simulate_queues(
     loads: list[float], *, length_s: float = 400, rate: float = 40, seed: int = 1
 ) -> Any:
-    """Rows of one M/M/1 queue per target, at these loads (share of its capacity), from empty; a
-    second of answer.
+    """Return records of one M/M/1 queue per target that starts empty.
+
+    `loads` are fractions of the capacity; each response takes one more second.
     """
     rng = seeds.stream(seed, "queues")
     parts = []
@@ -305,7 +302,7 @@ def test_a_growing_queue_is_found_although_requests_become_longer(field: str) ->
 
 
 def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
-    """In flight are 1 % of the requests that are due in the second half: no more can have piled up."""
+    """Only 1 % of the requests of the second half are in flight, so no more can have piled up."""
     rng = seeds.stream(9, "noise")
     rows = simulate_queues([0.5], length_s=60)
     bursts = 1 + 30 * (rng.random(len(rows)) < 0.01)
@@ -337,13 +334,13 @@ def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
 
 
 # -- the search
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def run_planned_trial(
     trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 600
 ) -> TrialResult:
-    """The trial of a server that holds by the rules up to `rules`, and grows above `steady`."""
+    """Return the trial of a server that meets its SLO up to `rules` and is stable up to `steady`."""
     under = trial.load <= (rules if trial.length_factor == 1 else steady * 1.005)
     grows = trial.kind in ("confirm", "sustain") and trial.load > steady
     return TrialResult(
@@ -432,14 +429,15 @@ def test_the_trial_monitor_finds_one_growing_replica() -> None:
 
 
 # -- intervals
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def count_intervals_covering(
     spread: float, *, run_spread: float | None, count: int, sampling: float = 0.002
 ) -> tuple[int, float]:
-    """How many of so many searches have the truth in their interval, when each run has a level of
-    its own.
+    """Count the searches whose interval contains the true capacity.
+
+    Each run has a deviation of its own with standard deviation `run_spread`.
     """
     hits, probes = 0, 0
     for seed in range(count):
@@ -505,9 +503,7 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     ("trial_s", "within"), [(600, "2 min 43 s (default 12 min 00 s"), (2700, "12 min 12 s")]
 )
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
-    """Trials of ten minutes meet no spell that comes back each half hour: the interval does not
-    hold for it.
-    """
+    """Trials of ten minutes cannot show a slowdown that recurs every half hour."""
     words = search_text.describe_interval_coverage(
         run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
     )
@@ -520,7 +516,7 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
 
 
 # -- resonance
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
@@ -567,9 +563,7 @@ RATE = 142.6  # /s, which overloads that one by a few percent
 
 
 def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
-    """VALID by every limit, while the queue of one replica of four grows for as long as the run
-    goes on.
-    """
+    """The queue of one replica of four grows throughout a run that is valid by all limits."""
     preset = tmp_path / "uneven.yaml"
     preset.write_text(UNEVEN)
     official = rules.test("llama2-70b", "server", min_duration_s=120)
@@ -638,9 +632,7 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
 
 
 def test_a_run_without_a_steady_state_is_called_too_short(tmp_path: Path) -> None:
-    """The warm-up is in flight as long as measured requests are due: there are no steady figures,
-    and no growth.
-    """
+    """The warm-up never leaves the server, so the run has no steady state and no growth."""
     main_arguments = [
         "run",
         "rag",

@@ -1,7 +1,6 @@
-"""What the end of the drain cut is the tool's cut, never the server's failure: one definition from
-run to capacity.
+"""Requests that the end of the drain cuts off are unfinished, not failed, in every command.
 
-The chain search, report, cost, capacity is walked for every profile: no step may contradict the
+Search, report, cost and capacity are run in turn for every profile, and no step may contradict the
 one before it.
 """
 
@@ -63,7 +62,7 @@ MANIFEST = RunManifest(
 
 
 def records_with_unfinished(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
-    """Requests due every 100 ms.
+    """Return requests that are scheduled every 100 ms.
 
     Of the unfinished ones, all cut at 100 s, `over` never got a first token.
     """
@@ -203,9 +202,7 @@ def test_above_one_percent_unfinished_requests_no_term_is_met() -> None:
 
 
 def test_a_term_missed_however_unfinished_requests_end_is_missed() -> None:
-    """100 of 1,100 without a first token 30 s after they were due: p95 of TTFT is over 2 s
-    whatever the rest does.
-    """
+    """100 of 1,100 requests have waited for 30 s, so p95 of TTFT exceeds 2 s in any case."""
     summary = summary_of(1000, 100, 100)
     ttft, e2e = summary.goodput.slo
     assert (ttft.met, e2e.met, summary.goodput.met) == (False, None, False)

@@ -1,4 +1,4 @@
-"""Bodies from the builder process are those that would be built ahead, and no more of them are held than asked for."""
+"""Request bodies from the builder process equal those built in place, in bounded memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def go(
 
 
 def test_bodies_are_read_back_in_any_order() -> None:
-    """Short ones in blocks of the file, of which few are kept; some lie across two blocks, some are long."""
+    """Short bodies share blocks, some cross from one block to the next, and some are long."""
     made = load("qa", read_flags(num_requests="400", request_rate="inf"))
     prompts = build_prompts(made, 7, 1, load_tokenizer(None))
     draw = random.Random(1)
@@ -96,7 +96,7 @@ CLASSES = "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens
 def test_bodies_built_together_equal_bodies_built_singly(
     tmp_path: Path, asked: str, targets: int
 ) -> None:
-    """The bytes, what is known of each, and both digests, however many are built at a time, of any numbers."""
+    """Bytes, metadata and both digests do not depend on how many are built at a time."""
     (tmp_path / "w.yaml").write_text(f"name: w\n{asked}\n")
     prompts = build_prompts(
         load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")),

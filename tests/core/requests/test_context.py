@@ -1,4 +1,4 @@
-"""Requests that are longer than the target takes are told of before the load; what a load will send is told by task."""
+"""Requests that exceed the context length are reported before the load, by task."""
 
 from __future__ import annotations
 

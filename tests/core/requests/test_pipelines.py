@@ -1,4 +1,4 @@
-"""Steps of a task that ask other endpoints: embeddings, a ranking, another model; what is sent where, and the split."""
+"""Task steps that use other endpoints: embeddings, reranking and a second model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def steps_of(summary: Summary) -> dict[str, Any]:
 
 
 def loads(heard: Sequence[Heard]) -> list[Heard]:
-    """The requests of the load: the probe sends no document that is of a corpus, and short words."""
+    """Return the requests of the load. The preflight sends no corpus document and short texts."""
     return [one for one in heard if one.body is not None and "hello" not in json.dumps(one.body)]
 
 
@@ -209,7 +209,7 @@ def test_the_shipped_pipeline_runs_against_one_simulated_server(
 
 
 def by_hand(folder: Path, summary: Summary) -> dict[str, float]:
-    """The share of each step and pause, walking back through each task."""
+    """Return the fraction of each step and pause by walking back through each task."""
     stored = store.read_run(folder)
     steps = {turn: step for step in stored.manifest.steps for turn in step.turns}
     waits = {

@@ -1,4 +1,4 @@
-"""Prompts are pure functions of (seed, salt, number), exactly as long as asked, and different where they should be."""
+"""Prompts are pure functions of (seed, salt, number) with exactly the requested lengths."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_request
 
 
 def test_a_turn_contains_the_scripted_history_of_earlier_turns():
-    """Written anew for each turn, the texts of a conversation of 50 turns were most of what its bodies cost."""
+    """Generating the texts again for each of 50 turns was most of the cost of the bodies."""
     made = built(**KINDS["talk"] | {"turns": talk(50, 11)})
     requests = [made[number] for number in range(100)]
     for before, after in itertools.pairwise(requests):
@@ -168,7 +168,7 @@ def test_a_turn_contains_the_scripted_history_of_earlier_turns():
 
 
 def test_recipe_of_the_draws_is_frozen():
-    """A changed text here means that runs of two versions with the same seed no longer send the same bytes."""
+    """If a text changes, two versions send different bytes for the same seed."""
     assert texts(built(input_tokens=FixedTokens(value=9))[5]) == [
         "voor torture kernel catalog motivate judgement video magn classifier"
     ]
@@ -356,7 +356,7 @@ def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
 
 
 def test_lengths_that_cannot_be_met_cause_a_warning(tmp_path):
-    """A tokenizer that joins some neighbours: each text is counted and mended; where that fails the count is true."""
+    """With a tokenizer that joins words, texts are counted and adjusted, or the count is true."""
 
     def encode(
         text,

@@ -1,4 +1,4 @@
-"""Tasks of agents: the graph of each, what is sent for it, when, and what came back; also among classes."""
+"""Agent tasks: their graphs, requests, times and responses, also among classes."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
 
 
 def heard_requests(server: canned.Canned) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
-    """Number, body and headers of each request of the load."""
+    """Yield the number, body and headers of each request of the load."""
     for heard in server.heard:
         name = heard.headers.get("x-request-id", "")
         if heard.body and name.startswith("wire-"):

@@ -119,7 +119,7 @@ def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_reading_a_local_tokenizer_starts_no_thread(tiny):
-    """Then a process can be forked that builds the bodies; without it a closed loop builds 2,000 before it begins."""
+    """Without threads a builder process can be forked, so a closed loop starts sooner."""
     code = (
         "import sys; from pathlib import Path; from loadgen.core import child_process;"
         "from loadgen.core.requests.tokenizer import read_tokenizer_file; assert child_process.can_fork(); read_tokenizer_file(Path(sys.argv[1]));"

@@ -44,7 +44,7 @@ FIELDS = ("due_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_
 
 
 def test_connecting_is_of_new_connections_only() -> None:
-    """A generator that is late asks late for a connection, too: that is its own lag, and no connecting."""
+    """A late client opens connections late; that delay is its own and no connect time."""
     rows = blank(4)
     rows["due_ns"] = 1_000
     rows["ready_ns"] = [
@@ -312,7 +312,7 @@ def test_chosen_columns_are_the_rows_chosen(stages: list[int]) -> None:
 
 
 def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
-    """Groups of one value are remembered, and of a selection only the groups that hold it are read."""
+    """Constant row groups are cached, and a selection reads only the groups that contain it."""
     rows, draw = blank(1_000), np.random.default_rng(1)
     rows["slot"] = rows["due_ns"] = draw.permutation(1_000)
     rows["stage"], rows["status"] = rows["slot"] >= 100, draw.integers(0, 2, 1_000)
@@ -470,7 +470,7 @@ def test_a_file_without_rows_has_columns_of_none(tmp_path: Path) -> None:
 
 
 def test_columns_are_refused_where_answered_requests_were_never_due(tmp_path: Path) -> None:
-    """As rows are: what came of them was a bug of loadgen's, where a run of millions had lost the column."""
+    """A lost column in a run of millions was once reported as an internal error."""
     rows = sent_rows(500, 3)
     (tmp_path / "requests").mkdir()
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(run="r")))
@@ -531,7 +531,7 @@ def test_rows_side_by_side_are_not_copied() -> None:
 
 
 def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
-    """It would hold each of them, and be given up when it is full: half of the time of writing, and a larger file."""
+    """A dictionary of timestamps would fill up, double the writing time and enlarge the file."""
     rows = blank(50)
     rows["due_ns"] = np.arange(50) * S
     write(tmp_path / "a.parquet", [to_table(rows, [])])
@@ -560,7 +560,7 @@ def test_statistics_that_are_not_those_of_the_values_are_damage(tmp_path: Path) 
 
 
 def test_what_is_read_of_a_file_goes_through_the_pool_that_gives_it_back(tmp_path: Path) -> None:
-    """Arrow opens and reads ahead with the pool that it began with, which keeps it: 38 MB of a rack's rows."""
+    """The default pool of Arrow keeps what it reads ahead, 38 MB for the records of a rack."""
     rows = blank(50_000)
     rows["due_ns"] = np.random.default_rng(1).integers(0, 2**62, len(rows))
     write(tmp_path / "rows.parquet", [to_table(rows, [])])
@@ -571,7 +571,7 @@ def test_what_is_read_of_a_file_goes_through_the_pool_that_gives_it_back(tmp_pat
 
 
 def allocated_elsewhere() -> int:
-    """What was asked of the pools that keep memory."""
+    """Return the bytes allocated by the memory pools that do not return memory."""
     names = set(pa.supported_memory_backends()) - {"system"}
     pools = [getattr(pa, f"{name}_memory_pool")() for name in sorted(names)]
     if not all(hasattr(pool, "total_bytes_allocated") for pool in pools):

@@ -1,4 +1,4 @@
-"""What a results folder says of itself: software, metadata, region, tokens/s per GPU, and the hash of every file."""
+"""Provenance of a results folder: software, metadata, region and the hash of every file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
 
 
 def sound(folder: Path) -> bool:
-    """Whether the ordinary tool finds every listed file as it is listed, and every file is listed."""
+    """Return True if sha256sum verifies every listed file and no file is missing from the list."""
     done = subprocess.run(
         ["sha256sum", "--quiet", "-c", checksums.FILE], cwd=folder, capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The files of a run: what was appended is read back the same from the spool and from Parquet, also when cut short."""
+"""Records read back from the log and from Parquet are those written, also if cut short."""
 
 import subprocess
 import sys

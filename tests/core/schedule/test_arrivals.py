@@ -1,4 +1,4 @@
-"""Arrivals: LoadGen's Poisson to the nanosecond, the other laws against their closed forms, with fixed seeds."""
+"""Arrivals: MLPerf's Poisson process to the nanosecond, other processes by closed form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int])
 
 
 def mt19937(seed: int, n: int) -> list[int]:
-    """The first n words of the generator as Matsumoto and Nishimura published it (1998)."""
+    """Return the first n outputs of MT19937 as Matsumoto and Nishimura published it (1998)."""
     state = [seed & 0xFFFFFFFF]
     for i in range(1, 624):
         state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + i) & 0xFFFFFFFF)
@@ -153,7 +153,7 @@ def test_constant_ends_exactly_at_its_duration() -> None:
 
 
 def furthest(values: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Kolmogorov and Smirnov's statistic times sqrt(n): above 1.63 in one of a hundred samples of the law itself."""
+    """Return sqrt(n) times the Kolmogorov-Smirnov statistic, which exceeds 1.63 in 1 %."""
     ordered = np.sort(values)
     n = len(ordered)
     expected = cdf(ordered)

@@ -1,4 +1,4 @@
-"""The dispatcher in virtual time: each slot comes out once, in time and within its limits, whatever completions do."""
+"""The dispatcher in virtual time: each slot is returned once, in time and within limits."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def drive(
     late_ns: int = 0,
     prefill_ns: int | None = None,
 ) -> Run:
-    """Run a dispatcher on a virtual clock, from `stop_ns` on only to the ends of what is in flight. With `late_ns` it
-    is asked for what is due only so much after the instant that it named. `prefill_ns`: when the first output comes.
+    """Run a dispatcher on a virtual clock and return what it started and dropped.
+
+    From `stop_ns` on only the requests in flight end. With `late_ns` the dispatcher is polled that
+    much after the instant that it named. `prefill_ns` is the time to the first output.
     """
     run, now, ends, prefilled = Run(), 0, list[tuple[int, int, bool]](), list[tuple[int, int]]()
     while not dispatcher.is_done:
@@ -188,7 +190,7 @@ def to_none(column_value: int) -> int | None:
 
 
 def check_sessions(schedule: Schedule, run: Run) -> None:
-    """A turn is due its pause after the end of the one before, and never sent when that one was not."""
+    """Check that a turn follows the previous one after its pause and only if that was sent."""
     sent = {start.slot_id: start for start in run.sent}
     for number, start in sent.items():
         slot = schedule.slot(number)
@@ -210,7 +212,7 @@ def check_sessions(schedule: Schedule, run: Run) -> None:
 
 
 def check_virtual_users(schedule: Schedule, run: Run, cap: int | None, late: bool) -> None:
-    """A user has one request at a time, an open loop no more than its cap; what starts does so in order of due."""
+    """Check the limits in flight of users and open loops, and the order of the starts."""
     assert [now for now, _ in run.starts] == sorted(now for now, _ in run.starts)
     busy: dict[tuple[int, int], int] = {}
     for now, start in run.starts:
@@ -294,8 +296,9 @@ def test_limit_in_flight_does_not_apply_to_a_closed_loop() -> None:
 
 
 def test_virtual_users_wait_in_order_for_room_in_prefill() -> None:
-    """Eight users, one in prefill at a time for 10 ms: a start each 10 ms, due when the one before has its first
-    output. Seven answers of 70 ms are in flight.
+    """A request starts each 10 ms, when the previous one has its first output.
+
+    Eight users share one place in prefill of 10 ms; seven responses of 70 ms are in flight.
     """
     run = drive(
         Dispatcher(build_schedule(workload(closed(8, count=24)), 1), max_in_prefill=1),
@@ -309,7 +312,7 @@ def test_virtual_users_wait_in_order_for_room_in_prefill() -> None:
 
 
 def test_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
-    """A gap of 100 ms, 250 ms of prefill, two places: as with the cap in flight, one of three finds none."""
+    """At one arrival per 100 ms and 250 ms of prefill, two places drop one of three."""
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
     assert [start.drop_reason for _, start in run.starts][:6] == [
@@ -591,7 +594,7 @@ def test_only_the_next_unsent_slot_of_a_virtual_user_has_a_due_time() -> None:
 
 
 def test_slots_contain_plain_integers() -> None:
-    """NumPy scalars would be several times slower in everything done with them, and would not pack."""
+    """NumPy scalars are several times slower in Python code and cannot be packed."""
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
     run = drive(Dispatcher(build_schedule(mixed, 1)), lasting(MS), stop_ns=60 * MS)
     assert {type(value) for start in run.all for value in astuple(start)} == {int, str, type(None)}
@@ -601,7 +604,7 @@ def test_slots_contain_plain_integers() -> None:
 
 
 def most_in_flight(run: Run, since_ns: int = 0) -> int:
-    """The most requests that were in flight at once from an instant on, ends counted before starts."""
+    """Return the largest number in flight from an instant on, with ends before starts."""
     changes = [(now, 1) for now, _ in run.starts] + [(end, -1) for end in run.ends.values()]
     level = most = 0
     for now, change in sorted(changes):
@@ -624,7 +627,7 @@ def most_in_flight(run: Run, since_ns: int = 0) -> int:
 def test_virtual_users_of_successive_stages_never_exceed_the_concurrency(
     laws, turns, failing, seed, parts
 ) -> None:
-    """Of several closed loops, also with other numbers of users: none starts beside more than its own users allow."""
+    """No stage starts requests while earlier users leave no room for its own."""
     stages = [
         closed(users, ramp * MS, duration_ns=S)
         if count is None

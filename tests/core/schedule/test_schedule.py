@@ -1,4 +1,4 @@
-"""The schedule: columns, shares and fingerprints of every mode, and LoadGen's draw behind an explicit seed."""
+"""The schedule: columns, worker shares and fingerprints of every mode, and MLPerf's draw."""
 
 from __future__ import annotations
 

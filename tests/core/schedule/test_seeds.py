@@ -1,4 +1,4 @@
-"""Seed and salt: what repeats the same prompts, and that runs of one experiment do not send each other's."""
+"""Seed and salt: which runs repeat prompts, and which must not share them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
 
 
 def words_file(folder: Path, *words: str) -> str:
-    """A tokenizer file of whole words."""
+    """Write a tokenizer file of whole words and return its path."""
     vocabulary = {word: i for i, word in enumerate(("?", *words))}
     model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,5 +1,6 @@
-"""Energy of a run: what pages and nvidia-smi say, its integral over the steady window with its error, and where it is
-shown: summary, report, contracts and cost. Pages are fake; none of them disturbs a run.
+"""Energy of a run from metrics pages and nvidia-smi, and where it is shown.
+
+The pages are fake. None of them may disturb a run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ something_else_entirely 7
 def read(
     name: str, values: list[tuple[float, float | None]], labels: str = "", page: str = "p"
 ) -> list[MetricSample]:
-    """Samples as the scraper writes them: the value where it changed, and `up` at every read. None: the read failed."""
+    """Return samples as the scraper writes them; None stands for a read that failed.
+
+    Only changed values are written, and `up` at every read.
+    """
     lines, last = [], None
     for t_s, value in values:
         if value is not None and value != last:
@@ -139,7 +143,7 @@ def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
 
 @contextmanager
 def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A page on a free port of this machine."""
+    """Serve a page on a free port and yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -162,7 +166,7 @@ def send(handler: http.server.BaseHTTPRequestHandler, body: bytes, status: int =
 
 
 def once_then(strange: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Any:
-    """A good page at the first read, so that it is found, and something else from then on."""
+    """Return a handler that serves a good page once and then `strange`."""
     reads = 0
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -174,7 +178,7 @@ def once_then(strange: Callable[[http.server.BaseHTTPRequestHandler], None]) -> 
 
 
 def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
-    """A byte now and then, of a page that never ends."""
+    """Send single bytes of a page that never ends."""
     handler.send_response(200)
     handler.send_header("Content-Length", "1000000")
     handler.end_headers()
@@ -196,7 +200,7 @@ STRANGE = {
 
 @pytest.mark.processes
 def test_strange_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path) -> None:
-    """All kinds at once beside one load, and a good one: the run is as it would be, and the good page is read."""
+    """One run reads all strange pages and a good one, and only the good one has a value."""
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(once_then(strange))) for strange in STRANGE.values()]
         good = stack.enter_context(serving(lambda handler: send(handler, DCGM.encode())))

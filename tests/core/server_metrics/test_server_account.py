@@ -1,4 +1,4 @@
-"""The server's own account of a request: every form that is known, damaged ones, and its way into the records."""
+"""Server timing breakdowns: known forms, damaged ones, and their way into the records."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def table(folder: Path) -> Any:
 def test_the_account_of_the_embedded_server_is_in_the_records(
     tmp_path: Path, options: dict[str, str], asked: dict[str, Any]
 ) -> None:
-    """Half of the time to first token is spent in the queue of one slot; the server's parts fit into the client's."""
+    """Half of TTFT is queueing for one slot. The server's parts fit into the client's times."""
     embedded = {"ttft": "20ms", "itl": "1ms", "slots": 1} | options
     run = loadgen.run(
         WORKLOAD,
@@ -261,7 +261,7 @@ def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
 def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
     tmp_path: Path,
 ) -> None:
-    """A server that has no account: one warning, from the probe, and not a second one from the records."""
+    """The preflight warns once that the server has no timing, and the records do not repeat it."""
     embedded = {"ttft": "2ms", "itl": "1ms", "api_flavor": "openai"}
     run = loadgen.run(
         WORKLOAD,
@@ -288,7 +288,7 @@ def read_manifest(folder: Path) -> RunManifest:
 
 
 def account(arrival: float, first: float, last: float) -> dict[str, Any]:
-    """A record of `/perf_metrics`; times in s on the server's clock."""
+    """Return an entry of `/perf_metrics` with times in seconds on the server's clock."""
     timing = {
         "arrival_time": arrival,
         "first_scheduled_time": arrival + 0.01,
@@ -345,8 +345,9 @@ def test_a_record_without_its_instants_is_left_out() -> None:
 
 @pytest.mark.parametrize("lost", [0, 150])
 def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(lost: int) -> None:
-    """Two clients of one server, a clock that began at another time, 1 ms of network: every account that is ours is
-    found, but for a few in a thousand, and none that is not.
+    """Nearly all timings of this client's requests are matched, and none of another client.
+
+    The server's clock has another start, and the network takes 1 ms.
     """
     random = np.random.default_rng(7)
     sent = np.sort(random.integers(0, 60_000 * MS, 2_000))

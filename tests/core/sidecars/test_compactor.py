@@ -1,4 +1,4 @@
-"""Records that go from the spool to Parquet while a run goes, and what is left of a worker that dies."""
+"""Conversion of records to Parquet during a run, also after the death of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hearers of a run: in which order they are told, what they say in the manifest, and that each hears the end."""
+"""Event handlers of a run: their order, their manifest entries and their last event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection that reads pages: its requests, the responses that it accepts, and when it reconnects."""
+"""The connection that reads metrics pages: requests, responses and reconnects."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\
 
 @contextmanager
 def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """A server: its connections one after the other, with their answers, and then their end; its port, what it heard.
-    An empty answer is none.
+    """Serve one list of responses per connection and yield the port and the requests.
+
+    The server closes each connection after its last response. An empty response is not sent.
     """
     heard: list[bytes] = []
 

@@ -1,6 +1,4 @@
-"""`--profile`: the servers' profiler runs around a part of the load, is stopped after it whatever happens, and is
-refused where a server has none.
-"""
+"""`--profile`: the server's profiler covers a part of the load and is always stopped."""
 
 from __future__ import annotations
 

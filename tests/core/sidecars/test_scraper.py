@@ -1,4 +1,4 @@
-"""The servers' own metrics: pages as samples, samples of a run as figures, and a run beside whose page one is read."""
+"""Server metrics: pages become samples, and the samples of a run become metrics."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
 def said(
     *reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics"
 ) -> list[MetricSample]:
-    """Samples as `PageReader.new_samples` writes them: of each read what changed, and `up`. None: the read failed."""
+    """Return samples as `PageReader.new_samples` does; None stands for a read that failed.
+
+    Each read has the changed values and `up`.
+    """
     found: list[MetricSample] = []
     last: dict[str, float] = {}
     for t_s, values in reads:

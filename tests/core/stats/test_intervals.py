@@ -1,6 +1,4 @@
-"""Intervals: against published quantiles, worked ratios, and how often they cover the truth of
-correlated runs.
-"""
+"""Intervals: published quantiles, worked ratios and coverage for correlated runs."""
 
 from __future__ import annotations
 
@@ -156,7 +154,7 @@ def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
 
 @pytest.mark.parametrize("memory", [0.0, 0.5])
 def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
-    """Of a normal law, 20 values each: the limit is below the true p99 in at most about 2.5 of 100."""
+    """The limit is below the true p99 of a normal law in about 2.5 % of samples of 20."""
     below = 0
     for seed in range(400):
         draw = seeds.stream(seed, "tolerance").normal(size=20)

@@ -1,6 +1,4 @@
-"""Quantiles against definitions written out in full: sorting, the binomial rule, and every value
-in the histogram.
-"""
+"""Quantiles compared with sorting, the binomial rule and every value of the histogram."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Classes of requests in one run: which request is of which class, what is sent for it, and the figures of each."""
+"""Request classes in one run: assignment, requests and metrics of each class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own requests: sent as written, every fault found before the run with file:line:column."""
+"""Datasets of the user are sent as written; errors are reported as file:line:column."""
 
 from __future__ import annotations
 

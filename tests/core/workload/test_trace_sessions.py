@@ -1,4 +1,4 @@
-"""Sessions of agents' traces as chains: which requests wait for which, and what a server hears of it."""
+"""Sessions of agent traces: the order of their requests, and what a server receives."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_request_waits_for_the_requests_it_waited_for_in_the_trace(
 
 
 def agent_spans() -> dict[str, Any]:
-    """As traces of agents are published: an object with its spans, dates as texts, usage by the older names."""
+    """Return spans as agent traces have them: dates as texts and usage under older names."""
 
     def one(
         own: str, around: str | None, start: float, end: float, operation: str, *usage: int
@@ -183,7 +183,7 @@ def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
 
 
 def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
-    """They were read as whole prompts: of its published trace the longest would have had 10,000 tokens for 167,000."""
+    """Read as whole prompts, the longest request had 167,000 instead of 10,000 tokens."""
     rows = [
         {
             "session_id": "s",
@@ -240,7 +240,7 @@ def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) ->
 def test_spans_of_agents_are_read_as_they_are_published(
     tmp_path: Path, indent: int | None, listed: bool
 ) -> None:
-    """Their file was "not a trace that is known here", and without `gen_ai.conversation.id` each call stood alone."""
+    """Such a file was refused, and calls without `gen_ai.conversation.id` stood alone."""
     file = tmp_path / "agents.json"
     file.write_text(json.dumps([agent_spans()] if listed else agent_spans(), indent=indent))
     trace = traces.read_trace(file)

@@ -1,4 +1,4 @@
-"""Files of traces: compressed, damaged, with bad rows; and what a replay sends. The formats: tests/interop."""
+"""Trace files: compressed, damaged, with bad rows, and their replay (formats: tests/interop)."""
 
 from __future__ import annotations
 

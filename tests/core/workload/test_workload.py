@@ -1,4 +1,4 @@
-"""What a workload file may say, what it may not and how it is told, what flags change, and what is equal to what."""
+"""Workload files: accepted content, errors, command-line overrides and fingerprints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def faults(
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_the_smallest_workload_needs_its_load_from_flags(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_merge_keys_and_anchors(tmp_path: Path) -> None:
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
+# -- faults ----------------------------------------------------------------------------------------
 
 BAD = [  # a line put after name and requests (lines 1 and 2), its place, the code, what is hinted
     ("stags: []", "3:1 (stags)", "unknown_key", 'did you mean "stages"'),
@@ -453,7 +453,7 @@ def test_any_bytes_load_or_raise_a_combined_error(tmp_path_factory: Any, data: b
         load(str(file), TEN_S, {})
 
 
-# ---------------------------------------------------------------------------------------------------------------- units
+# -- units -----------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10**15))
@@ -489,7 +489,7 @@ def test_units(parse: Any, text: str, value: float) -> None:
     assert parse(text) == value
 
 
-# ---------------------------------------------------------------------------------------------------------------- flags
+# -- flags -----------------------------------------------------------------------------------------
 
 THREE = (
     TWO_LINES
@@ -594,7 +594,7 @@ def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
 
 
 def key_in(where: str) -> str:
-    """The flag that a place names first, with the key of --set."""
+    """Return the first flag that an error location names, with the key of --set."""
     return where.partition("=")[0] if where.startswith("--set") else where.split(maxsplit=1)[0]
 
 
@@ -663,7 +663,7 @@ def test_prompts_from_a_file_go_through_it_once(tmp_path: Path) -> None:
     assert (place, fault.code) == ("--input-tokens 3", "conflict")
 
 
-# ---------------------------------------------------------------------------------------------------------- fingerprint
+# -- fingerprint -----------------------------------------------------------------------------------
 
 
 def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
@@ -716,7 +716,7 @@ def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
     assert recipe_fingerprint(one, "server") != before
 
 
-# -------------------------------------------------------------------------------------------------------------- shipped
+# -- shipped ---------------------------------------------------------------------------------------
 
 TTFT_S, TPOT_S = 0.1, 0.023  # of the embedded endpoint under these loads
 
@@ -759,7 +759,7 @@ def test_packaged_lists_them_all() -> None:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- schema
+# -- schema ----------------------------------------------------------------------------------------
 
 
 def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -891,7 +891,7 @@ def test_the_schema_refuses_workloads_that_do_not_load(text: str, schema: dict[s
     assert not fits(yaml.safe_load(text), schema, schema)
 
 
-# ---------------------------------------------------------------------------------------------------------------- seeds
+# -- seeds -----------------------------------------------------------------------------------------
 
 
 def test_streams_are_reproducible_and_apart() -> None:
