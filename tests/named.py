@@ -32,7 +32,7 @@ def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
         try:
             ending: dict[str, Any] = {"exit": run_command_line(call)}
         except errors.CombinedError as faults:
-            ending = {"exit": faults.exit_code, "faults": [fault.code for fault in faults.faults]}
+            ending = {"exit": faults.exit_code, "faults": [fault.code for fault in faults.errors]}
         except errors.LoadgenError as fault:
             ending = {"exit": fault.exit_code, "faults": [fault.code]}
     return ending, out.buffer.getvalue().decode()

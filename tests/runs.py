@@ -26,7 +26,7 @@ from loadgen.core.results.manifest import (
     encode_manifest,
 )
 from loadgen.core.results.record import BIN_NS
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram
 
@@ -129,7 +129,7 @@ def write(
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))
-    spool = Spool(folder, 0)
+    spool = RecordLog(folder, 0)
     for text in texts:
         spool.text(text)
     spool.row(found.tobytes())

@@ -22,7 +22,7 @@ FAULTS = {
     "WrongUse",
     "TargetUnusable",
     "TransientFailure",
-    "Wrong",
+    "InvalidValueError",
     "BadRow",
 }
 MAKERS = {"add_error", "add_option", "fault", "report", "Explanation"}

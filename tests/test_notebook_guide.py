@@ -59,7 +59,7 @@ def _write_run(folder: Path) -> None:
     runs.write(folder)
     compactor = Compactor(folder)
     assert compactor.finish()
-    store.drop_spool(folder)
+    store.delete_record_log(folder)
     sample = {
         "t_s": 0.0,
         "target": 0,

@@ -234,7 +234,7 @@ def other_endpoint(
         return None
     try:
         key = settings.api_key if key_file is None else read_key_file(key_file)
-    except units.Wrong as wrong:
+    except units.InvalidValueError as wrong:
         raise UserError(
             wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint
         ) from None

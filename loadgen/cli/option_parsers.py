@@ -1,6 +1,6 @@
 """Parsers of the values of options, for the command line and for the keywords of `loadgen.run`.
 
-A parser takes text or a Python value and returns a checked value. It raises `units.Wrong` for a
+A parser takes text or a Python value and returns a checked value. It raises `units.InvalidValueError` for a
 value that it does not take, and Fault or Faults where the place is not simply the option.
 """
 
@@ -29,23 +29,27 @@ _FRAMING_HEADERS = ("content-length", "transfer-encoding")
 
 
 def parse_text(value: Any) -> str:
-    """Return a text or a path as text. Raises units.Wrong for an empty one.
+    """Return a text or a path as text. Raises units.InvalidValueError for an empty one.
 
     A variable of a build that is not set makes an empty text, which must not mean the default.
     """
     if not isinstance(value, str | os.PathLike):
-        raise units.Wrong("wrong_type", f"must be a string, not {type(value).__name__}", "")
+        raise units.InvalidValueError(
+            "wrong_type", f"must be a string, not {type(value).__name__}", ""
+        )
     text = os.fspath(value)
     if not text.strip():
         reason = "the value is empty; is an environment variable unset?"
-        raise units.Wrong("missing_value", reason, "give a value, or leave the option out")
+        raise units.InvalidValueError(
+            "missing_value", reason, "give a value, or leave the option out"
+        )
     return text
 
 
 def parse_mapping(value: Any) -> dict[str, Any]:
     """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "wrong_type", f"must be a mapping, not {str(value)!r}", "a mapping from option to value"
         )
     return dict(value)
@@ -66,7 +70,7 @@ def parse_pairs(value: Any) -> Mapping[str, object] | tuple[str, ...]:
 def parse_switch(value: Any) -> bool:
     """Return a bool; nothing else counts as one."""
     if not isinstance(value, bool):
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "wrong_type", f"must be True or False, not {value!r}", "use True or False"
         )
     return value
@@ -80,9 +84,9 @@ class ChoiceParser:
         self.choices = choices
 
     def __call__(self, value: Any) -> str:
-        """Return the word. Raises units.Wrong for another one."""
+        """Return the word. Raises units.InvalidValueError for another one."""
         if value not in self.choices:
-            raise units.Wrong(
+            raise units.InvalidValueError(
                 "unknown_name",
                 f"unknown value {str(value)!r}",
                 f"known: {', '.join(self.choices)}",
@@ -99,9 +103,9 @@ class CountParser:
         self.hint = hint
 
     def __call__(self, value: Any) -> int:
-        """Return the number. Raises units.Wrong for anything else."""
+        """Return the number. Raises units.InvalidValueError for anything else."""
         if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) < 1:
-            raise units.Wrong(
+            raise units.InvalidValueError(
                 "invalid_value", f"must be an integer >= 1, not {str(value)!r}", self.hint
             )
         return int(value)
@@ -123,7 +127,7 @@ def parse_percentiles(value: Any) -> tuple[float, ...]:
         numbers = []
     quantiles = {round(number / 100, 9) for number in numbers}
     if not quantiles or not all(0 < quantile < 1 for quantile in quantiles):
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "invalid_value",
             f"must be percentiles, not {value!r}",
             "numbers between 0 and 100, like 25,99.5",
@@ -151,7 +155,7 @@ def parse_pem_file(value: Any) -> str:
     """Return the path of a PEM file that exists."""
     path = parse_text(value)
     if not Path(path).is_file():
-        raise units.Wrong("missing_file", "no such file", "give a PEM file")
+        raise units.InvalidValueError("missing_file", "no such file", "give a PEM file")
     return path
 
 
@@ -161,7 +165,7 @@ def read_key_file(value: Any) -> str:
         return Path(parse_text(value)).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise units.Wrong(
+        raise units.InvalidValueError(
             of_reading(error),
             f"cannot read the key: {reason}",
             "the file must contain only the key",
@@ -179,7 +183,9 @@ def parse_output_folder(value: Any) -> str:
     path = Path(text).absolute()
     if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in path.parts):
         problem = f"name too long (over {MAX_FILE_NAME_BYTES} bytes)"
-        raise units.Wrong("unwritable_file", f"cannot be created: {problem}", "give a shorter one")
+        raise units.InvalidValueError(
+            "unwritable_file", f"cannot be created: {problem}", "give a shorter one"
+        )
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     problem = ""
     if not existing.is_dir():
@@ -187,7 +193,7 @@ def parse_output_folder(value: Any) -> str:
     elif not os.access(existing, os.W_OK | os.X_OK):
         problem = f"{existing} cannot be written into"
     if problem:
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "give a path that can be written"
         )
     return text
@@ -223,7 +229,7 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
 def parse_header_name(value: Any) -> str:
     """Return the name of a header, like X-Session-ID."""
     if not isinstance(value, str) or not re.fullmatch(_HEADER_NAME, value):
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "invalid_value", "must be the name of a header", "for example X-Session-ID"
         )
     return value
@@ -326,7 +332,7 @@ def parse_option(flag: str, text: str | None, parser: Callable[[str], T]) -> T |
         return None
     try:
         return parser(text)
-    except units.Wrong as wrong:
+    except units.InvalidValueError as wrong:
         raise UserError(wrong.code, f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
 
 
@@ -340,4 +346,6 @@ def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise units.Wrong("invalid_value", "must be a fraction", "for example 5% or 0.05") from None
+        raise units.InvalidValueError(
+            "invalid_value", "must be a fraction", "for example 5% or 0.05"
+        ) from None

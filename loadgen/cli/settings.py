@@ -70,7 +70,7 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
         with collecting(errors):
             try:
                 values[name] = option.parse(value)
-            except units.Wrong as wrong:
+            except units.InvalidValueError as wrong:
                 place = option.place(name, "***" if name == "api_key" else value)
                 raise UserError(wrong.code, str(wrong), place, wrong.hint) from None
     return values

@@ -27,7 +27,7 @@ from pydantic import AfterValidator, Field
 from loadgen import backends
 from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, collecting, of_reading
 from loadgen.core.execution.plan import Endpoint
-from loadgen.core.units import Wrong
+from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
 from loadgen.core.workload.file_models import FileContext, Part
@@ -41,9 +41,9 @@ URL_HINT = "--url http://HOST:8000; to simulate a server: --url sim:gb300-vm"
 
 
 def _check_url(url: str) -> str:
-    """Return a URL that a target can have. Raises units.Wrong for another one."""
+    """Return a URL that a target can have. Raises units.InvalidValueError for another one."""
     if url.startswith("sim:"):
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_url",
             f"a simulated target must be the only target: {url}",
             "use --url for it alone, or serve it over HTTP with loadgen sim --preset",
@@ -51,7 +51,7 @@ def _check_url(url: str) -> str:
     try:
         Target.parse(url)
     except TargetUnusable as error:
-        raise Wrong(error.code, f"cannot be used: {error}", error.hint) from None
+        raise InvalidValueError(error.code, f"cannot be used: {error}", error.hint) from None
     return url
 
 

@@ -34,7 +34,7 @@ from loadgen.core.execution.plan import Job
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.results import store
 from loadgen.core.results.files import PRIVATE
-from loadgen.core.results.spool import GROWING_BINS, Spool, segments
+from loadgen.core.results.record_log import GROWING_BINS, RecordLog, segments
 
 TAKE_BYTES = 4 << 20
 """Most bytes of records in the result of one call of `take`."""
@@ -272,7 +272,7 @@ class Copy:
 
     def __init__(self, folder: Path, i: int) -> None:
         self._folder = folder
-        Spool(folder, i).close()
+        RecordLog(folder, i).close()
         self.have: dict[str, int] = {}
 
     def add(self, pieces: Sequence[Piece]) -> None:

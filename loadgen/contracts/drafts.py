@@ -97,6 +97,6 @@ class ContractErrors:
         example that it is missing, and is reported at this location of the contract.
         """
         if isinstance(error, CombinedError):
-            self.in_other_files.extend(error.faults)
+            self.in_other_files.extend(error.errors)
         else:
             self.add(location, error.code, error.what, error.hint or hint)

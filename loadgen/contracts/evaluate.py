@@ -528,7 +528,7 @@ class TermEvaluator:
         try:
             cost = self.cost_function(self.runs[0], good_rate.interval)
         except (LoadgenError, CombinedError) as error:
-            errors = error.faults if isinstance(error, CombinedError) else [error]
+            errors = error.errors if isinstance(error, CombinedError) else [error]
             reasons = "; ".join(single_error.what for single_error in errors)
             raise EstimateError(f"the cost is not known: {reasons}") from None
         if cost.currency != term.currency:

@@ -172,7 +172,7 @@ def _load_workload(
     try:
         workload = load_workload(name, _overrides(level), inputs.env)
     except CombinedError as combined:
-        for error in combined.faults:
+        for error in combined.errors:
             _add_workload_error(error, draft, errors)
         return None
     slo = level.slo or inputs.contract.slo or workload.slo

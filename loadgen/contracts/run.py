@@ -94,7 +94,7 @@ class Failure(NamedTuple):
     @classmethod
     def from_error(cls, context: str, error: LoadgenError | CombinedError) -> Failure:
         """Return the failure for an error that was raised, with what failed as its context."""
-        errors = error.faults if isinstance(error, CombinedError) else (error,)
+        errors = error.errors if isinstance(error, CombinedError) else (error,)
         messages = "; ".join(single_error.what for single_error in errors)
         return cls(f"{context}: {messages}", codes(error))
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, Strict
 from loadgen.contracts.term_fields import WrittenAnswerTerm, WrittenTerm
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
-from loadgen.core.units import Wrong
+from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part
@@ -62,9 +62,9 @@ def _auto_to_none(value: object) -> object:
 
 
 def _refuse_no_levels(value: object) -> object:
-    """Return the list of levels unchanged. Raise Wrong if it is empty."""
+    """Return the list of levels unchanged. Raise InvalidValueError if it is empty."""
     if value == []:
-        raise Wrong(
+        raise InvalidValueError(
             "missing_value",
             "must have at least one level",
             "levels: [{name: load, workload: qa, must: [{ttft: 2s}]}]",

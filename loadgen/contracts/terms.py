@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from loadgen.core import format
 from loadgen.core.stats.quantiles import quantile_name
-from loadgen.core.units import Wrong
+from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
 from loadgen.figures import METRICS, pooled_metrics
 
@@ -160,10 +160,10 @@ def _check_above_zero(share: float) -> float:
     """Return an upper bound of a fraction, or refuse 0 %, which no sample can show.
 
     Raises:
-        Wrong: The fraction is 0.
+        InvalidValueError: The fraction is 0.
     """
     if share == 0:
-        raise Wrong(
+        raise InvalidValueError(
             "out_of_range",
             "must be above 0%, because no sample can show that something never happens",
             "allow a small percentage, like 0.1%",
@@ -177,16 +177,16 @@ def _check_between_zero_and_one(share: float) -> float:
     No sample can show a lower bound of 100 %, and one of 0 % is always met.
 
     Raises:
-        Wrong: The fraction is 0 or 1. The error becomes a diagnostic at this place of the file.
+        InvalidValueError: The fraction is 0 or 1. The error becomes a diagnostic at this place of the file.
     """
     if share == 1:
-        raise Wrong(
+        raise InvalidValueError(
             "out_of_range",
             "must be below 100%, because no sample can show that something always happens",
             "require a little less, like 99.9%",
         )
     if share == 0:
-        raise Wrong("out_of_range", "must be above 0%", "a percentage like 99%")
+        raise InvalidValueError("out_of_range", "must be above 0%", "a percentage like 99%")
     return share
 
 
@@ -206,11 +206,11 @@ def _parse_money(value: object) -> tuple[Decimal, str]:
     """Return the amount and the currency of a text such as `0.45 USD`.
 
     Raises:
-        Wrong: The value is not such a text, or the amount is 0.
+        InvalidValueError: The value is not such a text, or the amount is 0.
     """
     match = _match(MONEY_PATTERN, value)
     if match is None or Decimal(match["amount"]) == 0:
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_value",
             "must be an amount of money",
             "a number above zero and a currency, like 0.45 USD",
@@ -222,11 +222,11 @@ def _parse_factor(value: object) -> float:
     """Return the number of a text such as `1.5x`.
 
     Raises:
-        Wrong: The value is not such a text, or the number is less than 1.
+        InvalidValueError: The value is not such a text, or the number is less than 1.
     """
     match = _match(FACTOR_PATTERN, value)
     if match is None or float(match["factor"]) < 1:
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_value",
             "must be a factor",
             "a number of at least 1 and x, like 1.5x",
@@ -240,11 +240,11 @@ def _parse_energy(value: object) -> tuple[float, str]:
     The unit of work is an output token or an ok request.
 
     Raises:
-        Wrong: The value is not such a text, or the energy is 0.
+        InvalidValueError: The value is not such a text, or the energy is 0.
     """
     match = _match(ENERGY_PATTERN, value)
     if match is None or float(match["joules"]) == 0:
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_value",
             "must be an energy per token or request",
             "joules per output token or ok request, like 0.5 J/token",

@@ -58,7 +58,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class Forked:
+class ForkedProcess:
     """A fork of this process that runs a function, with the interface of `Popen` with two pipes.
 
     This process must have a single thread, because the locks of others would stay locked in the
@@ -145,7 +145,7 @@ def can_fork() -> bool:
 
 def start_sidecar(
     module: str, *arguments: str, copy: Callable[[], None], files: bool = False
-) -> subprocess.Popen[bytes] | Forked:
+) -> subprocess.Popen[bytes] | ForkedProcess:
     """Start a process that accompanies a run, with pipes as its standard streams.
 
     It is a fork of this process if possible, and else a new interpreter, which costs ten times as
@@ -160,7 +160,7 @@ def start_sidecar(
     Raises OSError if no process can be started.
     """
     if can_fork():
-        return Forked(module.rpartition(".")[2], copy, files=files)
+        return ForkedProcess(module.rpartition(".")[2], copy, files=files)
     return subprocess.Popen(
         command(module, *arguments),
         stdin=subprocess.PIPE,

@@ -174,17 +174,17 @@ class TargetError(LoadgenError):
 class CombinedError(Exception):
     """Several errors of one check, so that the user can correct all of them at once."""
 
-    def __init__(self, faults: Sequence[LoadgenError]) -> None:
-        super().__init__(f"{len(faults)} errors")
-        self.faults = tuple(faults)
+    def __init__(self, errors: Sequence[LoadgenError]) -> None:
+        super().__init__(f"{len(errors)} errors")
+        self.errors = tuple(errors)
 
     @property
     def exit_code(self) -> int:
         """Return the largest exit code of the errors."""
-        return max(fault.exit_code for fault in self.faults)
+        return max(error.exit_code for error in self.errors)
 
     def __str__(self) -> str:
-        return "\n".join(str(fault) for fault in self.faults)
+        return "\n".join(str(error) for error in self.errors)
 
 
 def missing_result(path: object, hint: str, message: str = "no such folder") -> UserError:
@@ -207,7 +207,7 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
 
 def codes(error: LoadgenError | CombinedError) -> tuple[Code, ...]:
     """Return the distinct codes of one or several errors."""
-    errors = error.faults if isinstance(error, CombinedError) else (error,)
+    errors = error.errors if isinstance(error, CombinedError) else (error,)
     return tuple(dict.fromkeys(single.code for single in errors))
 
 
@@ -217,7 +217,7 @@ def collecting(errors: list[LoadgenError]) -> Iterator[None]:
     try:
         yield
     except CombinedError as combined:
-        errors += combined.faults
+        errors += combined.errors
     except LoadgenError as error:
         errors.append(error)
 

@@ -1,6 +1,6 @@
 """Parse values with units, such as `30s`, `250ms`, `10/s`, `99%` and `p95`.
 
-Pure, and shared by workload files and options. Every function raises `Wrong`, whose text is the
+Pure, and shared by workload files and options. Every function raises `InvalidValueError`, whose text is the
 predicate of a sentence such as '"30 sekunds" must be a duration', with a hint what to write.
 """
 
@@ -59,7 +59,7 @@ SHARE_HINT = "write a percentage, like 99% or 0.5%"
 QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 
 
-class Wrong(ValueError):
+class InvalidValueError(ValueError):
     """A text is not valid.
 
     `str()` of it is a predicate ("must be a duration"), `hint` tells what to write instead, and
@@ -72,7 +72,7 @@ class Wrong(ValueError):
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of `30s`, `2m` or a bare `30`. Raises `Wrong`."""
+    """Return the seconds of `30s`, `2m` or a bare `30`. Raises `InvalidValueError`."""
     return duration_ns(text, bare="s") / 1e9
 
 
@@ -85,7 +85,7 @@ def duration_ns(text: str, bare: str | None = None) -> int:
             `0` needs no unit.
 
     Raises:
-        Wrong: The text is no duration, or it is out of range.
+        InvalidValueError: The text is no duration, or it is out of range.
     """
     text = text.strip()
     parts = _SEVERAL_UNITS.fullmatch(text) if text else None
@@ -94,12 +94,12 @@ def duration_ns(text: str, bare: str | None = None) -> int:
         return _within_a_year(ns)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise Wrong("invalid_value", "must be a duration", DURATION_HINT)
+        raise InvalidValueError("invalid_value", "must be a duration", DURATION_HINT)
     number, unit = Decimal(match["number"]), match["unit"] or bare
     if unit is None:
         if number == 0:
             return 0
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_value",
             "needs a unit",
             f"write {match['number']}s or {match['number']}ms",
@@ -111,17 +111,17 @@ def duration_ns(text: str, bare: str | None = None) -> int:
             if did_you_mean
             else DURATION_HINT
         )
-        raise Wrong("invalid_value", f'has the unknown unit "{unit}"', hint)
+        raise InvalidValueError("invalid_value", f'has the unknown unit "{unit}"', hint)
     ns = _within_a_year(round(number * UNIT_NS[unit]))
     if ns == 0 and number > 0:
-        raise Wrong("out_of_range", "must be at least 1 ns", DURATION_HINT)
+        raise InvalidValueError("out_of_range", "must be at least 1 ns", DURATION_HINT)
     return ns
 
 
 def _within_a_year(ns: int) -> int:
-    """Return a duration in ns. Raises `Wrong` if it is longer than a year."""
+    """Return a duration in ns. Raises `InvalidValueError` if it is longer than a year."""
     if ns > LONGEST_NS:
-        raise Wrong("out_of_range", "must be at most a year", DURATION_HINT)
+        raise InvalidValueError("out_of_range", "must be at most a year", DURATION_HINT)
     return ns
 
 
@@ -134,14 +134,14 @@ def _suggest_unit(written: str) -> str:
 
 
 def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
-    """Begin and end in ns of `10m..20m`, `10m..` or `..20m`; None: no end. Raises `Wrong`."""
+    """Begin and end in ns of `10m..20m`, `10m..` or `..20m`; None: no end. Raises `InvalidValueError`."""
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")
     if not dots or not (begin or end):
-        raise Wrong("invalid_value", "must be a time range", hint)
+        raise InvalidValueError("invalid_value", "must be a time range", hint)
     found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
     if found[1] is not None and found[1] <= found[0]:
-        raise Wrong("out_of_range", "must end after it starts", hint)
+        raise InvalidValueError("out_of_range", "must end after it starts", hint)
     return found
 
 
@@ -150,16 +150,16 @@ _TIMES = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
 def count(text: str) -> int:
-    """Return the integer of `5000`, `5,000` or `5k`, at least 1. Raises `Wrong`."""
+    """Return the integer of `5000`, `5,000` or `5k`, at least 1. Raises `InvalidValueError`."""
     match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
     number = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if not 1 <= number < 1e12 or number != int(number):
-        raise Wrong("invalid_value", "must be an integer", "for example 5000 or 5k")
+        raise InvalidValueError("invalid_value", "must be an integer", "for example 5000 or 5k")
     return int(number)
 
 
 def rate_per_s(text: str, bare: bool = False) -> float:
-    """Return the events per second of `10/s` or `600/min`, always above zero. Raises `Wrong`.
+    """Return the events per second of `10/s` or `600/min`, always above zero. Raises `InvalidValueError`.
 
     `inf` stands for everything at once.
 
@@ -173,13 +173,17 @@ def rate_per_s(text: str, bare: bool = False) -> float:
     match = _RATE.fullmatch(text)
     if match is None:
         if re.fullmatch(NUMBER, text):
-            raise Wrong("invalid_value", "needs a unit", f"write {text}/s or {text}/min")
-        raise Wrong("invalid_value", "must be a rate", RATE_HINT)
+            raise InvalidValueError(
+                "invalid_value", "needs a unit", f"write {text}/s or {text}/min"
+            )
+        raise InvalidValueError("invalid_value", "must be a rate", RATE_HINT)
     if match["unit"] not in PER_S:
-        raise Wrong("invalid_value", f'has the unknown unit "/{match["unit"]}"', RATE_HINT)
+        raise InvalidValueError(
+            "invalid_value", f'has the unknown unit "/{match["unit"]}"', RATE_HINT
+        )
     rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
     if rate < 1e-6:
-        raise Wrong(
+        raise InvalidValueError(
             "out_of_range",
             "must be at least one in eleven days",
             "remove the stage if it is a pause",
@@ -188,7 +192,7 @@ def rate_per_s(text: str, bare: bool = False) -> float:
 
 
 def rate_or_zero_per_s(text: str) -> float:
-    """Return a rate as `rate_per_s` does; also zero, as `0/s` or `0`. Raises `Wrong`."""
+    """Return a rate as `rate_per_s` does; also zero, as `0/s` or `0`. Raises `InvalidValueError`."""
     match = re.fullmatch(rf"({NUMBER}) ?(/ ?(s|min|m|h))?", text.strip())
     if match is not None and float(match[1]) == 0:
         return 0.0
@@ -196,21 +200,21 @@ def rate_or_zero_per_s(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Return `99%` as 0.99; from 0 to 1. Raises `Wrong`."""
+    """Return `99%` as 0.99; from 0 to 1. Raises `InvalidValueError`."""
     match = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
     if match is None:
-        raise Wrong("invalid_value", "must be a percentage", SHARE_HINT)
+        raise InvalidValueError("invalid_value", "must be a percentage", SHARE_HINT)
     value = Decimal(match[1]) / 100
     if value > 1:
-        raise Wrong("out_of_range", "must be at most 100%", SHARE_HINT)
+        raise InvalidValueError("out_of_range", "must be at most 100%", SHARE_HINT)
     return float(value)
 
 
 def quantile(text: str) -> float:
-    """Return `p99.9` as 0.999; above 0 and below 1. Raises `Wrong`."""
+    """Return `p99.9` as 0.999; above 0 and below 1. Raises `InvalidValueError`."""
     if not re.fullmatch(QUANTILE_PATTERN, text.strip()):
-        raise Wrong("invalid_value", "must be a percentile", QUANTILE_HINT)
+        raise InvalidValueError("invalid_value", "must be a percentile", QUANTILE_HINT)
     value = Decimal(text.strip()[1:]) / 100
     if value == 0:
-        raise Wrong("invalid_value", "must be a percentile", QUANTILE_HINT)
+        raise InvalidValueError("invalid_value", "must be a percentile", QUANTILE_HINT)
     return float(value)

@@ -126,7 +126,7 @@ class _SearchPool:
     def __init__(self, size: int, run_command: RunCommand) -> None:
         self._size = size
         self._run_command = run_command
-        self._running: dict[str, child_process.Forked] = {}
+        self._running: dict[str, child_process.ForkedProcess] = {}
         self._incomplete_lines: dict[str, bytes] = {}
 
     def run(self, waiting: list[tuple[str, SearchCommand]]) -> None:
@@ -145,7 +145,7 @@ class _SearchPool:
 
     def _start(self, source: str, search: SearchCommand, outputs: selectors.BaseSelector) -> None:
         """Start a search in a forked process, and wait for its output along with the others."""
-        process = child_process.Forked(
+        process = child_process.ForkedProcess(
             "search", partial(_run_in_child, search, self._run_command), files=True
         )
         process.stdin.close()

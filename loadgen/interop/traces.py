@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, InvalidValueError
 from loadgen.core.workload.dataset_rows import BODY_FIELDS, is_finish_reason
 from loadgen.core.workload.trace_formats import (
     MAX_TIME_NS,
@@ -232,7 +232,7 @@ def _fields(row: dict[str, Any], names: Sequence[str] = _ASKS) -> str:
     """Return JSON of the request parameters of a row, beside its lengths; "" if it has none.
 
     A `stop` that is the name of a finish reason was recorded with the response and is no parameter.
-    Raises Wrong for a parameter of another type.
+    Raises InvalidValueError for a parameter of another type.
     """
     found = {name: row[name] for name in names if row.get(name) is not None}
     if is_finish_reason(found.get("stop")):
@@ -242,7 +242,9 @@ def _fields(row: dict[str, Any], names: Sequence[str] = _ASKS) -> str:
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            raise Wrong("wrong_type", f"{name} is {shortened(value)}", what, name) from None
+            raise InvalidValueError(
+                "wrong_type", f"{name} is {shortened(value)}", what, name
+            ) from None
     return json.dumps(found, sort_keys=True) if found else ""
 
 
@@ -278,14 +280,14 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
     name = str(trace.get("id"))
     size = trace.get("block_size")
     if not _is_number(size) or not isinstance(size, int | float) or size <= 0:
-        raise Wrong(
+        raise InvalidValueError(
             "invalid_value",
             f"block_size is {shortened(size)}",
             "a number of tokens above 0",
             "block_size",
         )
     if trace.get("hash_id_scope", "local") != "local":
-        raise Wrong(
+        raise InvalidValueError(
             "unsupported",
             f"hash_id_scope is {shortened(trace['hash_id_scope'])}",
             "local: each trace has hashes of its own",
@@ -313,12 +315,12 @@ def _weka_rows(trace: dict[str, Any]) -> Iterator[TraceRow]:
 def _requests(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = of.get("requests")
     if not isinstance(requests, list):
-        raise Wrong(
+        raise InvalidValueError(
             "wrong_type", f"requests is {shortened(requests)}", "a list of calls", "requests"
         )
     for request in requests:
         if not isinstance(request, dict):
-            raise Wrong(
+            raise InvalidValueError(
                 "wrong_type",
                 f"a request is {shortened(request)}",
                 "an object with t, in and out",
@@ -391,7 +393,7 @@ class _TraceLab:
             if e.get("event_type") in _TRACELAB_OUTPUTS
         ]
         if not inputs and not outputs:
-            raise Wrong(
+            raise InvalidValueError(
                 "missing_value",
                 "timing_events has no instant",
                 "a user_message or a tool_result with a timestamp",
@@ -556,7 +558,7 @@ def _sagemaker_row(row: dict[str, Any]) -> TraceRow:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         hint = "token counts come from the answer's `usage`, which streamed answers are captured without"
-        raise Wrong("missing_key", "the captured answer has no usage", hint, "usage")
+        raise InvalidValueError("missing_key", "the captured answer has no usage", hint, "usage")
     return TraceRow(
         utc_date_ns(str(event.get("inferenceTime") if isinstance(event, dict) else None)),
         token_count(usage.get("prompt_tokens"), "usage.prompt_tokens", 1),
@@ -569,7 +571,7 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
     stored = capture.get(part) if isinstance(capture, dict) else None
     data = stored.get("data") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or not isinstance(data, str):
-        raise Wrong(
+        raise InvalidValueError(
             "missing_key",
             f"captureData has no {part}.data",
             "capture both input and output",
@@ -579,13 +581,13 @@ def _captured(capture: Any, part: str) -> dict[str, Any]:
         try:
             data = base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            raise Wrong(
+            raise InvalidValueError(
                 "invalid_value", f"{part}.data is not base64 of a text", "", f"{part}.data"
             ) from None
     try:
         return json_object(data)
-    except Wrong as wrong:
-        raise Wrong(
+    except InvalidValueError as wrong:
+        raise InvalidValueError(
             wrong.code, f"{part}.data is {wrong}", "a captured chat completion", f"{part}.data"
         ) from None
 
@@ -610,7 +612,9 @@ def seconds_ns(text: str) -> int:
 def _hash_ids(row: dict[str, Any]) -> list[int]:
     value = row.get("hash_ids") or []
     if not isinstance(value, list):
-        raise Wrong("wrong_type", f"hash_ids is {shortened(value)}", "a list", "hash_ids")
+        raise InvalidValueError(
+            "wrong_type", f"hash_ids is {shortened(value)}", "a list", "hash_ids"
+        )
     is_id = [
         isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _ID_BITS
         for item in value
@@ -631,7 +635,7 @@ _DATE_HINT = "a date like 2023-11-16 18:15:46.6805900"
 
 
 def utc_date_ns(text: str) -> int:
-    """Ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises Wrong."""
+    """Ns since 1970 of `2023-11-16 18:15:46.6805900`; UTC unless the text has an offset. Raises InvalidValueError."""
     to_seconds, _, fraction_and_offset = text.partition(".")
     digits = fraction_and_offset[
         : len(fraction_and_offset) - len(fraction_and_offset.lstrip("0123456789"))
@@ -639,7 +643,9 @@ def utc_date_ns(text: str) -> int:
     try:
         date = datetime.datetime.fromisoformat(to_seconds + fraction_and_offset[len(digits) :])
     except ValueError:
-        raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp") from None
+        raise InvalidValueError(
+            "invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp"
+        ) from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -647,5 +653,5 @@ def utc_date_ns(text: str) -> int:
         (digits + "000000000")[:9]
     )
     if abs(at_ns) > MAX_TIME_NS:
-        raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
+        raise InvalidValueError("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
     return at_ns

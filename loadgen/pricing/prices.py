@@ -28,7 +28,7 @@ from pydantic import (
 
 from loadgen.core.errors import UserError, did_you_mean
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.units import Wrong
+from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.file_models import Part
 
 NOT_VERIFIED = "not verified"  # the quality of an entry that only records that its price is missing
@@ -39,14 +39,14 @@ def _validator(parse: Callable[[object], Any]) -> BeforeValidator:
     """Return a pydantic validator that parses a value with a function of the SDK.
 
     The SDK checks price files too, so that both accept the same values. It raises `WrongUse`, which
-    becomes `Wrong`: `validate_document` turns it into an error with the line of the value.
+    becomes `InvalidValueError`: `validate_document` turns it into an error with the line of the value.
     """
 
     def validate(value: Any) -> Any:
         try:
             return parse(value)
         except WrongUse as error:
-            raise Wrong(error.code, error.message, error.hint) from None
+            raise InvalidValueError(error.code, error.message, error.hint) from None
 
     return BeforeValidator(validate)
 
@@ -59,7 +59,7 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
 
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
-            raise Wrong("out_of_range", f"must be {noun}", f"from {low} to {high}")
+            raise InvalidValueError("out_of_range", f"must be {noun}", f"from {low} to {high}")
         return value
 
     return AfterValidator(check)
@@ -263,7 +263,7 @@ def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
     try:
         price_file.check_tiers(price)
     except WrongUse as error:
-        raise Wrong(error.code, error.message, error.hint) from None
+        raise InvalidValueError(error.code, error.message, error.hint) from None
     return price
 
 

@@ -28,7 +28,7 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNFINISHED, Columns
 from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, decode_manifest
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, joined, picked
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Term

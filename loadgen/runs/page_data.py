@@ -29,7 +29,7 @@ from loadgen.core.metrics.request_metrics import token_spans
 from loadgen.core.metrics.windows import event_sums
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
-from loadgen.core.results.spool import HEAT_EDGES_NS
+from loadgen.core.results.record_log import HEAT_EDGES_NS
 from loadgen.core.stats.amounts import Amounts
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import block_slices, quantile_index
@@ -209,7 +209,7 @@ def compute_chart_data(
         gaps: The inter-chunk latencies of each stage.
         timeline: The output events of each stage, in bins of BIN_NS.
         seconds: Samples of the workers, about one per second.
-        heat: Inter-chunk latencies over time, with the dtype `results.spool.HEAT`.
+        heat: Inter-chunk latencies over time, with the dtype `results.record_log.HEAT`.
     """
     columns = Columns(rows)
     is_ok = columns.where(OK)
@@ -578,7 +578,7 @@ def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
     """Return the numbers of inter-chunk latencies by time (s) and length (ms).
 
     Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
-    `lines` have the dtype `results.spool.HEAT`; each covers the time since the line before.
+    `lines` have the dtype `results.record_log.HEAT`; each covers the time since the line before.
     """
     if not len(lines):
         return ()

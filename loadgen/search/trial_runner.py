@@ -34,7 +34,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.run import Execute
 from loadgen.core.results import checksums, store
 from loadgen.core.results.record import picked
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.workload import with_unique_prompts
 from loadgen.search import capacity_files, experiment
 from loadgen.search.capacity_files import ExperimentOutcome

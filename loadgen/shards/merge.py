@@ -18,9 +18,9 @@ from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
 from loadgen.core.results.manifest import WorkerSample
 from loadgen.core.results.record import BIN_NS
-from loadgen.core.results.spool import HEAT
+from loadgen.core.results.record_log import HEAT
 from loadgen.core.server_metrics import series
-from loadgen.core.sidecars.hearers import write_manifest
+from loadgen.core.sidecars.event_handlers import write_manifest
 from loadgen.shards.merged_manifest import merge_manifests
 from loadgen.shards.parts import PartPosition, RunPart, locate_parts
 from loadgen.shards.records import find_lost_slots, record_tables

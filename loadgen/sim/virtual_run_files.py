@@ -10,7 +10,7 @@ import msgspec
 
 from loadgen.core.results import gaps, parquet, store
 from loadgen.core.results.manifest import RunManifest, WorkerSample, encode_manifest
-from loadgen.core.results.spool import STAMPS
+from loadgen.core.results.record_log import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.histogram import Histogram

@@ -23,7 +23,7 @@ from loadgen.core.errors import UserError, not_installed
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, WorkerSample, decode_manifest
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.telemetry.reader_process import ReaderProcess
 
 if TYPE_CHECKING:

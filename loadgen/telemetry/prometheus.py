@@ -32,7 +32,7 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns
 from loadgen.core.results.manifest import RunManifest, WorkerSample, decode_manifest
 from loadgen.core.results.record import KINDS, STATUSES
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.stats.histogram import Histogram
 from loadgen.figures import METRICS
 from loadgen.telemetry.reader_process import ReaderProcess

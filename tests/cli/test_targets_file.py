@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_with_its_place(
         targets.load_targets(file, {})
     found = [
         f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}"
-        for fault in faults.value.faults
+        for fault in faults.value.errors
     ]
     assert found == told
 
@@ -84,7 +84,7 @@ def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path)
     ):
         with pytest.raises(CombinedError, match="key: not text") as faults:
             build_settings(given)
-        assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
+        assert [fault.code for fault in faults.value.errors] == ["wrong_encoding"]
 
 
 def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Pa
     )
     with pytest.raises(CombinedError) as refused:
         targets.load_targets(tmp_path / "t.yaml", {}, Endpoint(url=""))
-    (fault,) = refused.value.faults
+    (fault,) = refused.value.errors
     assert "a simulated target must be the only target" in str(fault) and "http://sim" not in str(
         fault
     )

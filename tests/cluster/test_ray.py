@@ -37,7 +37,13 @@ from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.results import store
 from loadgen.core.results.manifest import decode_manifest
-from loadgen.core.results.spool import Spool, complete_rows, recorded_slots, segments, worker_texts
+from loadgen.core.results.record_log import (
+    RecordLog,
+    complete_rows,
+    recorded_slots,
+    segments,
+    worker_texts,
+)
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import distribution_of
 from loadgen.core.workload import Workload, load, read_flags
@@ -96,7 +102,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent()
     sender._folder, sender._i = there, 0
-    spool = Spool(there, 0)
+    spool = RecordLog(there, 0)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     copy = node_agent.Copy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
@@ -137,7 +143,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent(take_bytes=7 * ROW.itemsize)
     sender._folder, sender._i = there, 0
-    spool = Spool(there, 0, segment_rows=10)
+    spool = RecordLog(there, 0, segment_rows=10)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)

@@ -77,7 +77,7 @@ def test_all_errors_of_a_contract_are_reported_with_their_positions(tmp_path: Pa
         load_contract(file)
     errors = [
         f"{error.where.removeprefix(f'{file}:').partition(' ')[0]} {error.code} {error.key}"
-        for error in raised.value.faults
+        for error in raised.value.errors
     ]
     assert errors == EXPECTED_ERRORS.strip().splitlines()
 
@@ -86,7 +86,7 @@ def test_load_that_is_too_short_has_a_hint_with_the_needed_duration(tmp_path: Pa
     (tmp_path / "bad.yaml").write_text(CONTRACT_WITH_ERRORS)
     with pytest.raises(CombinedError) as raised:
         load_contract(tmp_path / "bad.yaml")
-    hints = [error.hint for error in raised.value.faults if error.code == "too_few"]
+    hints = [error.hint for error in raised.value.errors if error.code == "too_few"]
     assert "duration: 2656s or more" in hints[0]
 
 
@@ -195,7 +195,7 @@ def assert_refused(tmp_path: Path, text: str, code: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with refused(CombinedError, code) as raised:
         load_contract(tmp_path / "c.yaml", env={})
-    assert not any(error.hint.startswith(";") for error in raised.value.faults)
+    assert not any(error.hint.startswith(";") for error in raised.value.errors)
 
 
 def test_binary_or_missing_file_is_a_user_error(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_any_text_is_parsed_or_reports_errors_in_its_file(text: str | list[str])
     try:
         parse_contract(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
     except CombinedError as combined:
-        assert all(error.where.startswith("c.yaml") for error in combined.faults)
+        assert all(error.where.startswith("c.yaml") for error in combined.errors)
 
 
 def test_errors_in_options_and_contract_are_reported_together(

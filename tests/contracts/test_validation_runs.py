@@ -418,7 +418,7 @@ def test_changed_and_missing_files_are_errors(tmp_path: Path) -> None:
     (directory / "contract.yaml").unlink()
     with pytest.raises(CombinedError) as raised:
         judge_again(directory)
-    assert {error.code for error in raised.value.faults} == {"changed_file", "missing_file"}
+    assert {error.code for error in raised.value.errors} == {"changed_file", "missing_file"}
 
 
 def test_corrupt_files_with_new_checksums_are_user_errors(tmp_path: Path) -> None:

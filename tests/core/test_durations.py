@@ -17,7 +17,7 @@ def test_a_duration_may_have_several_units(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "30s1m", "1m1m", "1.5m30s", "1m30", "400d", "9999999h9s"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(units.Wrong):
+    with pytest.raises(units.InvalidValueError):
         units.duration_ns(text)
 
 
@@ -26,6 +26,6 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     [("30sec", "30s"), ("5 mins", "5m"), ("1hr", "1h"), ("3Days", "3d"), ("250MS", "250ms")],
 )
 def test_a_unit_by_another_name_is_answered_with_the_unit(text: str, did_you_mean: str) -> None:
-    with pytest.raises(units.Wrong) as caught:
+    with pytest.raises(units.InvalidValueError) as caught:
         units.duration_ns(text)
     assert f'"{did_you_mean}"' in caught.value.hint

@@ -134,4 +134,4 @@ def test_a_capacity_names_its_evidence(tmp_path: Path):
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD | {"evidence": "confirm"}).encode())
     with refused(CombinedError, "no_result") as caught:
         read_evidence([tmp_path], allow_invalid=False)
-    assert "capacity.json" in caught.value.faults[0].hint
+    assert "capacity.json" in caught.value.errors[0].hint

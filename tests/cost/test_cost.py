@@ -866,7 +866,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     with refused(CombinedError, "unsound", "verdict.valid") as caught:
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
     assert caught.value.exit_code == 3
-    at = caught.value.faults[0].where
+    at = caught.value.errors[0].where
     line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
     assert (
         '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
@@ -900,7 +900,7 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
     with refused(CombinedError, "no_figure", "tokens.output") as caught:
         evidence_reader.read_evidence([results / "azure"])
-    assert "summary.json:" in caught.value.faults[0].where
+    assert "summary.json:" in caught.value.errors[0].where
 
 
 @pytest.mark.parametrize(("responses", "is_refused"), [(1, False), (100, True)])
@@ -971,7 +971,7 @@ def test_folders_that_are_no_results_are_named(results: Path, folders: list[str]
 def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(CombinedError) as caught:
         evidence_reader.read_evidence([results / "nowhere", results / "broken", results / "azure"])
-    assert len(caught.value.faults) == 2
+    assert len(caught.value.errors) == 2
 
 
 def test_of_a_single_result_the_name_of_a_price_will_do(
@@ -993,7 +993,7 @@ def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
         evidence_reader.read_evidence([tmp_path / "killed"])
     assert (
         f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >"
-        in caught.value.faults[0].hint
+        in caught.value.errors[0].hint
     )
 
 

@@ -247,12 +247,12 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
     with pytest.raises(CombinedError) as found:
         traces.read_trace(bad)
-    assert [fault.what for fault in found.value.faults] == ["elapsed time is -2"]
+    assert [fault.what for fault in found.value.errors] == ["elapsed time is -2"]
     for took in (-2.0, float("nan"), 1e10):
         unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
         with pytest.raises(CombinedError) as found:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
-        assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.faults] == [
+        assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.errors] == [
             ("Elapsed time is no length of time", "2")
         ]
 
@@ -358,7 +358,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as found:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [
-        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.faults
+        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.errors
     ] == [
         ("2", "invalid_value", "input_length"),
         ("3", "invalid_value", "output_length"),

@@ -105,4 +105,4 @@ def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
     with pytest.raises(CombinedError) as caught:
         read(path)
-    assert len(caught.value.faults) == MAX_ERRORS + 1
+    assert len(caught.value.errors) == MAX_ERRORS + 1

@@ -64,7 +64,7 @@ def parse(text: str, **how: object) -> prices.Prices:
 def faults_of(text: str) -> list[LoadgenError]:
     with pytest.raises((CombinedError, UserError)) as caught:
         parse(text)
-    return list(caught.value.faults) if isinstance(caught.value, CombinedError) else [caught.value]
+    return list(caught.value.errors) if isinstance(caught.value, CombinedError) else [caught.value]
 
 
 def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
@@ -198,7 +198,7 @@ def test_no_rate_is_inverted_or_invented():
     rate = "exchange: [{from: USD, to: EUR, rate: 0.9, as_of: 2026, source: bank}]\n"
     with refused(CombinedError, "no_exchange_rate", "rented[0].currency") as caught:
         parse(RENTED.replace("source: quote", "source: quote\n    currency: EUR") + rate)
-    assert len(caught.value.faults) == 1
+    assert len(caught.value.errors) == 1
     (price,) = parse(RENTED + rate, currency="EUR").entries
     assert isinstance(price, Rented) and price.per_hour == Decimal("64.800")
 
@@ -208,7 +208,7 @@ def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
         price_file.load_prices(None)
     with pytest.raises(CombinedError) as caught:
         price_file.load_prices(price_file.SAMPLE, today=TODAY)
-    assert "--accept-sample-prices" in caught.value.faults[0].hint
+    assert "--accept-sample-prices" in caught.value.errors[0].hint
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     assert book.sample
     assert all(price.as_of and price.source and price.quality for price in book.entries)

@@ -19,7 +19,7 @@ from rich.console import Console
 from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan, WorkerSample
 from loadgen.core.results.record import KINDS
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
@@ -175,7 +175,7 @@ def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None
     counts = store.read_run(run_dir).timeline[0]
     assert output_events_per_s(run_dir, 1.0, 2.0) == pytest.approx(counts[100:200].sum())
     assert output_events_per_s(run_dir, 1.0, 1.0) is None
-    store.drop_spool(run_dir)
+    store.delete_record_log(run_dir)
     assert len(tail.rows()) == 0
     assert tail.seconds() == []
     tail.close()

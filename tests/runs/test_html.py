@@ -409,7 +409,7 @@ def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
     assert "a and b differ in workload, SLO" in capsys.readouterr().err
     recorder = Compactor(one)
     assert recorder.finish()
-    store.drop_spool(one)
+    store.delete_record_log(one)
     file = one / "requests" / store.MERGED
     whole = file.read_bytes()
     for damaged in (whole[:300], b"", whole[:2000] + bytes(4000) + whole[6000:]):

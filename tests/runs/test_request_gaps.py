@@ -21,7 +21,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.results import gaps, store
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import distribution_of
 from loadgen.core.workload import load, read_flags
@@ -152,7 +152,7 @@ def test_a_bundle_has_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
     """By two workers; the file is made in parts that are smaller than a request."""
     for worker in (0, 1):
-        spool = Spool(tmp_path, worker)
+        spool = RecordLog(tmp_path, worker)
         for number in range(5):
             spool.events(
                 f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10))

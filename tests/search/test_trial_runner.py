@@ -22,7 +22,7 @@ from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.results.record import KIND, ROW, STATUS
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.slo import Slo, TaskTerm, Term
 from loadgen.core.workload import Closed, Stage, Workload
 from loadgen.search import (

@@ -57,7 +57,7 @@ def test_flag_and_mapping_give_the_same_plan() -> None:
 def test_all_errors_of_a_plan_are_reported_together() -> None:
     with pytest.raises(CombinedError) as caught:
         parse_failure_plan("explode:0.1,truncate:2,stall:often")
-    assert len(caught.value.faults) == 3
+    assert len(caught.value.errors) == 3
     with pytest.raises(CombinedError, match="--> --fault"):
         parse_failure_plan("truncate:0.6,stall:0.6")
 

@@ -134,7 +134,7 @@ def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) 
     )
     with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(own))
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [
+    assert [(fault.code, fault.where) for fault in caught.value.errors] == [
         ("wrong_type", f"{own}:2:6 (vms)"),
         ("unknown_key", f"{own}:3:12 (hardware.bandwith)"),
         ("out_of_range", f"{own}:3:37 (hardware.memory_gib)"),
@@ -148,7 +148,7 @@ def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> N
     own.write_text(f"extends: {base}\nvms: 2\n")
     with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(own))
-    assert [fault.where for fault in caught.value.faults] == [f"{base}:2:6 (vms)"]
+    assert [fault.where for fault in caught.value.errors] == [f"{base}:2:6 (vms)"]
 
 
 def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.record import KIND, STATUS
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.telemetry.prometheus import BUCKET_EDGES, RunCollector, parse_listen_address, serve
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -46,7 +46,7 @@ from loadgen.core.results.record import (
     text_of,
     unsent_record,
 )
-from loadgen.core.results.spool import Timeline
+from loadgen.core.results.record_log import Timeline
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard

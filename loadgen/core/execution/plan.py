@@ -38,7 +38,7 @@ from loadgen.core.execution.staggered_start import ResponseTime, StartedWorkload
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
-from loadgen.core.results.spool import SEGMENT_ROWS
+from loadgen.core.results.record_log import SEGMENT_ROWS
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.sidecars.page_addresses import MetricsPageOptions

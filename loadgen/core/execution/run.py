@@ -43,12 +43,12 @@ from loadgen.core.results import (
     store,
 )
 from loadgen.core.results.manifest import Fingerprints, RunManifest, ShardPart
-from loadgen.core.results.spool import segments
+from loadgen.core.results.record_log import segments
 from loadgen.core.schedule.schedule import complete_schedule
 from loadgen.core.server_metrics import request_accounts
 from loadgen.core.sidecars import server_accounts
 from loadgen.core.sidecars.compactor_process import Compactor
-from loadgen.core.sidecars.hearers import (
+from loadgen.core.sidecars.event_handlers import (
     CacheReset,
     ManifestFile,
     Names,
@@ -173,7 +173,7 @@ def finish_run(
     if plan.job.settings.keep == "gaps":
         gaps.write(folder, gaps.spooled(folder))
     if not compactor.died:
-        store.drop_spool(folder)
+        store.delete_record_log(folder)
     checksums.write(folder)
     return summary
 

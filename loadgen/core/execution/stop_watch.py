@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from loadgen.core.execution.events import LoadStarted
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
-from loadgen.core.results.spool import Tail
+from loadgen.core.results.record_log import Tail
 from loadgen.core.slo import StopRule
 
 _NS_PER_S = 1e9

@@ -31,7 +31,7 @@ from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_bl
 from loadgen.core.execution.request_headers import request_header_lines
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Closed
 
@@ -84,7 +84,7 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
     header_lines: Callable[[int], bytes] | None = None
     bodies: Bodies
     unbuilt_slot_ids: Sequence[Iterator[int]]
-    spool: Spool
+    spool: RecordLog
     redact: Callable[[str], str] = str
 
 
@@ -118,7 +118,7 @@ async def open_resources(
             cleanup.callback(pool.close)
         bodies = _create_bodies(plan, worker_schedule)
         cleanup.callback(bodies.close)
-        spool = Spool(job.folder, worker, job.settings.tuning.segment_rows)
+        spool = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
         cleanup.callback(spool.close)
         # Building bodies frees the memory of each long prompt, which the next one needs again.
         release_blocks_above(LARGEST_KEPT_BLOCK)
@@ -178,7 +178,7 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
     return pools
 
 
-def _create_clients(job: Job, pools: Sequence[Pool], spool: Spool) -> Sequence[Any]:
+def _create_clients(job: Job, pools: Sequence[Pool], spool: RecordLog) -> Sequence[Any]:
     """Return what sends the requests: the pools, with `keep: gaps` in a wrapper.
 
     The wrapper writes the time of each output event of each request to the record log. Otherwise

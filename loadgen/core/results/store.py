@@ -1,6 +1,6 @@
 """Reads the folder of a run back, finished or not. This is the list of its files.
 
-Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `spool.py` writes the files of a worker.
+Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `record_log.py` writes the files of a worker.
 
     run.json                      the manifest (manifest.RunManifest)
     requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
@@ -46,7 +46,7 @@ from loadgen.core.results.manifest import (
 )
 from loadgen.core.results.parquet import Frame, from_parquet
 from loadgen.core.results.record import ROW, check, check_due, joined
-from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
+from loadgen.core.results.record_log import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.histogram import Histogram
 
@@ -240,7 +240,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
         raise
 
 
-def drop_spool(folder: Path) -> None:
+def delete_record_log(folder: Path) -> None:
     """Delete the spool after a clean end. Its seconds go to `seconds.jsonl`; its rows are in Parquet already."""
     seconds = sorted(_read_seconds(folder), key=lambda second: (second.t_s, second.worker))
     replace(

@@ -16,7 +16,7 @@ import numpy as np
 
 from loadgen.core.results import parquet, store
 from loadgen.core.results.record import ROW
-from loadgen.core.results.spool import Segment, segments, worker_texts
+from loadgen.core.results.record_log import Segment, segments, worker_texts
 
 if TYPE_CHECKING:
     from typing import TextIO

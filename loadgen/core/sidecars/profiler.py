@@ -80,10 +80,10 @@ class ProfilerOptions(msgspec.Struct, frozen=True):
 
 
 def asked(text: str) -> ProfilerOptions:
-    """What the flag says. Raises units.Wrong."""
+    """What the flag says. Raises units.InvalidValueError."""
     stage, colon, length = text.partition(":")
     if not stage:
-        raise units.Wrong(
+        raise units.InvalidValueError(
             "invalid_value",
             "names no stage",
             "steady, or the name of a stage, with a longest time: steady:10s",

@@ -400,7 +400,7 @@ class Scraper:
         """Start the process and send it its job. If it cannot be started, no page is read."""
         self._is_off = "off" in options.pages
         self._found_pages: FoundPages | None = None
-        self._process: subprocess.Popen[bytes] | child_process.Forked | None = None
+        self._process: subprocess.Popen[bytes] | child_process.ForkedProcess | None = None
         addresses = find_page_addresses(options, probes)
         needs_smi = reads_smi(options, probes)
         if not addresses and not needs_smi:

@@ -248,7 +248,7 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
     has the message of pydantic.
     """
     context = error.get("ctx", {})
-    if error["type"] == "value_error" and isinstance(context["error"], units.Wrong):
+    if error["type"] == "value_error" and isinstance(context["error"], units.InvalidValueError):
         wrong = context["error"]
         return _Problem(wrong.code, str(wrong), wrong.hint)
     if error["type"] == "literal_error":

@@ -98,9 +98,13 @@ class LogNormal(Tagged):
         """Refuse a distribution with both or neither of median and mean, or with 0 for it."""
         example = "lognormal: {median: 300, sigma: 0.8}"
         if (self.median is None) == (self.mean is None):
-            raise units.Wrong("conflict", "needs exactly one of median and mean", example)
+            raise units.InvalidValueError(
+                "conflict", "needs exactly one of median and mean", example
+            )
         if not self.median and not self.mean:
-            raise units.Wrong("out_of_range", "needs a median or mean above zero", example)
+            raise units.InvalidValueError(
+                "out_of_range", "needs a median or mean above zero", example
+            )
         return self
 
 
@@ -152,9 +156,11 @@ class Empirical(ListOfValues):
             return self
         if len(self.weights) != len(self.values):
             problem = f"has {len(self.values)} values but {len(self.weights)} weights"
-            raise units.Wrong("mismatch", problem, "one weight per value")
+            raise units.InvalidValueError("mismatch", problem, "one weight per value")
         if not sum(self.weights):
-            raise units.Wrong("out_of_range", "has no weight above zero", "one weight per value")
+            raise units.InvalidValueError(
+                "out_of_range", "has no weight above zero", "one weight per value"
+            )
         return self
 
 
@@ -165,15 +171,17 @@ class Listed(ListOfValues):
 
 
 def _check_order(low: Any, high: Any) -> None:
-    """Raise `Wrong` if both bounds are set and the lower one is above the upper one."""
+    """Raise `InvalidValueError` if both bounds are set and the lower one is above the upper one."""
     if low is not None and high is not None and low > high:
-        raise units.Wrong("out_of_range", "has its min above its max", "swap min and max")
+        raise units.InvalidValueError(
+            "out_of_range", "has its min above its max", "swap min and max"
+        )
 
 
 def _read_column(path: Path) -> list[int | str]:
     """Return the lines of a file with one column. Whole numbers become int.
 
-    Blank lines and lines that begin with `#` are skipped. Raises `Wrong` if the file cannot be
+    Blank lines and lines that begin with `#` are skipped. Raises `InvalidValueError` if the file cannot be
     read.
     """
     try:
@@ -181,7 +189,9 @@ def _read_column(path: Path) -> list[int | str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         hint = "a text file with one value per line, named relative to the workload"
-        raise units.Wrong(of_reading(error), f"cannot be read: {reason}", hint) from None
+        raise units.InvalidValueError(
+            of_reading(error), f"cannot be read: {reason}", hint
+        ) from None
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in entries]
 

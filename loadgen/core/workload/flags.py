@@ -126,7 +126,7 @@ def read_flags(**options: Any) -> Overrides:
         for text in value if is_repeated else (value,):
             try:
                 fields.update(_read_option(name, str(text).strip(), fields))
-            except units.Wrong as wrong:
+            except units.InvalidValueError as wrong:
                 problem = f'"{text}" {wrong}'
                 key = PYTHON_OPTIONS.get(name, "")
                 place = describe_option(name, text)
@@ -139,7 +139,7 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
     parse_count = _count_parser(1, hint_if_less=OPEN_LOOP_HINT)
     try:
         return tuple(parse_count(part.strip()) for part in text.split(","))
-    except units.Wrong as wrong:
+    except units.InvalidValueError as wrong:
         hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
         raise UserError(wrong.code, f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
@@ -153,7 +153,7 @@ def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, A
         fields: The fields that the options before it set, to which a repeated option adds.
 
     Raises:
-        units.Wrong: The value is not valid.
+        units.InvalidValueError: The value is not valid.
     """
     if name == "warmup":
         return _parse_warmup(text)
@@ -184,17 +184,17 @@ def _count_parser(
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text):
             hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
-            raise units.Wrong("invalid_value", "is not a whole number", hint)
+            raise units.InvalidValueError("invalid_value", "is not a whole number", hint)
         if len(text) > MAX_COUNT_DIGITS:
             hint = f"a whole number with at most {MAX_COUNT_DIGITS} digits"
-            raise units.Wrong("out_of_range", "is too many", hint)
+            raise units.InvalidValueError("out_of_range", "is too many", hint)
         count = int(text)
         if count < minimum:
             hint = f"a whole number, {minimum} or more{hint_if_less}"
-            raise units.Wrong("invalid_value", f"is less than {minimum}", hint)
+            raise units.InvalidValueError("invalid_value", f"is less than {minimum}", hint)
         if maximum is not None and count > maximum:
             hint = f"a whole number from {minimum} to {maximum:,}"
-            raise units.Wrong("out_of_range", "is too many", hint)
+            raise units.InvalidValueError("out_of_range", "is too many", hint)
         return count
 
     return parse_count
@@ -205,7 +205,7 @@ def _positive_number_parser(hint: str) -> Callable[[str], float]:
 
     def parse_positive_number(text: str) -> float:
         if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= MAX_FACTOR:
-            raise units.Wrong("invalid_value", "is not a number above zero", hint)
+            raise units.InvalidValueError("invalid_value", "is not a number above zero", hint)
         return float(text)
 
     return parse_positive_number
@@ -218,7 +218,9 @@ def _choice_parser(meanings: Mapping[str, str]) -> Callable[[str], str]:
         if text in meanings:
             return text
         choices = [f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items()]
-        raise units.Wrong("unknown_name", "is not known", f"known: {', '.join(choices)}")
+        raise units.InvalidValueError(
+            "unknown_name", "is not known", f"known: {', '.join(choices)}"
+        )
 
     return parse_choice
 
@@ -232,14 +234,16 @@ def _parse_output_tokens(text: str) -> int | str:
 
 def _parse_seed(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
-        raise units.Wrong("invalid_value", "is not a seed", "a whole number from 0 to 2^64 - 1")
+        raise units.InvalidValueError(
+            "invalid_value", "is not a seed", "a whole number from 0 to 2^64 - 1"
+        )
     return int(text)
 
 
 def _parse_salt(text: str) -> str:
     if not re.fullmatch(SALT_PATTERN, text):
         hint = "a word of letters, digits, . _ -, or fresh: a new one in every run"
-        raise units.Wrong("invalid_value", "is not a salt", hint)
+        raise units.InvalidValueError("invalid_value", "is not a salt", hint)
     return text
 
 
@@ -251,7 +255,9 @@ def _parse_seconds(text: str) -> int:
 def _parse_seconds_above_zero(text: str) -> int:
     duration_ns = _parse_seconds(text)
     if duration_ns == 0:
-        raise units.Wrong("out_of_range", "is no time at all", "a duration above zero, like 30s")
+        raise units.InvalidValueError(
+            "out_of_range", "is no time at all", "a duration above zero, like 30s"
+        )
     return duration_ns
 
 
@@ -262,9 +268,9 @@ def _parse_warmup(text: str) -> dict[str, int]:
         return {"warmup_count": int(count[1])}
     try:
         return {"warmup_ns": _parse_seconds(text)}
-    except units.Wrong as wrong:
+    except units.InvalidValueError as wrong:
         hint = "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
-        raise units.Wrong(wrong.code, str(wrong), hint) from None
+        raise units.InvalidValueError(wrong.code, str(wrong), hint) from None
 
 
 # -- options that can be repeated ----------------------------------------------------------------
@@ -281,7 +287,7 @@ def _add_slo_term(
         fields: The fields that the options before this one set.
 
     Raises:
-        units.Wrong: The text is no term, or the same objective was specified before.
+        units.InvalidValueError: The text is no term, or the same objective was specified before.
     """
     is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
@@ -293,22 +299,24 @@ def _add_slo_term(
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
-    """Raise `units.Wrong` if both SLOs limit one metric at one percentile, or the attainment."""
+    """Raise `units.InvalidValueError` if both SLOs limit one metric at one percentile, or the attainment."""
     hint = "keep one of them; two percentiles of one metric are two objectives"
     limited_objectives = {(term.metric, term.quantile) for term in first.terms}
     for term in second.terms:
         if (term.metric, term.quantile) in limited_objectives:
             name = f"{term.metric} p{term.quantile * 100:g}"
-            raise units.Wrong("duplicate", f"limits {name} a second time", hint)
+            raise units.InvalidValueError("duplicate", f"limits {name} a second time", hint)
     if first.goodput_share is not None and second.goodput_share is not None:
-        raise units.Wrong("duplicate", "limits the attainment a second time", "keep one of them")
+        raise units.InvalidValueError(
+            "duplicate", "limits the attainment a second time", "keep one of them"
+        )
 
 
 def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     """Return the SLO of one term such as `ttft:2s`, `ttft:2s:p95` or `attainment:99%`.
 
     A term without a percentile means p99. A limit needs a unit unless there is a default unit.
-    Raises `units.Wrong` if the text is no term.
+    Raises `units.InvalidValueError` if the text is no term.
     """
     example = "ttft:2000 tpot:200 (milliseconds)"
     if default_unit is None:
@@ -316,18 +324,22 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     known = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
     name, colon, limit_text = text.partition(":")
     if not colon:
-        raise units.Wrong("invalid_value", "is no SLO term", f"METRIC:LIMIT, like {example}")
+        raise units.InvalidValueError(
+            "invalid_value", "is no SLO term", f"METRIC:LIMIT, like {example}"
+        )
     if name == ATTAINMENT:
         return Slo(goodput_share=units.share(limit_text))
     metric = METRIC_ALIASES.get(name, name)
     if metric not in metrics():
         suggestion = _suggest_slo_term(name, limit_text)
-        raise units.Wrong("unknown_name", f'names no metric: "{name}"', suggestion + known)
+        raise units.InvalidValueError(
+            "unknown_name", f'names no metric: "{name}"', suggestion + known
+        )
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else DEFAULT_QUANTILE
     limit_ns = units.duration_ns(limit, default_unit)
     if limit_ns == 0:
-        raise units.Wrong("out_of_range", "has a limit of zero", known)
+        raise units.InvalidValueError("out_of_range", "has a limit of zero", known)
     return Slo(terms=(Term(metric=metric, limit_ns=limit_ns, quantile=quantile),))
 
 
@@ -353,27 +365,29 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
 def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
     """Return the rules with the rule in a text added.
 
-    Raises `units.Wrong` if an earlier rule limits the same metric at the same percentile.
+    Raises `units.InvalidValueError` if an earlier rule limits the same metric at the same percentile.
     """
     rule = parse_stop_rule(text)
     limited_metrics = {(earlier_rule.metric, earlier_rule.quantile) for earlier_rule in rules}
     if (rule.metric, rule.quantile) in limited_metrics:
         name = text.strip().rpartition(":")[0]
-        raise units.Wrong("duplicate", f"limits {name} a second time", "keep one of them")
+        raise units.InvalidValueError(
+            "duplicate", f"limits {name} a second time", "keep one of them"
+        )
     return (*rules, rule)
 
 
 def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
     """Return the limits of the verdict with the one in a text added, such as `cpu_share:95%`.
 
-    Raises `units.Wrong` for an unknown limit and for one that was specified before.
+    Raises `units.InvalidValueError` for an unknown limit and for one that was specified before.
     """
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
         hint = f"known: {', '.join(Limits.model_fields)}; like send_lag_share:10%"
-        raise units.Wrong("unknown_name", f'names no limit: "{name}"', hint)
+        raise units.InvalidValueError("unknown_name", f'names no limit: "{name}"', hint)
     if name in limits:
-        raise units.Wrong("duplicate", f"sets {name} a second time", "keep one of them")
+        raise units.InvalidValueError("duplicate", f"sets {name} a second time", "keep one of them")
     return {**limits, name: units.share(value)}
 
 

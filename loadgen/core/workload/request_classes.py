@@ -48,13 +48,13 @@ SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie", "api-key", "
 def _check_header_name(name: str) -> str:
     """Return the name of a header.
 
-    Raises `Wrong` for headers that hold secrets and for those that the client writes itself.
+    Raises `InvalidValueError` for headers that hold secrets and for those that the client writes itself.
     """
     if name.lower() in SECRET_HEADERS:
         problem = "is a secret, and a workload is kept with its results"
-        raise units.Wrong("unsupported", problem, "--api-key-file")
+        raise units.InvalidValueError("unsupported", problem, "--api-key-file")
     if name.lower() in CLIENT_HEADERS:
-        raise units.Wrong("unsupported", "is written by the client", "leave it out")
+        raise units.InvalidValueError("unsupported", "is written by the client", "leave it out")
     return name
 
 
@@ -105,7 +105,7 @@ def _validate_weight(value: Any) -> float | str:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         hint = "a number above zero, or a percentage: weight: 60%"
-        raise units.Wrong("invalid_value", "is not a weight", hint)
+        raise units.InvalidValueError("invalid_value", "is not a weight", hint)
     return float(value)
 
 
@@ -140,7 +140,7 @@ class RequestClass(Part):
         """Refuse a class that replays the sessions of a trace."""
         if isinstance(requests, FromTrace) and requests.replay == "sessions":
             problem = "replays the sessions of a trace as one class of several"
-            raise units.Wrong("unsupported", problem, "replay: instants")
+            raise units.InvalidValueError("unsupported", problem, "replay: instants")
         return requests
 
     # The model, or a LoRA adapter under the name that the server gives it. By default it is the
@@ -200,16 +200,18 @@ def _shares(weights: list[float | str]) -> list[float]:
         weights: Numbers above zero, or texts such as "60%".
 
     Raises:
-        Wrong: Some weights are numbers and some percentages, or the percentages do not add up to
+        InvalidValueError: Some weights are numbers and some percentages, or the percentages do not add up to
             100 %.
     """
     percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
     if percentages and len(percentages) < len(weights):
         hint = "weight: 60% in each class, or weight: 6 in each"
-        raise units.Wrong("conflict", "mix percentages and relative weights", hint)
+        raise units.InvalidValueError("conflict", "mix percentages and relative weights", hint)
     if percentages and abs(math.fsum(percentages) - 1) > ROUNDING_TOLERANCE:
         problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
-        raise units.Wrong("out_of_range", problem, "or relative weights, without %: weight: 6")
+        raise units.InvalidValueError(
+            "out_of_range", problem, "or relative weights, without %: weight: 6"
+        )
     numbers = percentages or [float(weight) for weight in weights]
     total = math.fsum(numbers)
     return [number / total for number in numbers]

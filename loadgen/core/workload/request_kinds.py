@@ -73,7 +73,7 @@ class Chunks(Part):
     def _check_corpus_is_large_enough(self) -> Self:
         if self.count > self.corpus:
             problem = f"draws {self.count} different chunks from {self.corpus}"
-            raise units.Wrong("out_of_range", problem, "a larger corpus")
+            raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
         return self
 
 
@@ -108,7 +108,7 @@ def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
         if isinstance(hit_rate, str):
             return units.share(hit_rate)
     hint = "cache: cold, cache: warm, or cache: {hit_rate: 60%}"
-    raise units.Wrong("unknown_name", "is no state of a cache", hint)
+    raise units.InvalidValueError("unknown_name", "is no state of a cache", hint)
 
 
 CacheState = Annotated[
@@ -175,7 +175,7 @@ class Synthetic(Part):
         for key in ("shared_prefix_tokens", "turns", "chunks"):
             if getattr(self, key):
                 hint = "cache makes the shared beginnings; keep one of the two"
-                raise units.Wrong("conflict", f"has both cache and {key}", hint)
+                raise units.InvalidValueError("conflict", f"has both cache and {key}", hint)
         return self
 
     @model_validator(mode="after")
@@ -190,14 +190,14 @@ class Synthetic(Part):
                 f"in prompts of {shortest_prompt}"
             )
             hint = "shared_prefix_tokens is a part of input_tokens"
-            raise units.Wrong("out_of_range", problem, hint)
+            raise units.InvalidValueError("out_of_range", problem, hint)
         return self
 
     def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
         """Refuse prompts that are not longer than their chunks."""
         if self.shared_prefix_tokens or self.turns:
             problem = "has chunks beside shared_prefix_tokens or turns"
-            raise units.Wrong("conflict", problem, "keep one of them")
+            raise units.InvalidValueError("conflict", problem, "keep one of them")
         chunk_tokens = chunks.count * chunks.tokens
         if shortest_prompt <= chunk_tokens:
             problem = (
@@ -207,7 +207,7 @@ class Synthetic(Part):
             hint = (
                 f"input_tokens: more than {chunk_tokens}, as a number or with a min: the rest asks"
             )
-            raise units.Wrong("out_of_range", problem, hint)
+            raise units.InvalidValueError("out_of_range", problem, hint)
 
 
 def _smallest_value(length: Length) -> int:
@@ -232,16 +232,16 @@ def _resolve_file(value: Any, info: ValidationInfo) -> Any:
         return value
     if not isinstance(value, str) or not value:
         hint = "requests: {from: prompts.jsonl}"
-        raise units.Wrong("wrong_type", "is not the name of a file", hint)
+        raise units.InvalidValueError("wrong_type", "is not the name of a file", hint)
     if value.startswith("hf:"):
         return Path(value)
     directory = info.context.directory
     path = directory / value
     hint = f"a file, named relative to the folder of the workload ({directory})"
     if path.is_dir():
-        raise units.Wrong("unreadable_file", "is a folder", hint)
+        raise units.InvalidValueError("unreadable_file", "is a folder", hint)
     if not path.is_file():
-        raise units.Wrong("missing_file", "does not exist", hint)
+        raise units.InvalidValueError("missing_file", "does not exist", hint)
     return path
 
 
@@ -263,7 +263,7 @@ class FromFile(Part):
 
 
 def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
-    """Return the begin and the end of a time such as `10m..20m` in ns. Raises `Wrong`.
+    """Return the begin and the end of a time such as `10m..20m` in ns. Raises `InvalidValueError`.
 
     A pair of numbers is accepted from Python, where a workload is built without a file.
     """
@@ -272,7 +272,7 @@ def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None
         return begin_ns, end_ns
     if not isinstance(value, str):
         hint = "slice: 10m..20m, counted from the first request of the trace"
-        raise units.Wrong("wrong_type", "is no part of a time", hint)
+        raise units.InvalidValueError("wrong_type", "is no part of a time", hint)
     return units.time_slice(value)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from loadgen.core.errors import Code
-from loadgen.core.units import Wrong
+from loadgen.core.units import InvalidValueError
 
 
-class BadRow(Wrong):
+class BadRow(InvalidValueError):
     """A row is not valid.
 
     Attributes:

@@ -47,12 +47,12 @@ else:
 
 
 def _refuse_null(value: Any, info: ValidationInfo) -> Any:
-    """Return the value of a key. Raises `Wrong` if the key of a file has no value.
+    """Return the value of a key. Raises `InvalidValueError` if the key of a file has no value.
 
     A workload that is built in Python may set the field to None.
     """
     if value is None and isinstance(info.context, FileContext):
-        raise units.Wrong("wrong_type", "is not what belongs here", units.DURATION_HINT)
+        raise units.InvalidValueError("wrong_type", "is not what belongs here", units.DURATION_HINT)
     return value
 
 
@@ -161,13 +161,13 @@ def _with_expanded_spikes(data: Map) -> Map:
 def _with_classes_as_requests(data: Map) -> Map:
     """Return a workload in which `classes: ...` is written as `requests: {classes: ...}`.
 
-    Raises `Wrong` if the workload has both keys.
+    Raises `InvalidValueError` if the workload has both keys.
     """
     if "classes" not in data:
         return data
     if "requests" in data:
         hint = "each class has requests of its own"
-        raise units.Wrong("conflict", "has both requests and classes", hint)
+        raise units.InvalidValueError("conflict", "has both requests and classes", hint)
     # The new key keeps the position of `classes` in the file, for error messages.
     workload = data.renamed({"classes": "requests"})
     workload["requests"] = {"classes": data["classes"]}
@@ -175,7 +175,7 @@ def _with_classes_as_requests(data: Map) -> Map:
 
 
 def _refuse_keys_of_parts(data: Map) -> None:
-    """Raise `Wrong` for keys at the top of a file that belong under `requests` or `stages`.
+    """Raise `InvalidValueError` for keys at the top of a file that belong under `requests` or `stages`.
 
     Without this check, a user who writes `input_tokens: 150` at the top would only learn that the
     key is unknown.
@@ -197,7 +197,7 @@ def _refuse_keys_of_parts(data: Map) -> None:
 
 
 def _refuse_misplaced_keys(keys: list[str], part: str, example: str) -> None:
-    """Raise `Wrong` if there are keys that belong under the key `part`.
+    """Raise `InvalidValueError` if there are keys that belong under the key `part`.
 
     `example` is a format string for the hint, in which `{keys}` is replaced by the keys.
     """
@@ -206,7 +206,9 @@ def _refuse_misplaced_keys(keys: list[str], part: str, example: str) -> None:
     verb = "stand" if len(keys) > 1 else "stands"
     shown_keys = ", ".join(f"{key}: ..." for key in keys)
     problem = f"{', '.join(keys)}: {verb} under {part}:"
-    raise units.Wrong("unknown_key", problem, f"write {example.format(keys=shown_keys)}")
+    raise units.InvalidValueError(
+        "unknown_key", problem, f"write {example.format(keys=shown_keys)}"
+    )
 
 
 def _with_expanded_trace(data: Map) -> Map:
@@ -219,7 +221,7 @@ def _with_expanded_trace(data: Map) -> Map:
         requests: {trace: traffic.jsonl, slice: 10m..20m}
         stages: [{arrival: {trace: {file: traffic.jsonl, slice: 10m..20m, speed: 2}}}]
 
-    Raises `Wrong` if the block is not valid, or if the workload has requests or stages, too.
+    Raises `InvalidValueError` if the block is not valid, or if the workload has requests or stages, too.
     """
     block = data["trace"]
     if isinstance(block, str):
@@ -243,22 +245,22 @@ def _with_expanded_trace(data: Map) -> Map:
 
 
 def _refuse_keys_beside_trace(data: Map) -> None:
-    """Raise `Wrong` if a workload has a trace and also what the trace stands for."""
+    """Raise `InvalidValueError` if a workload has a trace and also what the trace stands for."""
     for key in ("requests", "classes", "stages"):
         if key in data:
             hint = (
                 "a trace brings its own; apart they are written as requests: {trace: ...} "
                 "and arrival: {trace: ...}"
             )
-            raise units.Wrong("conflict", f"has both trace and {key}", hint)
+            raise units.InvalidValueError("conflict", f"has both trace and {key}", hint)
 
 
 def _check_trace_block(block: Any) -> None:
-    """Raise `Wrong` unless a block has a file and no unknown keys."""
+    """Raise `InvalidValueError` unless a block has a file and no unknown keys."""
     if not isinstance(block, dict) or "file" not in block:
         hint = "trace: {file: traffic.jsonl}, or --trace FILE"
-        raise units.Wrong("missing_key", "the trace has no file", hint)
+        raise units.InvalidValueError("missing_key", "the trace has no file", hint)
     for key in block:
         if key not in TRACE_KEYS:
             hint = f"known: {', '.join(TRACE_KEYS)}"
-            raise units.Wrong("unknown_key", f"trace has no key {key}", hint)
+            raise units.InvalidValueError("unknown_key", f"trace has no key {key}", hint)

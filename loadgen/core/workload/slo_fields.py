@@ -83,7 +83,7 @@ class WrittenTaskTerm(Part):
     def _check_has_limit(self) -> Self:
         if self.within_ns is None and self.wait_ns is None:
             example = "task: {within: 90s, wait: 2s, attainment: 95%}"
-            raise units.Wrong("missing_value", "has no limit", example)
+            raise units.InvalidValueError("missing_value", "has no limit", example)
         return self
 
 
@@ -105,7 +105,7 @@ class WrittenSlo(Part):
             name = METRIC_ALIASES.get(key, key)
             if name in names:
                 hint = f"{key} is another name of {name}"
-                raise units.Wrong("duplicate", f"has {name} twice", hint)
+                raise units.InvalidValueError("duplicate", f"has {name} twice", hint)
             names.add(name)
         return data.renamed(METRIC_ALIASES)
 
@@ -120,7 +120,7 @@ class WrittenSlo(Part):
     def to_slo(self) -> Slo:
         """Return the SLO that these terms mean.
 
-        A term without a percentile has that of the SLO. Raises `Wrong` if there is no term, or if
+        A term without a percentile has that of the SLO. Raises `InvalidValueError` if there is no term, or if
         two terms limit the same metric at the same percentile.
         """
         terms = tuple(
@@ -138,17 +138,17 @@ class WrittenSlo(Part):
         # The attainment is a share of requests, so that it needs a limit of requests.
         if not terms and (task is None or self.attainment is not None):
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
-            raise units.Wrong("missing_value", "has no term", example)
+            raise units.InvalidValueError("missing_value", "has no term", example)
         return Slo(terms=terms, goodput_share=self.attainment, task=task)
 
 
 def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
-    """Raise `Wrong` if two terms limit the same metric at the same percentile."""
+    """Raise `InvalidValueError` if two terms limit the same metric at the same percentile."""
     seen = set[tuple[str, float]]()
     for term in terms:
         if (term.metric, term.quantile) in seen:
             problem = f"limits {term.metric} p{term.quantile * 100:g} twice"
-            raise units.Wrong("duplicate", problem, "keep one of them")
+            raise units.InvalidValueError("duplicate", problem, "keep one of them")
         seen.add((term.metric, term.quantile))
 
 
@@ -198,7 +198,7 @@ def parse_stop_rule(text: str) -> StopRule:
     """Return the rule of a text, such as `errors:20%` or `ttft:p50:30s`.
 
     The first one stops a run if 20 % of recent requests failed, the second one if their median TTFT
-    is above 30 s. Raises `Wrong` if the text is no rule, or if its limit is zero, which would stop
+    is above 30 s. Raises `InvalidValueError` if the text is no rule, or if its limit is zero, which would stop
     every run.
     """
     hint = (
@@ -214,19 +214,21 @@ def parse_stop_rule(text: str) -> StopRule:
         quantile = units.quantile(arguments[0])
         limit = float(units.duration_ns(arguments[1]))
     else:
-        raise units.Wrong("invalid_value", "is no rule to stop by", hint)
+        raise units.InvalidValueError("invalid_value", "is no rule to stop by", hint)
     if not limit:
-        raise units.Wrong("out_of_range", "stops every run", hint)
+        raise units.InvalidValueError("out_of_range", "stops every run", hint)
     return StopRule(metric=metric, limit=limit, quantile=quantile)
 
 
 def _validate_stop_rule(value: Any) -> StopRule:
-    """Return a rule from a text in a file, or a rule that was built in Python. Raises `Wrong`."""
+    """Return a rule from a text in a file, or a rule that was built in Python. Raises `InvalidValueError`."""
     if isinstance(value, StopRule):
         return value
     if isinstance(value, str):
         return parse_stop_rule(value)
-    raise units.Wrong("wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s")
+    raise units.InvalidValueError(
+        "wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s"
+    )
 
 
 StopRuleField = Annotated[

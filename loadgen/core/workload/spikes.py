@@ -46,7 +46,7 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
     """
     try:
         expanded = _stage_of_spike(stage, stage_before)
-    except units.Wrong as error:
+    except units.InvalidValueError as error:
         expanded = stage.renamed({})
         expanded["spike"] = error
         return expanded
@@ -60,15 +60,19 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     """Return a spike as a stage with an arrival and a duration.
 
-    The new keys have the position of the key `spike`, for error messages. Raises `units.Wrong` if
+    The new keys have the position of the key `spike`, for error messages. Raises `units.InvalidValueError` if
     the spike cannot be understood, or if the stage before it has no load that could be multiplied.
     """
     if "arrival" in stage or "duration" in stage or "count" in stage:
-        raise units.Wrong("conflict", "has a spike and an arrival, a duration or a count", _HINT)
+        raise units.InvalidValueError(
+            "conflict", "has a spike and an arrival, a duration or a count", _HINT
+        )
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())
     if match is None or float(match["factor"]) <= 1:
-        raise units.Wrong("invalid_value", "has a spike that is none", _HINT)
-    units.duration_ns(match["duration"])  # raises Wrong for a duration that is not valid
+        raise units.InvalidValueError("invalid_value", "has a spike that is none", _HINT)
+    units.duration_ns(
+        match["duration"]
+    )  # raises InvalidValueError for a duration that is not valid
     arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
     expanded = stage.renamed({"spike": "arrival"})
     expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
@@ -82,7 +86,7 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     """Return an arrival law, as it is written in a file, with its load multiplied.
 
     The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
-    the factor 3 becomes `{poisson: 30/s}`. Raises `units.Wrong` if the law has no such load.
+    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the law has no such load.
     """
     law, parameters = _law_and_parameters(arrival)
     key = LOAD_KEYS.get(law, "")
@@ -90,11 +94,11 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     if load is None or load == "inf":
         hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)})"
         problem = "has a spike without a load before it that could be multiplied"
-        raise units.Wrong("conflict", problem, hint)
+        raise units.InvalidValueError("conflict", problem, hint)
     if law == "closed":
         if not isinstance(load, int):
             problem = "has a spike over what is no number of requests in flight"
-            raise units.Wrong("wrong_type", problem, _HINT)
+            raise units.InvalidValueError("wrong_type", problem, _HINT)
         # The users of a spike start at once.
         return {law: {"concurrency": round(load * factor), "ramp": "0s"}}
     rate = f"{units.rate_per_s(str(load)) * factor:.12g}/s"

@@ -80,7 +80,7 @@ class Ramp(Tagged):
     def _check_sends_something(self) -> Self:
         if not self.from_rate and not self.to_rate:
             hint = "at least one of the two is above zero: {ramp: {from: 0/s, to: 20/s}}"
-            raise units.Wrong("out_of_range", "is a ramp from zero to zero", hint)
+            raise units.InvalidValueError("out_of_range", "is a ramp from zero to zero", hint)
         return self
 
 
@@ -196,9 +196,11 @@ class Stage(Part):
         )
         if not isinstance(self.arrival, Poisson):
             problem = "has minimums (at_least), but its arrivals are not poisson"
-            raise units.Wrong("unsupported", problem, hint)
+            raise units.InvalidValueError("unsupported", problem, hint)
         if self.duration_ns is not None or self.count is not None:
-            raise units.Wrong("conflict", "has both minimums (at_least) and bounds", hint)
+            raise units.InvalidValueError(
+                "conflict", "has both minimums (at_least) and bounds", hint
+            )
         return self
 
     @classmethod
@@ -210,19 +212,19 @@ class Stage(Part):
     def normalize(cls, data: Any) -> Any:
         """Convert `warmup: true` to `measured: false`.
 
-        Raises `Wrong` for a stage with both keys, and the error of a spike that could not be
+        Raises `InvalidValueError` for a stage with both keys, and the error of a spike that could not be
         expanded.
         """
         if not isinstance(data, Map):
             return data
         # `expand_spikes` stores the error of a spike in place of its value.
-        if isinstance(data.get("spike"), units.Wrong):
+        if isinstance(data.get("spike"), units.InvalidValueError):
             raise data["spike"]
         if "warmup" not in data:
             return data
         if "measured" in data:
             hint = "keep one: warmup: true is measured: false"
-            raise units.Wrong("conflict", "says both measured and warmup", hint)
+            raise units.InvalidValueError("conflict", "says both measured and warmup", hint)
         warmup = data["warmup"]
         stage = data.renamed({"warmup": "measured"})
         # A value that is not a boolean is kept, so that pydantic reports it.

@@ -71,10 +71,12 @@ class Documents(Part):
         largest = largest_value(self.count)
         if largest is None or largest > MAX_DOCUMENTS:
             problem = f"has a count that may be over {MAX_DOCUMENTS}"
-            raise units.Wrong("out_of_range", problem, "count: {uniform: {min: 3, max: 20}}")
+            raise units.InvalidValueError(
+                "out_of_range", problem, "count: {uniform: {min: 3, max: 20}}"
+            )
         if largest > self.corpus:
             problem = f"draws {largest} different chunks from {self.corpus}"
-            raise units.Wrong("out_of_range", problem, "a larger corpus")
+            raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
         return self
 
 
@@ -156,7 +158,7 @@ class TaskStep(Part):
     def _check_has_upper_end(cls, value: Length) -> Length:
         """Refuse a distribution without a maximum, with which a task could have any size."""
         if largest_value(value) is None:
-            raise units.Wrong(
+            raise units.InvalidValueError(
                 "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
             )
         return value
@@ -210,9 +212,11 @@ class Task(Part):
             problem = (
                 f"may have {format.counted(self.width, 'request')}, more than {MAX_TASK_REQUESTS:,}"
             )
-            raise units.Wrong("too_large", problem, "lower the max of turns or parallel")
+            raise units.InvalidValueError(
+                "too_large", problem, "lower the max of turns or parallel"
+            )
         if self.tool_choice is not None and not self.known_tools:
-            raise units.Wrong(
+            raise units.InvalidValueError(
                 "missing_key",
                 "has tool_choice, and no tools",
                 "tools: {search: {time: 1s, result_tokens: 500}}",

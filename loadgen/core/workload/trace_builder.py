@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
-from loadgen.core.units import LONGEST_NS, NS_PER_S, Wrong
+from loadgen.core.units import LONGEST_NS, NS_PER_S, InvalidValueError
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace import NO_VALUE, Trace, reorder_hashes
 from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceColumns, TraceRow
@@ -119,7 +119,7 @@ class TraceBuilder:
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself.
 
-        Raises Wrong if its time does not fit those of the rows before it.
+        Raises InvalidValueError if its time does not fit those of the rows before it.
         """
         self._check_time(row.at_ns)
         if row.output_tokens < 1:
@@ -146,20 +146,20 @@ class TraceBuilder:
             self._hash_starts.append(len(self._hashes))
 
     def _check_time(self, at_ns: int) -> None:
-        """Raise Wrong if a time is before the last one or more than a year from the first one."""
+        """Raise InvalidValueError if a time is before the last one or more than a year from the first one."""
         if self._first_ns is None:
             self._first_ns = at_ns
             self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._in_order:
             problem = f"the time goes back by {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s"
             hint = "sort the rows by time, or leave such rows out: on_bad_row skip"
-            raise Wrong("unordered", problem, hint)
+            raise InvalidValueError("unordered", problem, hint)
         distance_ns = abs(at_ns - self._first_ns)
         if distance_ns > LONGEST_NS:
             days = distance_ns / NS_PER_DAY
             problem = f"the time is {days:,.0f} days from that of the first row"
             hint = "a trace lasts at most a year; trace_unit states the unit: s, ms, us or ns"
-            raise Wrong("out_of_range", problem, hint)
+            raise InvalidValueError("out_of_range", problem, hint)
         self._latest_ns = at_ns
 
     def can_continue_with(self, at_ns: Integers) -> bool:
@@ -222,7 +222,7 @@ class TraceBuilder:
         _extend(self._hash_starts, len(self._hashes) + ends)
         self._hashes.extend(columns.hashes)
 
-    def add_bad_row(self, wrong: Wrong, where: str) -> bool:
+    def add_bad_row(self, wrong: InvalidValueError, where: str) -> bool:
         """Count a row with a mistake, and return True if no more rows need to be read.
 
         If bad rows are left out, only the first mistake is kept, as an example for the report.

@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import MAX_ERRORS, Code, UserError
-from loadgen.core.units import LONGEST_NS, MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.units import (
+    LONGEST_NS,
+    MOST_TOKENS,
+    NS_PER_S,
+    UNIT_NS,
+    TimeUnit,
+    InvalidValueError,
+)
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace_formats import MAX_TIME_NS, UNKNOWN_NS, TraceColumns
 from loadgen.core.workload.trace_units import TRIAL_UNIT
@@ -52,7 +59,7 @@ class CheckedBatch(NamedTuple):
 
     columns: TraceColumns
     bad_rows: int
-    first_errors: list[tuple[int, Wrong]]
+    first_errors: list[tuple[int, InvalidValueError]]
 
 
 class ParquetTrace(NamedTuple):
@@ -288,7 +295,7 @@ class _BatchChecker:
 
     def _first_errors(
         self, checks: list[_RowCheck], is_valid: Mask, at_ns: Integers
-    ) -> list[tuple[int, Wrong]]:
+    ) -> list[tuple[int, InvalidValueError]]:
         """Return the first mistakes of a batch with their row numbers, counted from 1.
 
         Only the first check that a row fails is reported, and not more rows than are shown.
@@ -301,7 +308,7 @@ class _BatchChecker:
             if failed.code == "unordered":
                 back_ns = int(self._latest_before_rows[row]) - int(at_ns[row])
                 problem = problem.format(back_s=f"{back_ns / NS_PER_S:,.6g}")
-            wrong = Wrong(failed.code, problem, "", failed.column)
+            wrong = InvalidValueError(failed.code, problem, "", failed.column)
             errors.append((self._rows_read + 1 + row, wrong))
         return errors
 

@@ -1,6 +1,6 @@
 """What the format of a trace is, and how the format of a file is found in `loadgen.formats`.
 
-The readers of the formats are in `interop/traces.py`. A mistake in a row is raised as `Wrong`. It
+The readers of the formats are in `interop/traces.py`. A mistake in a row is raised as `InvalidValueError`. It
 gets its line where the file is read.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.units import MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, InvalidValueError
 from loadgen.formats import FORMATS, FormatRow
 
 UNKNOWN_NS = -1
@@ -89,7 +89,7 @@ class TraceFormat(NamedTuple):
 
     Attributes:
         name: The name of the format in reports.
-        parse_line: Returns the requests of one line. Raises Wrong.
+        parse_line: Returns the requests of one line. Raises InvalidValueError.
         in_order: Whether lines must be in order of arrival.
         parse_lines: Returns the requests of many plain lines, several times faster, or None if one
             of the lines is not plain.
@@ -127,7 +127,7 @@ def hint_for(first_line: str) -> str:
 def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Return the format of a JSONL file by its first row, or None if it is not known.
 
-    Raises Wrong if the file is a data set.
+    Raises InvalidValueError if the file is a data set.
     """
     for row in FORMATS.builtin_rows:
         trace_format = _match_format(row, first_row)
@@ -135,7 +135,7 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
             return trace_format
     if first_row.keys() & DATASET_FIELDS:
         problem = "these are prompts, not a trace"
-        raise Wrong("wrong_format", problem, "prompts of your own: --dataset FILE")
+        raise InvalidValueError("wrong_format", problem, "prompts of your own: --dataset FILE")
     for row in FORMATS.plugin_rows():
         trace_format = _match_format(row, first_row)
         if trace_format is not None:
@@ -210,7 +210,7 @@ def _csv_format(
 ) -> TraceFormat:
     """Return the format of a file with the columns at these positions.
 
-    `parse_time` returns the ns of a time as it is written. It raises Wrong.
+    `parse_time` returns the ns of a time as it is written. It raises InvalidValueError.
     """
     parse_line = functools.partial(_parse_csv_line, table_format, columns, parse_time)
     return TraceFormat(table_format.tool, parse_line)
@@ -232,7 +232,7 @@ def _parse_csv_line(
 ) -> Sequence[TraceRow]:
     """Return the request of a line, as a sequence of one, which is what `TraceFormat` expects.
 
-    The names of the columns are those of the format, so that a mistake names them. Raises Wrong.
+    The names of the columns are those of the format, so that a mistake names them. Raises InvalidValueError.
     """
     values = _split_csv_line(line, columns.count)
     _, input_name, output_name = table_format.columns
@@ -257,15 +257,15 @@ def _parse_csv_line(
 def _split_csv_line(line: str, column_count: int) -> list[str]:
     """Return the values in a line without blanks around them.
 
-    Raises Wrong if the line is no CSV or has fewer values than there are columns.
+    Raises InvalidValueError if the line is no CSV or has fewer values than there are columns.
     """
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
-        raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
+        raise InvalidValueError("invalid_syntax", f"not CSV: {error}", "") from None
     if len(values) < column_count:
         problem = f"{len(values)} fields, the first line names {column_count}"
-        raise Wrong("missing_value", problem, "")
+        raise InvalidValueError("missing_value", problem, "")
     return [value.strip() for value in values]
 
 
@@ -273,14 +273,14 @@ def _split_csv_line(line: str, column_count: int) -> list[str]:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Return the object in a line. Raises Wrong."""
+    """Return the object in a line. Raises InvalidValueError."""
     hint = "one JSON object per line"
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong("invalid_syntax", f"not JSON: {error}", hint) from None
+        raise InvalidValueError("invalid_syntax", f"not JSON: {error}", hint) from None
     if not isinstance(row, dict):
-        raise Wrong("wrong_type", "not a JSON object", hint)
+        raise InvalidValueError("wrong_type", "not a JSON object", hint)
     return row
 
 
@@ -305,12 +305,12 @@ def parse_number(text: str) -> int | float | str:
 def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
     """Return the ns of a duration in units of `scale` ns, by default in seconds.
 
-    `name` is the name of the field. Raises Wrong if the value is no number, negative, or too large
+    `name` is the name of the field. Raises InvalidValueError if the value is no number, negative, or too large
     for 64 bits.
     """
     if not _is_finite_number(value) or not 0 <= value * scale < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
-        raise Wrong("invalid_value", problem, "a length of time, zero or more", name)
+        raise InvalidValueError("invalid_value", problem, "a length of time, zero or more", name)
     ns: int = round(value * scale)
     return ns
 
@@ -318,11 +318,11 @@ def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
 def time_ns(value: Any, scale: float) -> int:
     """Return the ns of a time in units of `scale` ns.
 
-    Raises Wrong if the value is no number, or too large for 64 bits.
+    Raises InvalidValueError if the value is no number, or too large for 64 bits.
     """
     if not _is_finite_number(value) or abs(value) * scale > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
-        raise Wrong("invalid_value", problem, "a number", "timestamp")
+        raise InvalidValueError("invalid_value", problem, "a number", "timestamp")
     # The whole part is multiplied as an integer, because the ns since 1970 have more digits than a
     # float.
     whole_units = int(value)
@@ -333,14 +333,14 @@ def time_ns(value: Any, scale: float) -> int:
 def token_count(value: Any, name: str, least: int) -> int:
     """Return a number of tokens, at least `least`. A float such as 12.0 is the whole number 12.
 
-    `name` is the name of the field. Raises Wrong if the value is no such number.
+    `name` is the name of the field. Raises InvalidValueError if the value is no such number.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or not least <= value <= MOST_TOKENS:
         hint = f"a whole number from {least} to {MOST_TOKENS:,}"
-        raise Wrong("invalid_value", f"{name} is {shortened(value)}", hint, name)
+        raise InvalidValueError("invalid_value", f"{name} is {shortened(value)}", hint, name)
     return int(value)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.units import TimeUnit, Wrong
+from loadgen.core.units import TimeUnit, InvalidValueError
 from loadgen.core.workload import trace_files, trace_formats
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
@@ -188,7 +188,7 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
             trace_format = trace_formats.find_json_format(first_row)
         else:
             trace_format = trace_formats.find_csv_format(first_line)
-    except Wrong as wrong:
+    except InvalidValueError as wrong:
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
     if trace_format is None:
         problem = "not a trace that is known here"
@@ -217,6 +217,6 @@ def add_lines(
             try:
                 for row in trace_format.parse_line(line):
                     builder.add(row)
-            except Wrong as wrong:
+            except InvalidValueError as wrong:
                 if builder.add_bad_row(wrong, f"{builder.path}:{number}"):
                     return

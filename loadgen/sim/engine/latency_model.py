@@ -47,7 +47,7 @@ def parse_duration_ns(text: str, where: str = "") -> int:
     """
     try:
         return units.duration_ns(text, bare="s")
-    except units.Wrong as error:
+    except units.InvalidValueError as error:
         raise UserError(error.code, f'"{text}" {error}', where, error.hint) from None
 
 

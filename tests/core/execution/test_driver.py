@@ -29,7 +29,7 @@ from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.record import KINDS, STATUSES
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.results.store import Stored, read_run
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule
@@ -155,7 +155,7 @@ def run(
                 stage, numbers[stage], max_bodies=100 if span.session_count is None else None
             )
         reactor = Reactor(asyncio.get_running_loop())
-        spool = Spool(folder, 0)
+        spool = RecordLog(folder, 0)
         drive = Driver(
             schedule,
             WorkerResources(

@@ -32,7 +32,7 @@ from loadgen.core.metrics.columns import FAILED
 from loadgen.core.results import store
 from loadgen.core.results.manifest import encode_manifest
 from loadgen.core.results.record import KINDS
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import shard
@@ -138,7 +138,7 @@ def test_files_of_many_workers_say_what_one_would(
         (folder / "run.json").write_bytes(encode_manifest(told))
         for worker in range(workers):
             mine = draw.permutation(whole[whole["worker"] == worker])
-            spool = Spool(folder, worker)
+            spool = RecordLog(folder, worker)
             if (mine["text"] == 0).any():
                 spool.text("gone")
             spool.row(mine.tobytes())

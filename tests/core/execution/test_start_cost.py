@@ -118,4 +118,4 @@ def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_pat
     word, read, alone, files = json.loads(seen)
     assert (word, read, alone) == ("word", "told", True)
     assert files[:3] == [0, 1, 2] and len(files) == 4, "and the list that was just read"
-    assert told.split() == ["0", "TimeoutExpired", "-9", "Forked", "Popen"], done.stderr
+    assert told.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], done.stderr

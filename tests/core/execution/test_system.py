@@ -85,7 +85,7 @@ def test_a_wrong_file_is_told_with_its_place(
     file.write_text(text)
     with refused(CombinedError, code, where=f"system.yaml:{place}") as found:
         system_file.read_system_file(file)
-    assert len(found.value.faults) == 1
+    assert len(found.value.errors) == 1
 
 
 def test_a_run_stores_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
         gone = Endpoint(url="http://127.0.0.1:1", name="three")
         with pytest.raises(CombinedError) as faults:
             run.execute(made, replace(settings, targets=(*settings.targets, gone)))
-    assert [fault.code for fault in faults.value.faults] == ["targets_differ", "connect"]
+    assert [fault.code for fault in faults.value.errors] == ["targets_differ", "connect"]
 
 
 @pytest.mark.processes

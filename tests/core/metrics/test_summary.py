@@ -50,7 +50,7 @@ from loadgen.core.results.manifest import (
     encode_manifest,
 )
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RecordKey
-from loadgen.core.results.spool import Timeline
+from loadgen.core.results.record_log import Timeline
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram

@@ -155,5 +155,5 @@ def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
             load("coding-agent", read_flags(seed="1")),
             Settings(url="sim:gb300-vm", out=tmp_path / "out"),
         )
-    assert [fault.code for fault in raised.value.faults] == ["over_context"]
+    assert [fault.code for fault in raised.value.errors] == ["over_context"]
     assert not (tmp_path / "out" / "run.json").exists()

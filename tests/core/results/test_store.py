@@ -13,7 +13,7 @@ from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, encode_manifest
 from loadgen.core.results.parquet import from_parquet, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
-from loadgen.core.results.spool import Spool
+from loadgen.core.results.record_log import RecordLog
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.stats.histogram import Histogram
 
@@ -45,7 +45,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         encode_manifest(RunManifest(stages=(StagePlan(), StagePlan())))
     )
     for worker in range(workers):
-        spool = Spool(folder, worker)
+        spool = RecordLog(folder, worker)
         for i in range(each):
             done = completion(i)
             text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
@@ -84,7 +84,7 @@ def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
     spooled = store.read_run(tmp_path)
     recorder = Compactor(tmp_path, long_s)
     assert recorder.finish()
-    store.drop_spool(tmp_path)
+    store.delete_record_log(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
     kept = store.read_run(tmp_path)
     left, right = by_slot(spooled.rows), by_slot(kept.rows)

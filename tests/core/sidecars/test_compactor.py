@@ -21,7 +21,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
-from loadgen.core.results.spool import Spool, recorded_slots, segments
+from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
 from loadgen.core.sidecars.compactor import ParquetParts
 from loadgen.core.workload import load, read_flags
 
@@ -69,7 +69,7 @@ def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) 
 
 def test_segments_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
-    spool = Spool(tmp_path, 3, 10)
+    spool = RecordLog(tmp_path, 3, 10)
     parts = ParquetParts(tmp_path)
     place = iter(range(1000))
     taken = 0
@@ -101,7 +101,7 @@ def test_segments_come_and_go(tmp_path: Path) -> None:
     assert taken == 24
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(28))
-    again = Spool(tmp_path, 3)  # of a worker that died: its file goes on
+    again = RecordLog(tmp_path, 3)  # of a worker that died: its file goes on
     again.row(
         unsent_record(RecordKey(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN)
     )

@@ -56,7 +56,7 @@ def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
     assert profiler.span(profiler.asked("b:3s"), STAGES) == (9, 9 + 3 * 10**9)
     with refused(UserError, "unknown_name", "--profile"):
         profiler.span(profiler.asked("c"), STAGES)
-    with pytest.raises(units.Wrong):
+    with pytest.raises(units.InvalidValueError):
         profiler.asked(":3s")
 
 

@@ -169,13 +169,13 @@ def test_mistakes_in_a_row_are_reported(written, row, where, code):
 def test_all_errors_of_a_data_set_are_reported_up_to_a_limit(written):
     with pytest.raises(CombinedError) as caught:
         written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
-    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [
+    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.errors] == [
         ":1",
         ":3:2",
     ]
     with pytest.raises(CombinedError) as caught:
         written(b"no\n" * 1000)
-    assert len(caught.value.faults) == MAX_ERRORS + 1
+    assert len(caught.value.errors) == MAX_ERRORS + 1
 
 
 def test_no_file_and_a_changed_file_are_named(written, tmp_path):

@@ -55,7 +55,7 @@ def test_equal_lengths_under_two_names_are_one(tmp_path: Path) -> None:
 def test_a_length_with_a_fraction_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as caught:
         prompts_of(tmp_path, [{"prompt": "a", "output_tokens": 12.5}])
-    assert [fault.code for fault in caught.value.faults] == ["wrong_type"]
+    assert [fault.code for fault in caught.value.errors] == ["wrong_type"]
 
 
 def test_a_row_without_a_length_is_limited_and_named(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
     )
     with pytest.raises(CombinedError) as caught:
         load_from_options(workload, None, flags)
-    assert "conflict" in [fault.code for fault in caught.value.faults]
+    assert "conflict" in [fault.code for fault in caught.value.errors]
 
 
 @pytest.mark.parametrize("row", [{"messages": [QUESTION, RESPONSE]}, [QUESTION, RESPONSE]])

@@ -38,7 +38,7 @@ def slo_of(tmp_path: Path, *slo: str) -> Slo:
 def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
     with pytest.raises(CombinedError) as caught:
         load_text(tmp_path, text, *slo)
-    return [fault.code for fault in caught.value.faults]
+    return [fault.code for fault in caught.value.errors]
 
 
 def test_slo_options_replace_the_whole_slo_of_the_workload(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_percentile_that_a_file_limits_twice_is_refused(tmp_path: Path) -> Non
 def test_a_wrong_limit_in_a_list_of_limits_is_located(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as caught:
         load_text(tmp_path, FILE.replace("ttft: 2s", "ttft: [2s, {limit: 1x, at: p50}]"))
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.errors
     assert fault.where.endswith(":5:26 (slo.ttft[1].limit)")
 
 
@@ -117,7 +117,7 @@ def test_an_unknown_metric_is_answered_with_the_term_that_was_meant(tmp_path: Pa
     ):
         with pytest.raises(CombinedError) as caught:
             load_text(tmp_path, FILE, typed)
-        (fault,) = caught.value.faults
+        (fault,) = caught.value.errors
         assert fault.code == "unknown_name" and f'"{did_you_mean}"' in fault.hint
 
 

@@ -94,7 +94,7 @@ def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as caught:
         workload_from_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
-    assert [fault.code for fault in caught.value.faults] == ["unknown_name"]
+    assert [fault.code for fault in caught.value.errors] == ["unknown_name"]
 
 
 def test_a_run_prints_the_unit_that_it_assumed(

@@ -79,7 +79,7 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
     path = written(tmp_path / "t", *rows)
     with pytest.raises(CombinedError) as found:
         traces.read_trace(path)
-    assert [(fault.where, fault.code) for fault in found.value.faults] == [
+    assert [(fault.where, fault.code) for fault in found.value.errors] == [
         (f"{path}:2", "invalid_value"),
         (f"{path}:3", "invalid_syntax"),
         (f"{path}:4", "unordered"),
@@ -101,7 +101,7 @@ def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
         traces.read_trace(
             written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
         )
-    assert len(found.value.faults) == 21 and found.value.faults[-1].code == "more_faults"
+    assert len(found.value.errors) == 21 and found.value.errors[-1].code == "more_faults"
     with refused(LoadgenError, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")

@@ -67,7 +67,7 @@ def faults(
         load(str(file), overrides, env)
     assert caught.value.exit_code == 2
     return [
-        (fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in caught.value.faults
+        (fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in caught.value.errors
     ]
 
 
@@ -414,7 +414,7 @@ def test_a_data_set_as_workload_is_refused_with_a_hint(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with refused(CombinedError, "wrong_format") as caught:
             load(str(tmp_path / name))
-        assert f"--dataset {tmp_path / name}" in caught.value.faults[0].hint
+        assert f"--dataset {tmp_path / name}" in caught.value.errors[0].hint
 
 
 def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
@@ -431,8 +431,8 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     with refused(CombinedError, "missing_file") as caught:
         load("rga")
     assert (
-        'did you mean "rag"?' in caught.value.faults[0].hint
-        and "agentic" in caught.value.faults[0].hint
+        'did you mean "rag"?' in caught.value.errors[0].hint
+        and "agentic" in caught.value.errors[0].hint
     )
     with refused(CombinedError, "unreadable_file"):
         load(str(tmp_path))
@@ -468,7 +468,7 @@ def test_units_raise_only_wrong(text: str) -> None:
     for parse in (units.duration_ns, units.rate_per_s, units.share, units.quantile):
         try:
             parse(text)
-        except units.Wrong as wrong:
+        except units.InvalidValueError as wrong:
             assert wrong.hint
 
 
@@ -957,7 +957,7 @@ def test_two_lengths_are_a_workload() -> None:
 def test_invalid_yaml_is_reported_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(CombinedError) as caught:
         read_yaml(text, "a.yaml", {})
-    assert [one.hint for one in caught.value.faults] == [hint]
+    assert [one.hint for one in caught.value.errors] == [hint]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
-from loadgen.core.results.spool import Spool, recorded_slots, segments
+from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
 from loadgen.core.schedule.schedule import Schedule, Slot, shard
 
 _SLOTS_PER_STEP = 100_000
@@ -45,7 +45,7 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     worker_schedule = shard(plan.schedule, worker, plan.job.settings.workers)
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
-    spool = Spool(folder, worker)
+    spool = RecordLog(folder, worker)
     text_id = spool.text(reason)
     expected = _expected_slots(worker_schedule, recorded)
     while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):

@@ -32,7 +32,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.store import read_run
-from loadgen.core.sidecars.hearers import Names, addresses
+from loadgen.core.sidecars.event_handlers import Names, addresses
 from loadgen.core.workload import load, read_flags
 
 

@@ -97,7 +97,7 @@ class Timeline:
             self.used = GROWING_BINS
 
 
-class Spool:
+class RecordLog:
     """The files that one worker appends to. It collects in memory; `flush` writes the new data, one call per file."""
 
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
