@@ -256,7 +256,9 @@ class _ThresholdCheck:
         is_met = self._condition.is_met_by(change.change)
         text = change.text
         if is_met and difference.outcome != "different" and difference.low is not None:
-            text += f", may be noise: interval {format_interval(difference, percent=True)}"
+            text += (
+                f", may be noise: confidence interval {format_interval(difference, percent=True)}"
+            )
         return self._result(is_met, text)
 
     def _result(self, failed: bool | None, text: str) -> ThresholdOutcome:
@@ -297,7 +299,7 @@ class _ThresholdCheck:
             text = f"{change.text}; no interval: {self._difference.reason}"
             return self._result(None, text)
         interval = format_interval(self._difference, percent=True)
-        text = f"{change.text}, interval {interval}"
+        text = f"{change.text}, confidence interval {interval}"
         is_low_end_beyond = self._condition.is_met_by(change.low)
         is_high_end_beyond = self._condition.is_met_by(change.high)
         if is_low_end_beyond == is_high_end_beyond:

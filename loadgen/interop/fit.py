@@ -1,6 +1,6 @@
 """A workload fitted to a trace: arrivals and lengths as laws, how good each is, and what no law keeps.
 
-Pure. The words about it are in `report/fit.py`.
+The text about it is in `fit_text.py`.
 """
 
 from __future__ import annotations

@@ -79,13 +79,13 @@ def talks(trace: Trace) -> Talks:
 
 def _why_not(trace: Trace, row: Ints, before: Ints, sessions: int, largest: int) -> str:
     if sessions < LEAST:
-        return f"{sessions} of several requests are too few for laws"
+        return f"{sessions} conversations are too few to fit distributions"
     if largest > MAX_TASK_REQUESTS:
-        return f"one has {largest:,} requests, at most {MAX_TASK_REQUESTS:,}"
+        return f"one has {largest:,} requests, and a task can have at most {MAX_TASK_REQUESTS:,}"
     if (_think_ns(trace, row, before) < 0).any():
-        return "the trace does not say when answers ended, nor the pause before the next request"
+        return "the trace has neither the end of responses nor the pauses between requests"
     if float((_added(trace, row, before) > 0).mean()) < GROWING:
-        return "their prompts do not hold what was said before"
+        return "the prompts do not contain the earlier messages"
     return ""
 
 

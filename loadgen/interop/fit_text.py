@@ -1,37 +1,39 @@
-"""How well a workload fits the trace that it was made from, in words."""
+"""The report of `loadgen fit`: which distributions describe a trace, and how well each one fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loadgen.core import format
 from loadgen.interop.fit import ClassFit, TraceFit
+from loadgen.interop.fit_conversations import TalkFit
 from loadgen.interop.laws import Fit
+from loadgen.render.table import wrap_text
 
-WIDTH = 14
+LABEL_WIDTH = 15
+NOTABLE_RANK_CORRELATION = 0.1
+"""A weaker correlation between input and output length is not worth a sentence."""
 
 
-def words(fitted: TraceFit) -> list[str]:
-    """Return the lines of the report."""
-    trace = fitted.trace
-    lines = [
-        f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
-        f"{format.duration(trace.end_ns / 1e9)}, {trace.rate:.4g} per second",
-        *([f"{'times':{WIDTH}}read as {trace.time_unit}"] if trace.time_unit else []),
-        f"{'arrivals':{WIDTH}}{_arrivals(fitted)}",
-        *_compared(fitted.gaps),
-        f"{'input tokens':{WIDTH}}{_length(fitted.input_tokens[0])}",
-        *_compared(fitted.input_tokens),
-        f"{'output tokens':{WIDTH}}{_length(fitted.output_tokens[0])}",
-        *_compared(fitted.output_tokens),
-        *_classes(fitted),
+def render_fit(fitted: TraceFit) -> list[str]:
+    """Return the lines of the report: the trace, its distributions, and what they cannot describe."""
+    return [
+        _render_trace(fitted),
+        *_render_timestamps(fitted),
+        *_render_row("Arrivals", _describe_arrivals(fitted)),
+        *_render_fits(fitted.gaps),
+        *_render_row("Input tokens", _describe_length(fitted.input_tokens[0])),
+        *_render_fits(fitted.input_tokens),
+        *_render_row("Output tokens", _describe_length(fitted.output_tokens[0])),
+        *_render_fits(fitted.output_tokens),
+        *_render_classes(fitted.classes),
+        *_render_labelled_rows("Not modelled", list(_describe_losses(fitted))),
     ]
-    return [*lines, *(f"{'not kept':{WIDTH}}{lost}" for lost in _lost(fitted))]
 
 
-def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
-    """The same for programs."""
+def fit_to_json(fitted: TraceFit, workload: str) -> dict[str, Any]:
+    """Return the report as a JSON object, with the text of the workload file."""
     quantities = {
         "arrivals": fitted.gaps,
         "input_tokens": fitted.input_tokens,
@@ -66,104 +68,165 @@ def data(fitted: TraceFit, workload: str) -> dict[str, Any]:
         "conversations_of_subagents": fitted.beside,
         "classes": [
             {
-                "name": part.name,
-                "requests": part.requests,
-                "starts": part.starts,
-                "talk": part.talk is not None,
+                "name": request_class.name,
+                "requests": request_class.requests,
+                "starts": request_class.starts,
+                "talk": request_class.talk is not None,
             }
-            for part in fitted.classes
+            for request_class in fitted.classes
         ],
         "workload": workload,
     }
 
 
-def _arrivals(fitted: TraceFit) -> str:
-    gap = fitted.gaps[0]
-    law = (
-        "poisson" if gap.law == "poisson" else f"gamma, burstiness {gap.parameters['burstiness']:g}"
-    )
-    if not fitted.by_the_hour:
-        of = " of conversations and single requests" if fitted.conversations else ""
-        return f"{law}, {fitted.rates[0]:.4g}/s{of} all the time"
-    return f"{law}, a rate for each of {len(fitted.rates)} hours, {min(fitted.rates):.4g}/s to {max(fitted.rates):.4g}/s"
+def _render_row(label: str, text: str) -> list[str]:
+    """Return a label and its text, wrapped to the width of a report."""
+    return wrap_text(text, f"{label:{LABEL_WIDTH}}", " " * LABEL_WIDTH)
 
 
-def _length(fit: Fit) -> str:
-    if fit.law == "empirical":
-        return f"empirical, {len(fit.parameters['values'])} values of the trace: no law fits"
-    return ", ".join([fit.law, *(f"{name} {value:g}" for name, value in fit.parameters.items())])
-
-
-def _classes(fitted: TraceFit) -> list[str]:
-    """A line for each kind of request."""
-    names = ["classes", *[""] * len(fitted.classes)]
-    return [
-        f"{name:{WIDTH}}{part.name}: {format.counted(part.requests, 'request')}, {_lengths(part)}"
-        for name, part in zip(names, fitted.classes, strict=False)
-    ]
-
-
-def _lengths(part: ClassFit) -> str:
-    output = f"output {_length(part.output_tokens[0])}"
-    if part.talk is None:
-        return f"input {_length(part.input_tokens[0])}; {output}"
-    talk = part.talk
-    pause = f"pause in ms {_length(talk.think_ms[0])}"
-    return (
-        f"of {format.counted(part.starts, 'conversation')}; first input {_length(talk.first[0])}; requests after it "
-        f"{_length(talk.later[0])}; each adds {_length(talk.added[0])}; {output}; {pause}"
-    )
-
-
-def _compared(fits: Sequence[Fit]) -> list[str]:
-    """What the distance of the chosen law says, and the others'."""
-    chosen, *others = fits
-    known = f"distance {chosen.distance:.3f}, the critical value is {chosen.critical:.3f}"
-    if chosen.fits:
-        said = "the trace cannot be told from it"
-    elif chosen.law == "empirical":
-        said = "as near as so few values are"
-    else:
-        said = f"the trace is not of this law: up to {chosen.distance * 100:.0f} % of requests are elsewhere"
-    lines = [f"{'':{WIDTH}}{known}: {said}"]
-    if others:
-        lines.append(
-            f"{'':{WIDTH}}other laws: {', '.join(f'{fit.law} {fit.distance:.3f}' for fit in others)}"
-        )
+def _render_labelled_rows(label: str, texts: Sequence[str]) -> list[str]:
+    """Return one row for each text. Only the first row has the label."""
+    lines: list[str] = []
+    for index, text in enumerate(texts):
+        lines += _render_row(label if index == 0 else "", text)
     return lines
 
 
-def _lost(fitted: TraceFit) -> list[str]:
-    found = []
-    if abs(fitted.correlation) >= 0.1:
-        found.append(
-            f"input and output go together (rank correlation {fitted.correlation:.2f}), and are drawn apart"
+def _render_trace(fitted: TraceFit) -> str:
+    trace = fitted.trace
+    return (
+        f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
+        f"{format.duration(trace.end_ns / 1e9)} ({trace.rate:.4g} req/s)"
+    )
+
+
+def _render_timestamps(fitted: TraceFit) -> list[str]:
+    """Return the unit that was assumed for the times, or nothing if the format defines it."""
+    if not fitted.trace.time_unit:
+        return []
+    return _render_row("Timestamps", f"read as {fitted.trace.time_unit}")
+
+
+def _describe_arrivals(fitted: TraceFit) -> str:
+    """Return the arrival process and its rate, or the range of its hourly rates."""
+    process = fitted.gaps[0].law
+    if process != "poisson":
+        process = f"gamma with burstiness {fitted.gaps[0].parameters['burstiness']:g}"
+    if fitted.by_the_hour:
+        lowest, highest = min(fitted.rates), max(fitted.rates)
+        return (
+            f"{process}, with a rate for each of {len(fitted.rates)} hours, "
+            f"from {lowest:.4g}/s to {highest:.4g}/s"
+        )
+    if fitted.conversations:
+        return (
+            f"{process}, at a constant {fitted.rates[0]:.4g}/s, "
+            "where a conversation counts as one arrival"
+        )
+    return f"{process}, at a constant {fitted.rates[0]:.4g} req/s"
+
+
+def _describe_length(fit: Fit) -> str:
+    """Return a distribution and its parameters, for example `uniform, min 5, max 64`."""
+    if fit.law == "empirical":
+        count = len(fit.parameters["values"])
+        return f"empirical: {count} values from the trace, because no standard distribution fits"
+    parameters = [f"{name} {value:g}" for name, value in fit.parameters.items()]
+    return ", ".join([fit.law, *parameters])
+
+
+def _render_fits(fits: Sequence[Fit]) -> list[str]:
+    """Return how well the chosen distribution fits, and the distances of the alternatives."""
+    chosen, *alternatives = fits
+    lines = _render_row("", _describe_goodness(chosen))
+    if alternatives:
+        distances = ", ".join(f"{fit.law} {fit.distance:.3f}" for fit in alternatives)
+        lines += _render_row("", f"KS distance of the alternatives: {distances}")
+    return lines
+
+
+def _describe_goodness(fit: Fit) -> str:
+    """Return the Kolmogorov-Smirnov distance of a distribution and what it means."""
+    numbers = f"Kolmogorov-Smirnov (KS) distance {fit.distance:.3f}, limit {fit.critical:.3f}"
+    if fit.fits:
+        return f"good fit: {numbers}"
+    if fit.law == "empirical":
+        return f"approximate: {numbers}, because only a sample of the values is kept"
+    return f"poor fit: {numbers}; it misplaces up to {fit.distance * 100:.0f} % of the requests"
+
+
+def _render_classes(classes: Sequence[ClassFit]) -> list[str]:
+    """Return a row for each class of requests of the workload."""
+    return _render_labelled_rows(
+        "Classes",
+        [
+            f"{request_class.name}: {format.counted(request_class.requests, 'request')}; "
+            f"{_describe_class_lengths(request_class)}"
+            for request_class in classes
+        ],
+    )
+
+
+def _describe_class_lengths(request_class: ClassFit) -> str:
+    output = f"output tokens: {_describe_length(request_class.output_tokens[0])}"
+    if request_class.talk is not None:
+        return f"{_describe_conversations(request_class.talk, request_class.starts)}; {output}"
+    return f"input tokens: {_describe_length(request_class.input_tokens[0])}; {output}"
+
+
+def _describe_conversations(conversations: TalkFit, count: int) -> str:
+    return (
+        f"{format.counted(count, 'conversation')}; "
+        f"input tokens of the first request: {_describe_length(conversations.first[0])}; "
+        f"requests after the first: {_describe_length(conversations.later[0])}; "
+        f"tokens of each new message: {_describe_length(conversations.added[0])}; "
+        f"pause before it in ms: {_describe_length(conversations.think_ms[0])}"
+    )
+
+
+def _describe_losses(fitted: TraceFit) -> Iterator[str]:
+    """Yield a sentence for each property of the trace that the workload does not reproduce."""
+    if abs(fitted.correlation) >= NOTABLE_RANK_CORRELATION:
+        yield (
+            f"The correlation of input and output lengths (rank correlation "
+            f"{fitted.correlation:.2f}). The workload draws them independently."
         )
     if fitted.step_ns:
-        found.append(
-            f"times in steps of {fitted.step_ns / 1e9:g} s: how requests come within a step is not in the trace"
+        yield (
+            f"The spacing of requests within {fitted.step_ns / 1e9:g} s. "
+            "The times of the trace are multiples of this step."
         )
     if fitted.prefixes:
-        asks = not fitted.classes or any(
-            part.prefixes and part.talk is None for part in fitted.classes
-        )
-        instead = (
-            "asks for that share of the cache" if asks else "shares only within its conversations"
-        )
-        found.append(
-            f"which prompts share what: {fitted.reused * 100:.0f} % of prompt tokens came before, and the workload "
-            f"{instead}"
-        )
+        yield _describe_lost_prefixes(fitted)
     if fitted.lost:
-        found.append(
-            f"{format.counted(fitted.sessions, 'conversation')}: every request stands alone: {fitted.lost}"
+        yield (
+            f"{format.counted(fitted.sessions, 'conversation')}. Every request is independent "
+            f"in the workload, because {fitted.lost}."
         )
     if fitted.beside:
-        found.append(
-            f"{format.counted(fitted.beside, 'conversation')} of sub-agents: each begins on its own, not in its agent's"
+        yield (
+            f"The link of {format.counted(fitted.beside, 'sub-agent conversation')} to its agent. "
+            "Each starts on its own in the workload."
         )
     if fitted.trace.bad_rows:
-        found.append(
-            f"{format.counted(fitted.trace.bad_rows, 'bad row')}, the first {fitted.trace.first_bad}"
+        yield (
+            f"{format.counted(fitted.trace.bad_rows, 'row')} that could not be read. "
+            f"The first one: {fitted.trace.first_bad}"
         )
-    return found
+
+
+def _describe_lost_prefixes(fitted: TraceFit) -> str:
+    """Return the sentence about shared prefixes, and what the workload does instead."""
+    repeated = f"{fitted.reused * 100:.0f} % of the prompt tokens repeat an earlier prefix"
+    has_hit_rate = not fitted.classes or any(
+        request_class.prefixes and request_class.talk is None for request_class in fitted.classes
+    )
+    if has_hit_rate:
+        return (
+            f"Which prompts share a prefix. In the trace, {repeated}; "
+            "the workload requests the same cache hit rate."
+        )
+    return (
+        f"Prefixes that are shared between conversations. In the trace, {repeated}; "
+        "the workload shares prefixes only within a conversation."
+    )
