@@ -61,7 +61,7 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
         prediction.ForecastOptions(perform=execute, seed=1),
     )
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
-        shortest_s = forecast.length_s * prediction.MIN_LENGTH_SHARE * 1.2
+        shortest_s = forecast.length_s * prediction.MIN_LENGTH_FRACTION * 1.2
         terms = (*planned.level.must, *planned.level.should)[:most]
         for place, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
             if needed.needed_s is None or term.level:
