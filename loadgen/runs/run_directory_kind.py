@@ -67,12 +67,11 @@ def existing_run_dirs(output_dir: Path) -> list[Path]:
 
 
 def load(output_dir: Path) -> StoredRuns:
-    """Read the runs of a directory. Raises UserError for runs of different workloads."""
+    """Read the runs of a directory. Raises UserError for runs of different workloads or targets."""
     runs = computed_summaries(output_dir, existing_run_dirs(output_dir))
     recipes = {run.summary.fingerprints.recipe for run in runs}
     are_load_points = len(recipes) > 1
-    if are_load_points:
-        check_same_workload(output_dir, runs)
+    check_same_workload(output_dir, runs)
     return StoredRuns(output_dir, runs, are_load_points)
 
 
@@ -176,7 +175,7 @@ def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
 
 
 def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
-    """Raise UserError unless the runs differ only in their load."""
+    """Raise UserError unless the runs differ only in their load and their seeds."""
     first = runs[0]
     for run in runs[1:]:
         differences = _workload_differences(first.summary, run.summary)
@@ -184,8 +183,8 @@ def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
             continue
         raise UserError(
             "mismatch",
-            f"runs of different workloads in one directory: {first.name} and {run.name} differ in "
-            f"{', '.join(differences)}",
+            f"these runs are no load points or repeats of one another: {first.name} and {run.name} "
+            f"have different values of: {', '.join(differences)}",
             str(output_dir),
             f"give the directory of one of them: {output_dir / first.name}; or use loadgen compare",
         )
@@ -198,11 +197,18 @@ def _workload_differences(first: Summary, second: Summary) -> list[str]:
         differences.append("workload")
     if first.target.model != second.target.model:
         differences.append("model")
+    if _target_name(first) != _target_name(second):
+        differences.append("target")
     if (first.run.api, first.run.stream) != (second.run.api, second.run.stream):
         differences.append("API")
     if not have_same_slo(first, second):
         differences.append("SLO")
     return differences
+
+
+def _target_name(summary: Summary) -> str:
+    """Return what identifies the target of a run, such as "simulated: gb300-vm", or its URL."""
+    return summary.target.name or summary.target.url
 
 
 # Listing
