@@ -372,7 +372,9 @@ def test_every_kind_is_loaded(made: Path, name: str) -> None:
     assert found.kind == MADE[name]
     assert found.headline.rstrip(".") and "\n" not in found.headline
     assert found.headline.endswith(".") and found.text.endswith("\n")
-    assert str(found).splitlines()[0] in found.text and found._repr_html_().startswith(("<div", "<pre"))
+    assert str(found).splitlines()[0] in found.text and found._repr_html_().startswith(
+        ("<div", "<pre")
+    )
     assert found.page is not None and found.page.startswith("<!doctype html>")
     assert made.name in repr(found) or name in repr(found) or runs_here
 
