@@ -19,7 +19,7 @@ END = "<!-- end of the servers -->"
 HEAD = (
     "`--server`",
     "server",
-    "fields that force the length",
+    "fields for an exact length",
     "response to an unknown field",
     "response to an unknown model",
     "reports cached tokens",

@@ -247,7 +247,7 @@ _PROFILES = (
         response_to_unknown_field="400",
         response_to_unknown_model="served",
         cached_tokens_reported="always",
-        timing_reported="event after `[DONE]`, `server-timing` header, when asked",
+        timing_reported="event after `[DONE]` or header `server-timing`, on request",
     ),
     ServerProfile(
         name="vllm",
@@ -329,7 +329,7 @@ _PROFILES = (
         response_to_unknown_field="ignored",
         response_to_unknown_model="served",
         cached_tokens_reported="`--enable-cache-report`",
-        timing_reported="`meta_info` of whole answers, when asked",
+        timing_reported="`meta_info` without streaming, on request",
     ),
     ServerProfile(
         name="dynamo",
@@ -355,8 +355,8 @@ _PROFILES = (
         },
         response_to_unknown_field="400",
         response_to_unknown_model="404",
-        cached_tokens_reported="where the engine tells",
-        timing_reported="`nvext.timing`, when asked",
+        cached_tokens_reported="if the engine does",
+        timing_reported="`nvext.timing`, on request",
     ),
     ServerProfile(
         name="llamacpp",
