@@ -61,7 +61,7 @@ def _without_repeated_notes(sections: Iterable[Section]) -> Iterator[Section]:
                 shown.update(part.sentences)
                 part = Bullets(notes, part.kind)
             parts.append(part)
-        yield section(part_section.head, *parts)
+        yield section(part_section.heading, *parts)
 
 
 def _is_shown(note: str, shown: frozenset[str]) -> bool:

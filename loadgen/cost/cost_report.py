@@ -124,7 +124,7 @@ def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> 
         cost_text.describe_result_price(result),
         Paragraph(cost_text.describe_measurement(result), "soft"),
         Bullets(caveats, "warn"),
-        small=True,
+        is_subsection=True,
     )
 
 

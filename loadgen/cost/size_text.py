@@ -402,7 +402,7 @@ def _source_section(size: SizedSource, need: Need) -> Section:
     )
     assumptions = Bullets(list(_assumptions(size, need)))
     caveats = Bullets(() if size.estimate else size.notes, "warn")
-    return section(source.name, evidence, assumptions, caveats, small=True)
+    return section(source.name, evidence, assumptions, caveats, is_subsection=True)
 
 
 def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:

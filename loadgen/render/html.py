@@ -13,7 +13,7 @@ from loadgen.render.section import (
     Charts,
     Facts,
     Links,
-    PageOnly,
+    PageSectionFactory,
     Paragraph,
     Part,
     Quoted,
@@ -45,19 +45,19 @@ def render(report: Report) -> str:
     return page.render()
 
 
-def add_sections(page: Page, sections: Iterable[Section | PageOnly]) -> None:
+def add_sections(page: Page, sections: Iterable[Section | PageSectionFactory]) -> None:
     """Append sections to a page."""
     for section in _sections_to_show(sections):
         if section.folded:
-            with page.folded(section.head or str(section.folded), id=section.id):
+            with page.folded_block(section.heading or section.fold_label, id=section.id):
                 _add_parts(page, section)
             continue
-        if section.head:
-            page.add_heading(section.head, is_subsection=section.small, id=section.id)
+        if section.heading:
+            page.add_heading(section.heading, is_subsection=section.is_subsection, id=section.id)
         _add_parts(page, section)
 
 
-def _sections_to_show(sections: Iterable[Section | PageOnly]) -> Iterator[Section]:
+def _sections_to_show(sections: Iterable[Section | PageSectionFactory]) -> Iterator[Section]:
     """Yield the sections that have something to show, and create those that only pages have."""
     for section in sections:
         if not isinstance(section, Section):
@@ -68,10 +68,12 @@ def _sections_to_show(sections: Iterable[Section | PageOnly]) -> Iterator[Sectio
 
 def _add_contents(page: Page, sections: Sequence[Section]) -> None:
     """Append links to the sections of a long page. A link to a folded section unfolds it."""
-    targets = [section for section in sections if section.id and section.head]
+    targets = [section for section in sections if section.id and section.heading]
     if len(targets) < MIN_SECTIONS_FOR_CONTENTS:
         return
-    links = [f'<a href="#{escape(section.id)}">{escape(section.head)}</a>' for section in targets]
+    links = [
+        f'<a href="#{escape(section.id)}">{escape(section.heading)}</a>' for section in targets
+    ]
     page.add_html(
         '<details class="contents"><summary>Contents</summary>'
         f'<nav class="soft" aria-label="contents">{" · ".join(links)}</nav></details>'

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from loadgen.render.section import (
     Bullets,
     Facts,
-    PageOnly,
+    PageSectionFactory,
     Paragraph,
     Part,
     Quoted,
@@ -34,7 +34,7 @@ def render(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def render_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
+def render_sections(sections: Sequence[Section | PageSectionFactory]) -> list[str]:
     """Return the blocks of sections, which have to be separated by empty lines."""
     blocks: list[str] = []
     for section in sections:
@@ -51,10 +51,10 @@ def escape(text: str) -> str:
 def _render_section(section: Section) -> list[str]:
     rendered = [_render_part(part) for part in section.parts if not is_empty(part)]
     blocks = [block for block in rendered if block]
-    if not blocks or not section.head:
+    if not blocks or not section.heading:
         return blocks
-    level = "#####" if section.small else "####"
-    return [f"{level} {escape(section.head)}", *blocks]
+    level = "#####" if section.is_subsection else "####"
+    return [f"{level} {escape(section.heading)}", *blocks]
 
 
 def _render_part(part: Part) -> str:

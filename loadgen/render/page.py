@@ -259,9 +259,9 @@ class Page:
             self.add_html(f'<ul class="said {kind}">{items}</ul>')
 
     @contextmanager
-    def folded(self, summary: str, *, id: str = "") -> Iterator[None]:
-        """Fold what is appended inside the `with` block. A click on the summary unfolds it."""
-        self.add_html(f"<details{_id_attribute(id)}><summary>{escape(summary)}</summary>")
+    def folded_block(self, label: str, *, id: str = "") -> Iterator[None]:
+        """Hide what the `with` block appends until the reader clicks on the label."""
+        self.add_html(f"<details{_id_attribute(id)}><summary>{escape(label)}</summary>")
         yield
         self.add_html("</details>")
 

@@ -173,21 +173,22 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A heading and the parts below it. A section whose parts are all empty is left out.
 
     Attributes:
-        head: The heading. Without one, the section continues the previous section.
+        heading: The heading. Without one, the section continues the previous section.
         parts: The parts, from top to bottom.
-        small: Whether the section is a subsection of the previous one.
-        folded: Whether a page shows the section only when the reader unfolds it. A string is the
-            text to click on if the section has no heading.
+        is_subsection: Whether the section belongs to the previous one and has a smaller heading.
+        folded: Whether a page shows only the heading until the reader unfolds the section.
+        fold_label: What the reader clicks on to unfold a section that has no heading.
         page_only: Whether text and Markdown leave the section out.
         text_only: Whether a page leaves the section out.
         indented: Whether text indents the parts by two columns.
         id: The HTML id of the section on a page.
     """
 
-    head: str
+    heading: str
     parts: tuple[Part, ...]
-    small: bool = False
-    folded: bool | str = False
+    is_subsection: bool = False
+    folded: bool = False
+    fold_label: str = ""
     page_only: bool = False
     text_only: bool = False
     indented: bool = False
@@ -195,21 +196,27 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(
-    head: str,
+    heading: str,
     *parts: Part,
-    small: bool = False,
-    folded: bool | str = False,
+    is_subsection: bool = False,
+    folded: bool = False,
+    fold_label: str = "",
     page_only: bool = False,
     text_only: bool = False,
     indented: bool = False,
     id: str = "",
 ) -> Section:
-    """Create a section whose parts are given one by one."""
+    """Create a section from a heading and any number of parts, with the attributes of `Section`.
+
+    This is shorter than the constructor where the parts are not in a tuple already:
+    `section("Latency", table, note, id="latency")`.
+    """
     return Section(
-        head=head,
+        heading=heading,
         parts=parts,
-        small=small,
+        is_subsection=is_subsection,
         folded=folded,
+        fold_label=fold_label,
         page_only=page_only,
         text_only=text_only,
         indented=indented,
@@ -217,8 +224,12 @@ def section(
     )
 
 
-PageOnly = Callable[[], Iterable[Section]]
-"""Creates sections that only a page has and that are expensive. Called when a page is rendered."""
+PageSectionFactory = Callable[[], Iterable[Section]]
+"""A function that creates sections, for sections that only a page has and that are expensive.
+
+A report may contain it in place of a section. `html.py` calls it when it renders the page; text and
+Markdown skip it, so that `loadgen report` prints a result without computing its charts.
+"""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -248,7 +259,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     generated_by: str
-    sections: Sequence[Section | PageOnly]
+    sections: Sequence[Section | PageSectionFactory]
     notices: Sequence[Notice] = ()
     headline: Sequence[Paragraph] = ()
     headline_last: bool = False

@@ -11,7 +11,7 @@ from loadgen.render.section import (
     Bullets,
     Facts,
     Notice,
-    PageOnly,
+    PageSectionFactory,
     Paragraph,
     Part,
     Quoted,
@@ -46,7 +46,7 @@ def render(report: Report, *, full: bool = False, color: bool = False, width: in
 
 
 def render_sections(
-    sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH
+    sections: Sequence[Section | PageSectionFactory], *, color: bool = False, width: int = WIDTH
 ) -> str:
     """Return sections as text that ends in a newline, or "" if they have nothing to show."""
     lines = TextRenderer(color=color, width=width).section_lines(sections)
@@ -99,7 +99,7 @@ class TextRenderer:
         return lines
 
     def section_lines(
-        self, sections: Sequence[Section | PageOnly], *, follows_text: bool = False
+        self, sections: Sequence[Section | PageSectionFactory], *, follows_text: bool = False
     ) -> list[str]:
         """Return the lines of sections, with an empty line before each that is no subsection.
 
@@ -110,13 +110,13 @@ class TextRenderer:
             body = self._section_body(section)
             if not isinstance(section, Section) or not body:
                 continue
-            if (lines or follows_text) and not section.small:
+            if (lines or follows_text) and not section.is_subsection:
                 lines.append("")
-            lines += self._heading(section.head)
+            lines += self._heading(section.heading)
             lines += body
         return lines
 
-    def _section_body(self, section: Section | PageOnly) -> list[str]:
+    def _section_body(self, section: Section | PageSectionFactory) -> list[str]:
         """Return the lines of the parts of a section, which are empty if only a page has them."""
         if not isinstance(section, Section) or section.page_only:
             return []
@@ -124,7 +124,7 @@ class TextRenderer:
         renderer = TextRenderer(color=self._color, width=self._width - len(margin))
         lines: list[str] = []
         for part in section.parts:
-            part_lines = list(renderer._part(part, indent="  " if section.small else ""))
+            part_lines = list(renderer._part(part, indent="  " if section.is_subsection else ""))
             if lines and part_lines and isinstance(part, Table):
                 lines.append("")
             lines += part_lines

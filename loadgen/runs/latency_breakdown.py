@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from loadgen.core import format
 from loadgen.core.analysis.causes import SLOW_FACTOR, examined_count, has_enough_slow
 from loadgen.render.page import Bar
-from loadgen.render.section import Bars, Charts, PageOnly, Paragraph, Section, Table, section
+from loadgen.render.section import (
+    Bars,
+    Charts,
+    PageSectionFactory,
+    Paragraph,
+    Section,
+    Table,
+    section,
+)
 from loadgen.runs import charts
 
 if TYPE_CHECKING:
@@ -90,7 +98,7 @@ SLOW_HEAD = (
 """The heads of a table of slow requests, after the name of a request. Times are in ms."""
 
 
-def sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
     """Yield the causes of slow requests, the breakdowns, and the slowest requests.
 
     A text has the tables only if the server reports its own timing.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.stats.quantiles import Distribution, needed_samples
-from loadgen.render.section import PageOnly, Paragraph, Section, Table, section
+from loadgen.render.section import PageSectionFactory, Paragraph, Section, Table, section
 from loadgen.runs import cells, page, recovery, within_run_variance
 from loadgen.runs.latency_text import label_with_unit, latency_notes, latency_rows
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
 
-def latency_sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def latency_sections(
+    summary: Summary, chart_data: ChartSource
+) -> Iterator[Section | PageSectionFactory]:
     """Yield the table of latencies and what belongs to it."""
     rows = latency_rows(summary)
     unsupported = cells.describe_unsupported([row.distribution for row in rows], QUANTILES)

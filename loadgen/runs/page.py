@@ -16,7 +16,7 @@ from loadgen.render.page import Chart
 from loadgen.render.section import (
     Charts,
     Facts,
-    PageOnly,
+    PageSectionFactory,
     Paragraph,
     Quoted,
     Section,
@@ -61,7 +61,7 @@ _SOCKET_READERS = {
 
 def _folded_charts(
     head: str, id: str, chart_data: ChartSource, make_charts: Callable[[ChartData], Iterable[Chart]]
-) -> Iterator[PageOnly]:
+) -> Iterator[PageSectionFactory]:
     """Yield a folded section with charts, or nothing if there are no data for charts."""
     if chart_data is None:
         return
@@ -76,7 +76,7 @@ def _folded_charts(
 # -- charts ----------------------------------------------------------------------------------------
 
 
-def first_charts(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
+def first_charts(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
     """Yield the charts below the headline numbers: TTFT and TPOT over time, with limits."""
     if chart_data is None:
         return
@@ -88,7 +88,7 @@ def first_charts(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly
     yield make_sections
 
 
-def percentile_curves(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
+def percentile_curves(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
     """Yield the value at each percentile of every latency."""
 
     def make_charts(data: ChartData) -> Iterable[Chart]:
@@ -97,7 +97,7 @@ def percentile_curves(summary: Summary, chart_data: ChartSource) -> Iterator[Pag
     yield from _folded_charts("Percentile curves", "curves", chart_data, make_charts)
 
 
-def client_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[PageOnly]:
+def client_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
     """Yield the CPU use and the send delay of the load generator over time."""
 
     def make_charts(data: ChartData) -> Iterable[Chart]:
@@ -106,7 +106,9 @@ def client_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[Page
     yield from _folded_charts("Client overhead over time", "client-time", chart_data, make_charts)
 
 
-def load_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def load_over_time(
+    summary: Summary, chart_data: ChartSource
+) -> Iterator[Section | PageSectionFactory]:
     """Yield load, output tokens, concurrency and inter-chunk latencies over time."""
     head = "Load and throughput over time"
     if chart_data is None:
@@ -122,7 +124,7 @@ def load_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[Sectio
     yield from _folded_charts(head, "time", chart_data, make_charts)
 
 
-def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
     """Yield the errors over time, or a sentence that there were none."""
     requests = summary.requests
     if requests.by_error:
@@ -145,7 +147,7 @@ def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | Page
 
 def server_metrics(
     served: Served, chart_data: ChartSource, samples: Sequence[MetricSample]
-) -> Iterator[Section | PageOnly]:
+) -> Iterator[Section | PageSectionFactory]:
     """Yield the servers' own metrics over time, and how often their pages were read."""
 
     def make_charts(data: ChartData) -> Iterable[Chart]:
@@ -176,7 +178,7 @@ def _read_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]:
 # -- the delivered load ----------------------------------------------------------------------------
 
 
-def load_check(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def load_check(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
     """Yield whether the delivered load matches the workload, and the lengths of the requests."""
     if chart_data is None:
         return

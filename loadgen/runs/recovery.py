@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.metrics.sections import Event, Recovery
-from loadgen.render.section import Charts, PageOnly, Section, Table, section
+from loadgen.render.section import Charts, PageSectionFactory, Section, Table, section
 from loadgen.runs import charts
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ HEAD = ("event", "before", "after", "at", "SLO")
 
 def sections(
     recoveries: Sequence[Recovery], chart_data: ChartSource
-) -> Iterator[Section | PageOnly]:
+) -> Iterator[Section | PageSectionFactory]:
     """Yield a row for each event, and on a page the SLO attainment over time with the events."""
     rows = [
         (
@@ -33,7 +33,7 @@ def sections(
         )
         for recovery in recoveries
     ]
-    yield section("Recovery", Table(HEAD, rows, "prose"), small=True)
+    yield section("Recovery", Table(HEAD, rows, "prose"), is_subsection=True)
     if not recoveries or chart_data is None:
         return
     make_data = chart_data

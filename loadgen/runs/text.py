@@ -16,7 +16,7 @@ from loadgen.render import text as text_renderer
 from loadgen.render.section import (
     Bullets,
     Notice,
-    PageOnly,
+    PageSectionFactory,
     Paragraph,
     Report,
     Section,
@@ -106,7 +106,7 @@ def _sections(
     chart_data: ChartSource,
     server_samples: Sequence[MetricSample],
     additions: Sequence[ExtraSections],
-) -> Iterator[Section | PageOnly]:
+) -> Iterator[Section | PageSectionFactory]:
     """Yield the sections of the full report: the result first, then details, then provenance."""
     tiles: Sequence[Tile] = headline_tiles(summary)
     for addition in additions:
@@ -119,7 +119,7 @@ def _sections(
     yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
     for addition in additions:
         yield from addition.sections
-    yield section("", run_facts(summary), folded="Configuration and load")
+    yield section("", run_facts(summary), folded=True, fold_label="Configuration and load")
     yield from latency_sections(summary, chart_data)
     yield from latency_breakdown.sections(summary, chart_data)
     yield from page.load_over_time(summary, chart_data)
@@ -183,7 +183,7 @@ def _caveats_and_warnings(summary: Summary) -> list[str]:
 
 def _server_sections(
     summary: Summary, chart_data: ChartSource, server_samples: Sequence[MetricSample]
-) -> Iterator[Section | PageOnly]:
+) -> Iterator[Section | PageSectionFactory]:
     """Yield what the metrics pages of the servers and of the hardware reported."""
     if summary.server is not None:
         text = f"{', '.join(describe_server(summary.server))}."
@@ -231,7 +231,9 @@ def sanitize_server_text(text: str) -> str:
 # -- the load generator ----------------------------------------------------------------------------
 
 
-def _client_sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageOnly]:
+def _client_sections(
+    summary: Summary, chart_data: ChartSource
+) -> Iterator[Section | PageSectionFactory]:
     """Yield the resources, delays and timestamp uncertainties of the load generator itself."""
     yield section(
         "Client overhead",

@@ -53,7 +53,7 @@ WHOLE = Report(
             Table(("USD per", "a", "b"), [("request", "8", "9")], wrap_columns=True),
             Bullets(["10 of 11"]),
         ),
-        section("Quoted", Quoted("$ command 12"), small=True),
+        section("Quoted", Quoted("$ command 12"), is_subsection=True),
         section("A bar", Bars(rows=[Bar("x", "8888")])),
         section("On a page", Bullets(["9999"]), page_only=True),
     ],
