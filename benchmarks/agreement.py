@@ -703,45 +703,47 @@ def line(pair: Pair) -> str:
 
 
 def main() -> int:
-    flags = rig.parser(__doc__)
-    flags.add_argument("--cases", default=",".join(CASES))
-    flags.add_argument("--length", default="120s", help="of a probe")
-    flags.add_argument("--url", default="sim:gb300-vm")
-    flags.add_argument("--slo", action="append", help="in place of the workload's limits")
-    flags.add_argument("--search-flags", default="", help="more of the search: --precision 15%%")
-    flags.add_argument("--load-flags", default="", help="more of every load: --output-tokens 40")
-    flags.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--length", default="120s", help="of a probe")
+    parser.add_argument("--url", default="sim:gb300-vm")
+    parser.add_argument("--slo", action="append", help="in place of the workload's limits")
+    parser.add_argument("--search-flags", default="", help="more of the search: --precision 15%%")
+    parser.add_argument("--load-flags", default="", help="more of every load: --output-tokens 40")
+    parser.add_argument(
         "--repeats", type=int, default=REPEATS, help="runs at the load that the search found"
     )
-    flags.add_argument("--out", type=Path, help="a folder to keep the results in")
-    given = rig.given(flags, cases="qa", length="60s", repeats=2)  # shorter ones confirm nothing
+    parser.add_argument("--out", type=Path, help="a folder to keep the results in")
+    args = rig.parse_arguments(
+        parser, cases="qa", length="60s", repeats=2
+    )  # shorter ones confirm nothing
     words: Counter[str] = Counter()
-    for name in given.cases.split(","):
+    for name in args.cases.split(","):
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if given.out is None else given.out / name
+            folder = Path(scratch) if args.out is None else args.out / name
             folder.mkdir(parents=True, exist_ok=True)
-            slo = [f"{term}:p99" for term in given.slo or CASES[name]]
-            target = ("--url", given.url, *GPUS, *given.load_flags.split())
+            slo = [f"{term}:p99" for term in args.slo or CASES[name]]
+            target = ("--url", args.url, *GPUS, *args.load_flags.split())
             case = Case(
                 name,
                 target,
                 tuple(word for term in slo for word in ("--slo", term)),
-                seconds(given.length) * LONGER.get(name, 1),
+                seconds(args.length) * LONGER.get(name, 1),
                 folder,
-                given.url.startswith("sim:"),
-                tuple(given.search_flags.split()),
-                given.repeats,
-                given.smoke,
+                args.url.startswith("sim:"),
+                tuple(args.search_flags.split()),
+                args.repeats,
+                args.smoke,
             )
             print(
-                f"\n{name} on {given.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|"
+                f"\n{name} on {args.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|"
             )
             for pair in measured(case):
                 words[pair.word] += 1
                 print(line(pair), flush=True)
     counts = ", ".join(f"{words[one]} {one}" for one in ("equal", "within", "marked", "DISAGREES"))
     print(f"\n{sum(words.values())} pairs: {counts}")
-    return 0 if given.smoke or not words["DISAGREES"] else 1
+    return 0 if args.smoke or not words["DISAGREES"] else 1
 
 
 if __name__ == "__main__":

@@ -25,17 +25,20 @@ from beside_programs import PROGRAMS
 
 from loadgen.sim.server.send_log import LoggedRequest, parse_log
 
-SDK = rig.HERE.parent / "sdk"
-LEFT = ("abandoned", "cancelled")  # statuses of a stream that nobody read to its end
-NEEDED = ("msgspec", "asyncio-throttle")  # by the SDK
+SDK = rig.BENCHMARKS_DIR.parent / "sdk"
+LEFT_EARLY_STATUSES = ("abandoned", "cancelled")  # statuses of a stream that nobody read to its end
+SDK_REQUIREMENTS = ("msgspec", "asyncio-throttle")  # by the SDK
 MODULES = {
     "opentelemetry-instrumentation-openai": "opentelemetry.instrumentation.openai",
     "openai-agents": "agents",
 }
 
 
-def python_of(name: str, venvs: Path | None, install: bool) -> str | None:
-    """The interpreter that has a program's packages; None: there is none."""
+def find_python(name: str, venvs: Path | None, install: bool) -> str | None:
+    """Return the interpreter that has a program's packages, or None if there is none.
+
+    With `install`, create its virtual environment if it does not exist yet.
+    """
     if venvs is None:
         module = MODULES.get(name, name.replace("-", "_"))
         try:
@@ -46,103 +49,116 @@ def python_of(name: str, venvs: Path | None, install: bool) -> str | None:
     if install and not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
         subprocess.run(
-            [str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *NEEDED], check=True
+            [str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *SDK_REQUIREMENTS],
+            check=True,
         )
     return str(python) if python.exists() else None
 
 
-def drained(url: str) -> list[LoggedRequest]:
-    logged = parse_log(rig.get(url + "/_log")).requests
-    return [one for one in logged if one.path.startswith("/v1/") and one.path != "/v1/models"]
+def read_served_requests(url: str) -> list[LoggedRequest]:
+    """Return the requests that the endpoint served, without those for its list of models."""
+    requests = parse_log(rig.read_url(url + "/_log")).requests
+    return [
+        request
+        for request in requests
+        if request.path.startswith("/v1/") and request.path != "/v1/models"
+    ]
 
 
-def compared(
-    told: list[list[Any]], served: list[LoggedRequest], refused: list[LoggedRequest]
+def compare_counts(
+    measurements: list[list[Any]], served: list[LoggedRequest], refused: list[LoggedRequest]
 ) -> dict[str, Any]:
-    """What the SDK told beside what the two endpoints logged. `wrong`: what differs, in words."""
-    failed = [one for one in told if one[0] == "failed"]
-    answered = [one for one in told if one[0] != "failed"]
-    whole = [one for one in answered if one[0] == "ok" and one[4] == "server"]
+    """Compare what the SDK measured with what the two endpoints logged.
+
+    `wrong` lists the differences as sentences.
+    """
+    failed = [row for row in measurements if row[0] == "failed"]
+    answered = [row for row in measurements if row[0] != "failed"]
+    counted = [row for row in answered if row[0] == "ok" and row[4] == "server"]
     wrong = []
     if len(answered) != len(served):
         wrong.append(f"{len(answered)} calls answered, {len(served)} served")
     if len(failed) != len(refused):
         wrong.append(f"{len(failed)} calls failed, {len(refused)} refused")
-    if sum(one[0] in LEFT for one in told) != 1:
+    if sum(row[0] in LEFT_EARLY_STATUSES for row in measurements) != 1:
         wrong.append("not exactly one stream was left early")
     # Of a call whose usage the server sent, both counts have to be those of a request in its log.
-    left = sorted((one.input_tokens, one.output_tokens) for one in served)
-    for counts in sorted((one[2], one[3]) for one in whole):
-        if counts in left:
-            left.remove(counts)
+    unmatched = sorted((row.input_tokens, row.output_tokens) for row in served)
+    for counts in sorted((row[2], row[3]) for row in counted):
+        if counts in unmatched:
+            unmatched.remove(counts)
         else:
             wrong.append(f"{counts[0]} + {counts[1]} tokens, of which the server knows nothing")
     return {
-        "calls": len(told),
-        "early": sum(one[0] in LEFT for one in told),
+        "calls": len(measurements),
+        "early": sum(row[0] in LEFT_EARLY_STATUSES for row in measurements),
         "failed": len(failed),
-        "tokens": sum(one[2] + one[3] for one in whole),
+        "tokens": sum(row[2] + row[3] for row in counted),
         "wrong": wrong,
     }
 
 
-def walked(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
-    """Run a program. Returns whether all counts are equal, and its row of the table."""
+def run_and_compare(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
+    """Run a program and return whether all counts are equal, and its row of the table."""
     with (
-        rig.endpoint(ttft="3ms", itl="1ms", log_events="ends") as server,
-        rig.endpoint(faults="http_429@1s", log_events="ends") as refusing,
+        rig.serve_endpoint(ttft="3ms", itl="1ms", log_events="ends") as server,
+        rig.serve_endpoint(faults="http_429@1s", log_events="ends") as refusing,
     ):
         command = [
             python,
-            str(rig.HERE / "beside_programs.py"),
+            str(rig.BENCHMARKS_DIR / "beside_programs.py"),
             name,
             f"{server.url}/v1",
             f"{refusing.url}/v1",
         ]
-        around = {**os.environ, "PYTHONPATH": str(SDK)}
-        ran = subprocess.run(
-            command, env=around, capture_output=True, text=True, timeout=240, check=False
+        environment = {**os.environ, "PYTHONPATH": str(SDK)}
+        completed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
-        if ran.returncode != 0:
-            print(f"{name}: {ran.stderr[-3000:]}")
+        if completed.returncode != 0:
+            print(f"{name}: {completed.stderr[-3000:]}")
             return False, (name, "", "", "", "", "", "", "the program failed")
-        said = json.loads(ran.stdout.splitlines()[-1])
-        found = compared(said["told"], drained(server.url), drained(refusing.url))
+        output = json.loads(completed.stdout.splitlines()[-1])
+        comparison = compare_counts(
+            output["told"], read_served_requests(server.url), read_served_requests(refusing.url)
+        )
     wrong = (
-        found["wrong"]
-        if said["raised"]
-        else [*found["wrong"], "a refusal did not reach the application"]
+        comparison["wrong"]
+        if output["raised"]
+        else [*comparison["wrong"], "a refusal did not reach the application"]
     )
-    counts = (str(found[key]) for key in ("calls", "early", "failed", "tokens"))
+    counts = (str(comparison[key]) for key in ("calls", "early", "failed", "tokens"))
     row = (
         name,
-        next(iter(said["versions"].values())),
+        next(iter(output["versions"].values())),
         *counts,
-        ", ".join(said["raised"]),
+        ", ".join(output["raised"]),
         "; ".join(wrong) or "equal",
     )
     return not wrong, row
 
 
 def main() -> None:
-    options = rig.parser(__doc__)
-    options.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument(
         "--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name"
     )
-    options.add_argument("--install", action="store_true", help="make those that are not there")
-    options.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
-    given = rig.given(options, only="openai")
+    parser.add_argument("--install", action="store_true", help="make those that are not there")
+    parser.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
+    args = rig.parse_arguments(parser, only="openai")
     all_equal, rows = True, list[tuple[str, ...]]()
-    for name in [given.only] if given.only else PROGRAMS:
-        python = python_of(name, given.venvs, given.install)
-        equal, row = (
-            (True, (name, *[""] * 6, "not installed")) if python is None else walked(name, python)
+    for name in [args.only] if args.only else PROGRAMS:
+        python = find_python(name, args.venvs, args.install)
+        is_equal, row = (
+            (True, (name, *[""] * 6, "not installed"))
+            if python is None
+            else run_and_compare(name, python)
         )
-        all_equal &= equal
+        all_equal &= is_equal
         rows.append(row)
         print("  ".join(row), flush=True)
     columns = "package", "version", "calls", "left early", "failed", "tokens", "raised", "counts"
-    print("\n" + rig.table(columns, rows))
+    print("\n" + rig.format_table(columns, rows))
     sys.exit(not all_equal)
 
 

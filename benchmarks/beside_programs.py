@@ -20,98 +20,108 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
-SAID = "Say something"
-MESSAGES = [{"role": "user", "content": SAID}]
+PROMPT = "Say something"
+MESSAGES = [{"role": "user", "content": PROMPT}]
 MODEL = "sim"
-MANY = 20
+GREENLETS = 20
 KEY = "unused"
 
 
 @contextlib.contextmanager
-def caught(names: list[str]) -> Iterator[None]:
-    """What a call raises is what the application sees: kept by its name."""
+def record_exceptions(names: list[str]) -> Iterator[None]:
+    """Append the class name of an exception that a call raises, as the application sees it."""
     try:
         yield
     except Exception as error:
         names.append(type(error).__name__)
 
 
-def chat(client: Any, max_tokens: int = 8, **more: Any) -> Any:
+def create_chat(client: Any, max_tokens: int = 8, **options: Any) -> Any:
+    """Send a chat completion."""
     return client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **more
+        model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **options
     )
 
 
-def openai_calls(client: Any, refused: Any) -> list[str]:
-    """The four kinds of calls, by blocking clients of the openai package."""
+def make_four_calls(client: Any, refused_client: Any) -> list[str]:
+    """Make the four kinds of calls with blocking clients of the openai package."""
     names: list[str] = []
-    assert chat(client).choices[0].message.content
-    assert sum(1 for _ in chat(client, stream=True)) > 8
-    with chat(client, stream=True) as stream:
+    assert create_chat(client).choices[0].message.content
+    assert sum(1 for _ in create_chat(client, stream=True)) > 8
+    with create_chat(client, stream=True) as stream:
         next(iter(stream))
-    with caught(names):
-        chat(refused)
+    with record_exceptions(names):
+        create_chat(refused_client)
     return names
 
 
-def made(url: str, refusing: str) -> tuple[Any, Any]:
+def create_clients(url: str, refusing: str) -> tuple[Any, Any]:
+    """Return an OpenAI client of the endpoint and one of the refusing endpoint."""
     import openai
 
-    return tuple(openai.OpenAI(base_url=one, api_key=KEY, max_retries=0) for one in (url, refusing))  # type: ignore
+    return tuple(
+        openai.OpenAI(base_url=base_url, api_key=KEY, max_retries=0) for base_url in (url, refusing)
+    )  # type: ignore
 
 
-def openai(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
+def run_openai(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run the openai package."""
     from loadgen_sdk import instrument
 
-    client, refused = (instrument(one, told, ask_usage=True) for one in made(url, refusing))
-    return openai_calls(client, refused)
+    client, refused_client = (
+        instrument(plain_client, observer, ask_usage=True)
+        for plain_client in create_clients(url, refusing_url)
+    )
+    return make_four_calls(client, refused_client)
 
 
-def anthropic(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
+def run_anthropic(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run the anthropic package, with its own streaming helper."""
     import anthropic as package
     from loadgen_sdk import instrument
 
-    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8}
+    request: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8}
     names: list[str] = []
-    ours, refused = (
+    client, refused_client = (
         instrument(
-            package.Anthropic(base_url=one.removesuffix("/v1"), api_key=KEY, max_retries=0),
-            told,
+            package.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=KEY, max_retries=0),
+            observer,
             ask_usage=True,
         )
-        for one in (url, refusing)
+        for base_url in (url, refusing_url)
     )
-    assert ours.messages.create(**asked).content
-    with ours.messages.stream(**asked) as stream:
+    assert client.messages.create(**request).content
+    with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream)
-    with ours.messages.create(**asked, stream=True) as events:
+    with client.messages.create(**request, stream=True) as events:
         for event in events:
             if event.type == "content_block_delta":
                 break
-    with caught(names):
-        refused.messages.create(**asked)
+    with record_exceptions(names):
+        refused_client.messages.create(**request)
     return names
 
 
-def gevent(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    """Greenlets under one throttle: none blocks the others, and no permit is lost."""
+def run_gevent(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run greenlets under one throttle: none blocks the others, and no permit is lost."""
     import gevent as package
     from loadgen_sdk import Throttle, instrument
 
     throttle = Throttle(concurrency=4)
-    client, refused = (
-        instrument(one, told, ask_usage=True, throttle=throttle) for one in made(url, refusing)
+    client, refused_client = (
+        instrument(plain_client, observer, ask_usage=True, throttle=throttle)
+        for plain_client in create_clients(url, refusing_url)
     )
-    names = openai_calls(client, refused)
+    names = make_four_calls(client, refused_client)
     package.joinall(
-        [package.spawn(chat, client) for _ in range(MANY)], raise_error=True, timeout=60
+        [package.spawn(create_chat, client) for _ in range(GREENLETS)], raise_error=True, timeout=60
     )
     assert throttle.in_flight(key=KEY, model=MODEL) == 0
     return names
 
 
-def openllmetry(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    """Both say a call once: ours leaves spans to the other."""
+def run_openllmetry(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run beside OpenLLMetry: each call must give one span, and the SDK adds no second one."""
     from loadgen_sdk import OpenTelemetry, instrument
     from opentelemetry.instrumentation.openai import OpenAIInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
@@ -121,9 +131,12 @@ def openllmetry(told: Callable[[Any], None], url: str, refusing: str) -> list[st
     spans, tracer = InMemorySpanExporter(), TracerProvider()
     tracer.add_span_processor(SimpleSpanProcessor(spans))
     OpenAIInstrumentor().instrument(tracer_provider=tracer)
-    ours = OpenTelemetry(tracer_provider=tracer)
-    client, refused = (instrument(one, [ours, told], ask_usage=True) for one in made(url, refusing))
-    names = openai_calls(client, refused)
+    telemetry = OpenTelemetry(tracer_provider=tracer)
+    client, refused_client = (
+        instrument(plain_client, [telemetry, observer], ask_usage=True)
+        for plain_client in create_clients(url, refusing_url)
+    )
+    names = make_four_calls(client, refused_client)
     scopes = [
         getattr(span.instrumentation_scope, "name", "") for span in spans.get_finished_spans()
     ]
@@ -131,19 +144,25 @@ def openllmetry(told: Callable[[Any], None], url: str, refusing: str) -> list[st
     return names
 
 
-def langfuse(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    """Its client is openai's with wrapped methods; what it exports goes to the refusing endpoint."""
+def run_langfuse(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run langfuse, whose client is that of openai with wrapped methods.
+
+    What it exports goes to the refusing endpoint.
+    """
     from langfuse.openai import openai as package
     from loadgen_sdk import instrument
 
-    client, refused = (
-        instrument(package.OpenAI(base_url=one, api_key=KEY, max_retries=0), told, ask_usage=True)
-        for one in (url, refusing)
+    client, refused_client = (
+        instrument(
+            package.OpenAI(base_url=base_url, api_key=KEY, max_retries=0), observer, ask_usage=True
+        )
+        for base_url in (url, refusing_url)
     )
-    return openai_calls(client, refused)
+    return make_four_calls(client, refused_client)
 
 
-def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
+def run_openai_agents(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run an agent of openai-agents over both APIs."""
     import openai as package
     from agents import (
         Agent,
@@ -160,23 +179,23 @@ def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[
     async def run() -> None:
         async with (
             package.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as plain_client,
-            package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0) as plain_refused,
+            package.AsyncOpenAI(base_url=refusing_url, api_key=KEY, max_retries=0) as plain_refused,
         ):
-            client = instrument(plain_client, told, ask_usage=True)
-            refused = instrument(plain_refused, told, ask_usage=True)
-            for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+            client = instrument(plain_client, observer, ask_usage=True)
+            refused_client = instrument(plain_refused, observer, ask_usage=True)
+            for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
                 agent = Agent(
                     name="a",
                     instructions="Be brief.",
-                    model=kind(model=MODEL, openai_client=client),
+                    model=model_class(model=MODEL, openai_client=client),
                 )
-                assert (await Runner.run(agent, SAID)).final_output
-                async for _ in Runner.run_streamed(agent, SAID).stream_events():
+                assert (await Runner.run(agent, PROMPT)).final_output
+                async for _ in Runner.run_streamed(agent, PROMPT).stream_events():
                     pass
-                agent.model = kind(model=MODEL, openai_client=refused)
-                with caught(names):
-                    await Runner.run(agent, SAID)
-            stream = await chat(client, stream=True)
+                agent.model = model_class(model=MODEL, openai_client=refused_client)
+                with record_exceptions(names):
+                    await Runner.run(agent, PROMPT)
+            stream = await create_chat(client, stream=True)
             await anext(stream)
             await stream.close()
 
@@ -184,7 +203,8 @@ def openai_agents(told: Callable[[Any], None], url: str, refusing: str) -> list[
     return names
 
 
-def pydantic_ai(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
+def run_pydantic_ai(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run an agent of pydantic-ai, once whole, once streamed and once left early."""
     import openai as package
     from loadgen_sdk import instrument
     from pydantic_ai import Agent
@@ -194,29 +214,34 @@ def pydantic_ai(told: Callable[[Any], None], url: str, refusing: str) -> list[st
     names: list[str] = []
 
     async def run() -> None:
-        client = instrument(package.AsyncOpenAI(base_url=url, api_key=KEY), told, ask_usage=True)
-        refused = instrument(
-            package.AsyncOpenAI(base_url=refusing, api_key=KEY, max_retries=0),
-            told,
+        client = instrument(
+            package.AsyncOpenAI(base_url=url, api_key=KEY), observer, ask_usage=True
+        )
+        refused_client = instrument(
+            package.AsyncOpenAI(base_url=refusing_url, api_key=KEY, max_retries=0),
+            observer,
             ask_usage=True,
         )
         agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
-        assert (await agent.run(SAID)).output
-        async with agent.run_stream(SAID) as whole:
-            assert [piece async for piece in whole.stream_text(delta=True, debounce_by=None)]
-        async with agent.run_stream(SAID) as left:
-            async for _ in left.stream_text(delta=True, debounce_by=None):
+        assert (await agent.run(PROMPT)).output
+        async with agent.run_stream(PROMPT) as complete_run:
+            assert [piece async for piece in complete_run.stream_text(delta=True, debounce_by=None)]
+        async with agent.run_stream(PROMPT) as abandoned_run:
+            async for _ in abandoned_run.stream_text(delta=True, debounce_by=None):
                 break
-        provider = OpenAIProvider(openai_client=refused)
-        with caught(names):
-            await Agent(OpenAIChatModel(MODEL, provider=provider)).run(SAID)
+        provider = OpenAIProvider(openai_client=refused_client)
+        with record_exceptions(names):
+            await Agent(OpenAIChatModel(MODEL, provider=provider)).run(PROMPT)
 
     asyncio.run(run())
     return names
 
 
-def instructor(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    """The endpoint's words are no JSON: instructor asks a second time, and raises an error of its own."""
+def run_instructor(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run instructor, which retries because the endpoint's text is not JSON.
+
+    It then raises an error of its own.
+    """
     import instructor as package
     from loadgen_sdk import instrument
     from pydantic import BaseModel
@@ -224,48 +249,52 @@ def instructor(told: Callable[[Any], None], url: str, refusing: str) -> list[str
     class Person(BaseModel):
         name: str
 
-    client, refused = (instrument(one, told, ask_usage=True) for one in made(url, refusing))
-    names = openai_calls(client, refused)
-    for one, attempts in ((client, 2), (refused, 1)):
-        with caught(names):
-            package.from_openai(one, mode=package.Mode.JSON).chat.completions.create(
+    client, refused_client = (
+        instrument(retried_client, observer, ask_usage=True)
+        for retried_client in create_clients(url, refusing_url)
+    )
+    names = make_four_calls(client, refused_client)
+    for retried_client, attempts in ((client, 2), (refused_client, 1)):
+        with record_exceptions(names):
+            package.from_openai(retried_client, mode=package.Mode.JSON).chat.completions.create(
                 model=MODEL, messages=MESSAGES, response_model=Person, max_retries=attempts
             )
     return names
 
 
-def litellm(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
+def run_litellm(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run the functions of litellm, blocking and async."""
     import litellm
     from loadgen_sdk import instrument
 
-    package = instrument(litellm, told, ask_usage=True)
+    package = instrument(litellm, observer, ask_usage=True)
 
     names: list[str] = []
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": f"openai/{MODEL}",
         "messages": MESSAGES,
         "max_tokens": 8,
         "api_key": KEY,
     }
 
-    async def ask() -> None:
-        assert (await package.acompletion(**asked, api_base=url)).choices
-        async for _ in await package.acompletion(**asked, api_base=url, stream=True):
+    async def complete_async() -> None:
+        assert (await package.acompletion(**request, api_base=url)).choices
+        async for _ in await package.acompletion(**request, api_base=url, stream=True):
             pass
 
-    assert package.completion(**asked, api_base=url).choices
-    assert [*package.completion(**asked, api_base=url, stream=True)]
-    stream = package.completion(**asked, api_base=url, stream=True)
+    assert package.completion(**request, api_base=url).choices
+    assert [*package.completion(**request, api_base=url, stream=True)]
+    stream = package.completion(**request, api_base=url, stream=True)
     next(iter(stream))
     del stream
-    with caught(names):
-        package.completion(**asked, api_base=refusing, max_retries=0)
-    asyncio.run(ask())
+    with record_exceptions(names):
+        package.completion(**request, api_base=refusing_url, max_retries=0)
+    asyncio.run(complete_async())
     return names
 
 
-def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
-    """An application that hands a stream on; one of its users goes away in the middle."""
+def run_fastapi(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Run an application that forwards a stream, and let one of its users leave in the middle."""
     import fastapi as package
     import openai as clients
     import uvicorn
@@ -273,59 +302,63 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
     from loadgen_sdk import instrument, labelled
 
     app = package.FastAPI()
-    own, refused = (
+    client, refused_client = (
         instrument(
-            clients.AsyncOpenAI(base_url=one, api_key=KEY, max_retries=0), told, ask_usage=True
+            clients.AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0),
+            observer,
+            ask_usage=True,
         )
-        for one in (url, refusing)
+        for base_url in (url, refusing_url)
     )
     names: list[str] = []
 
     async def pieces(tokens: int) -> AsyncIterator[str]:
-        async with await chat(own, tokens, stream=True) as stream:
+        async with await create_chat(client, tokens, stream=True) as stream:
             async for event in stream:
                 yield event.choices[0].delta.content or " " if event.choices else " "
 
-    async def whole() -> Any:
+    async def answer_whole() -> Any:
         with labelled(feature="whole"):
-            return {"text": (await chat(own)).choices[0].message.content}
+            return {"text": (await create_chat(client)).choices[0].message.content}
 
-    async def streamed() -> Any:
+    async def answer_streamed() -> Any:
         return StreamingResponse(pieces(8))
 
-    async def long() -> Any:
+    async def answer_long() -> Any:
         return StreamingResponse(pieces(5000))
 
-    async def error() -> Any:
-        with caught(names):
-            await chat(refused)
+    async def answer_refused() -> Any:
+        with record_exceptions(names):
+            await create_chat(refused_client)
         return JSONResponse({"error": names[-1]}, 503)
 
-    for path, door in (
-        ("/whole", whole),
-        ("/stream", streamed),
-        ("/refused", error),
-        ("/long", long),
+    for path, handler in (
+        ("/whole", answer_whole),
+        ("/stream", answer_streamed),
+        ("/refused", answer_refused),
+        ("/long", answer_long),
     ):
-        app.add_api_route(path, door)
+        app.add_api_route(path, handler)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        for path, stays in (
+        for path, reads_to_end in (
             ("/whole", True),
             ("/stream", True),
             ("/refused", True),
             ("/long", False),
         ):
-            with socket.create_connection(listener.getsockname()) as user:
-                user.sendall(
+            with socket.create_connection(listener.getsockname()) as connection:
+                connection.sendall(
                     f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
                 )
-                received = user.recv(65536)
-                while (stays or received.endswith(b"\r\n\r\n")) and (more := user.recv(65536)):
-                    received += more  # who leaves has seen a piece: the head alone comes before the call is sent
+                received = connection.recv(65536)
+                while (reads_to_end or received.endswith(b"\r\n\r\n")) and (
+                    chunk := connection.recv(65536)
+                ):
+                    received += chunk  # who leaves has seen a piece: the head alone comes before the call is sent
                 assert received.startswith(
                     b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"
                 ), received
@@ -337,19 +370,19 @@ def fastapi(told: Callable[[Any], None], url: str, refusing: str) -> list[str]:
 
 PROGRAMS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {
     # the program, and the packages of which it is, that of the table first
-    "openai": (openai, ("openai",)),
-    "anthropic": (anthropic, ("anthropic",)),
-    "gevent": (gevent, ("gevent", "openai")),
+    "openai": (run_openai, ("openai",)),
+    "anthropic": (run_anthropic, ("anthropic",)),
+    "gevent": (run_gevent, ("gevent", "openai")),
     "opentelemetry-instrumentation-openai": (
-        openllmetry,
+        run_openllmetry,
         ("opentelemetry-instrumentation-openai", "opentelemetry-sdk", "openai"),
     ),
-    "langfuse": (langfuse, ("langfuse", "openai")),
-    "openai-agents": (openai_agents, ("openai-agents",)),
-    "pydantic-ai": (pydantic_ai, ("pydantic-ai-slim[openai]",)),
-    "instructor": (instructor, ("instructor",)),
-    "litellm": (litellm, ("litellm",)),
-    "fastapi": (fastapi, ("fastapi", "uvicorn", "openai")),
+    "langfuse": (run_langfuse, ("langfuse", "openai")),
+    "openai-agents": (run_openai_agents, ("openai-agents",)),
+    "pydantic-ai": (run_pydantic_ai, ("pydantic-ai-slim[openai]",)),
+    "instructor": (run_instructor, ("instructor",)),
+    "litellm": (run_litellm, ("litellm",)),
+    "fastapi": (run_fastapi, ("fastapi", "uvicorn", "openai")),
 }
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -359,8 +392,9 @@ ENVIRONMENT = {
 }
 
 
-def child(name: str, url: str, refusing: str) -> None:
-    os.environ.update(ENVIRONMENT, LANGFUSE_HOST=refusing.removesuffix("/v1"))
+def run_program(name: str, url: str, refusing_url: str) -> None:
+    """Run one program and print its versions, exceptions and measurements as JSON."""
+    os.environ.update(ENVIRONMENT, LANGFUSE_HOST=refusing_url.removesuffix("/v1"))
     if name == "gevent":
         from gevent import monkey
 
@@ -368,17 +402,23 @@ def child(name: str, url: str, refusing: str) -> None:
     from loadgen_sdk.app.finishing import flush
 
     program, packages = PROGRAMS[name]
-    told: list[Any] = []
-    raised = program(told.append, url, refusing)
+    measurements: list[Any] = []
+    raised = program(measurements.append, url, refusing_url)
     gc.collect()  # a stream that nobody holds any more ends with it
     flush()
     rows = [
-        (one.status, one.streamed, one.input_tokens, one.output_tokens, one.token_source)
-        for one in told
+        (
+            measurement.status,
+            measurement.streamed,
+            measurement.input_tokens,
+            measurement.output_tokens,
+            measurement.token_source,
+        )
+        for measurement in measurements
     ]
     versions = {package: version(package.partition("[")[0]) for package in packages}
     print(json.dumps({"versions": versions, "raised": raised, "told": rows}))
 
 
 if __name__ == "__main__":
-    child(*sys.argv[1:])
+    run_program(*sys.argv[1:])

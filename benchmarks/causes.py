@@ -231,7 +231,7 @@ def judged(cause: str, seed: int, account: bool = True) -> Explanation:
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--clean", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument(
         "-v", action="store_true", help="print what is said where it is not the cause"
     )
-    args = rig.given(parser, seeds=1, clean=1, only="queue,power,clean")
+    args = rig.parse_arguments(parser, seeds=1, clean=1, only="queue,power,clean")
     right = 0
     for cause in args.only.split(","):
         began, named = time.process_time(), Counter[str]()

@@ -111,7 +111,7 @@ def floor(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """The C reader."""
-    body = json.dumps(contenders.body(case.tokens))
+    body = json.dumps(contenders.request_body(case.tokens))
     return [
         str(floor_binary()),
         url.rpartition(":")[2],
@@ -264,7 +264,12 @@ def lines(
     arguments = json.dumps(
         {"url": url, "lanes": case.lanes, "tokens": case.tokens, "requests": case.requests}
     )
-    return [sys.executable, str(rig.HERE / "contenders.py"), "closed", arguments], lambda: None
+    return [
+        sys.executable,
+        str(rig.BENCHMARKS_DIR / "contenders.py"),
+        "closed",
+        arguments,
+    ], lambda: None
 
 
 CLIENTS: dict[str, Client] = {
@@ -289,7 +294,7 @@ FLAGS = argparse.Namespace(vllm_rs="", sglang_bench="", beside=None)
 def floor_binary() -> Path:
     """The compiled reader, made once in a folder of its own."""
     made = Path(tempfile.gettempdir()) / f"loadgen-floor-{os.getuid()}"
-    source = rig.HERE / "floor.c"
+    source = rig.BENCHMARKS_DIR / "floor.c"
     if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
         subprocess.run(["cc", "-O2", str(source), "-o", str(made)], check=True)
     return made
@@ -313,12 +318,12 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
     with tempfile.TemporaryDirectory(prefix="loadgen-clients-") as folder:
         scratch = Path(folder)
         log = scratch / "sends"
-        with rig.endpoint(
+        with rig.serve_endpoint(
             **case.options, idle_close="60s", log_events="ends", log=str(log)
         ) as server:
             command, told = CLIENTS[name](server.url, case, scratch)
-            core = ",".join(map(str, rig.cores()[0]))
-            before, begun = rig.stats(server.url), time.monotonic()
+            core = ",".join(map(str, rig.client_and_server_cores()[0]))
+            before, begun = rig.read_counters(server.url), time.monotonic()
             with (scratch / "out").open("w+b") as out:
                 env = {**os.environ, "TOKIO_WORKER_THREADS": "1"}
                 if name == BESIDE:
@@ -338,7 +343,7 @@ def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, flo
                     raise SystemExit(
                         f"{name} ended with {process.returncode}: {out.read()[-1000:].decode()}"
                     )
-            wall, after = time.monotonic() - begun, rig.stats(server.url)
+            wall, after = time.monotonic() - begun, rig.read_counters(server.url)
             ttft_ms = told()
         sent = parse_log(log.read_bytes())
         first: dict[int, int] = {}
@@ -362,7 +367,7 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     busy: dict[str, list[str]] = {name: [] for name in names}
     off: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     count = case.requests * (case.tokens if case.counted == "events" else 1)
-    for name, runs in rig.in_turn(
+    for name, runs in rig.interleave_rounds(
         rounds, {name: partial(once, name, case) for name in names}
     ).items():
         for ran, did, true in runs:
@@ -373,7 +378,7 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     rows = []
     for name in names:
         beside = [
-            f"{rig.ratio(per_cpu[name], per_cpu[other]):.2f}"
+            f"{rig.median_ratio(per_cpu[name], per_cpu[other]):.2f}"
             if other in names and other != name
             else ""
             for other in ("floor", "lines", "ours")
@@ -397,7 +402,7 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
     head += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
     return (
         f"{case.what}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n"
-        + rig.table(head, rows)
+        + rig.format_table(head, rows)
     )
 
 
@@ -408,7 +413,7 @@ def compile_sources() -> None:
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default=",".join(CASES))
@@ -416,10 +421,10 @@ def main() -> None:
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
-    vars(FLAGS).update(vars(rig.given(parser, share=0.02, rounds=1, cases="short")))
+    vars(FLAGS).update(vars(rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")))
     if FLAGS.beside is not None:
         FLAGS.beside = FLAGS.beside.resolve()
-        NAMES[BESIDE] = f"`loadgen run`, {rig.tree(FLAGS.beside)}"
+        NAMES[BESIDE] = f"`loadgen run`, {rig.describe_commit(FLAGS.beside)}"
         compileall.compile_dir(FLAGS.beside, quiet=2)
     compile_sources()
     names = [name for name in CLIENTS if name in FLAGS.only.split(",")]

@@ -40,83 +40,103 @@ INSTANTS = (
 )
 
 
-def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
-    """One run of n requests."""
-    found = preset("h100x8", "benchmark")
-    draw = np.random.default_rng(seed)
-    prompts = np.clip(draw.lognormal(np.log(200), 0.6, n), 1, 2000).astype(int).tolist()
-    answers = np.clip(draw.lognormal(np.log(250), 0.5, n), 2, 1000).astype(int).tolist()
-    workload = load("qa", read_flags(request_rate=rate, num_requests=str(n), warmup="0"))
-    made, _ = simulate(
-        build_schedule(workload, seed),
-        lambda number: RequestSize(prompts[number], answers[number]),
-        SimulatedSystem(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
+def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
+    """Simulate one run of `n` requests and return its rows."""
+    loaded_preset = preset("h100x8", "benchmark")
+    rng = np.random.default_rng(seed)
+    prompts = np.clip(rng.lognormal(np.log(200), 0.6, request_count), 1, 2000).astype(int).tolist()
+    responses = (
+        np.clip(rng.lognormal(np.log(250), 0.5, request_count), 2, 1000).astype(int).tolist()
     )
-    return made.records[:]
+    workload = load(
+        "qa", read_flags(request_rate=rate, num_requests=str(request_count), warmup="0")
+    )
+    result, _ = simulate(
+        build_schedule(workload, seed),
+        lambda number: RequestSize(prompts[number], responses[number]),
+        SimulatedSystem(
+            costs=loaded_preset.costs, limits=replace(loaded_preset.limits, max_batch_size=BATCH)
+        ),
+    )
+    return result.records[:]
 
 
-def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
-    """Every latency times `by`, arrivals as they were."""
-    scaled = found.copy()
+def scale_latencies(rows: NDArray[np.void], factor: float) -> NDArray[np.void]:
+    """Return rows whose latencies are multiplied by `by`, with the same scheduled times."""
+    scaled = rows.copy()
     for field in INSTANTS:
-        came = found[field] >= 0
-        scaled[field][came] = found["due_ns"][came] + (
-            (found[field] - found["due_ns"])[came] * by
+        has_value = rows[field] >= 0
+        scaled[field][has_value] = rows["due_ns"][has_value] + (
+            (rows[field] - rows["due_ns"])[has_value] * factor
         ).astype(np.int64)
     return scaled
 
 
-def side(name: str, found: NDArray[np.void]) -> Side:
+def create_side(name: str, rows: NDArray[np.void]) -> Side:
+    """Return a side of a comparison that consists of one run."""
     manifest = RunManifest(
         run=name,
         state="finished",
         targets=(TargetFacts(simulated=True),),
-        stages=(StagePlan(name="load", arrival="poisson", slots=len(found)),),
+        stages=(StagePlan(name="load", arrival="poisson", slots=len(rows)),),
         fingerprints=Fingerprints(recipe="1"),
     )
-    summary = summarize(manifest, found)
+    summary = summarize(manifest, rows)
     summary = msgspec.structs.replace(
         summary, verdict=msgspec.structs.replace(summary.verdict, valid=True)
     )
     return Side(
-        name=name, runs=(ComparedRun(name=name, summary=summary, manifest=manifest, rows=found),)
+        name=name, runs=(ComparedRun(name=name, summary=summary, manifest=manifest, rows=rows),)
     )
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    """Print how often equal pairs differ, and how often a shift of 10 % is found."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--load", type=float, default=0.7)
-    args = rig.given(parser, pairs=1, requests=200)
-    n = args.requests
-    capacity = n / (float(rows("inf", 0, n)["end_ns"].max()) / 1e9)
+    args = rig.parse_arguments(parser, pairs=1, requests=200)
+    request_count = args.requests
+    capacity = request_count / (float(simulate_rows("inf", 0, request_count)["end_ns"].max()) / 1e9)
     rate = f"{args.load * capacity:.3f}"
-    print(f"{args.pairs} pairs of {n:,} requests at {rate}/s, {args.load:.0%} of {capacity:.2f}/s")
-    quiet = 0
-    found: dict[str, int] = {}
-    wrong: dict[str, int] = {}
-    reach: dict[str, list[float]] = {}
-    for pair in range(args.pairs):
-        a, b = rows(rate, 2 * pair + 1, n), rows(rate, 2 * pair + 2, n)
-        before = side("A", a)
-        same = comparison.compare([before, side("B", b)])
-        shifted = comparison.compare([before, side("B", slower(b, 1.1))])
-        quiet += all(one.word != DIFFER for one in same.differences)
-        for one in same.differences:
-            wrong[one.metric] = wrong.get(one.metric, 0) + (one.word == DIFFER)
-            if one.detectable is not None:
-                reach.setdefault(one.metric, []).append(one.detectable)
-        for one in shifted.differences:
-            found[one.metric] = found.get(one.metric, 0) + (one.word == DIFFER)
     print(
-        f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n"
+        f"{args.pairs} pairs of {request_count:,} requests at {rate}/s, {args.load:.0%} of {capacity:.2f}/s"
     )
-    smallest = {name: f"{np.median(each) * 100:.1f} %" for name, each in reach.items()}
+    pairs_without_difference = 0
+    hits: dict[str, int] = {}
+    false_alarms: dict[str, int] = {}
+    detectable_changes: dict[str, list[float]] = {}
+    for pair in range(args.pairs):
+        before_rows, after_rows = (
+            simulate_rows(rate, 2 * pair + 1, request_count),
+            simulate_rows(rate, 2 * pair + 2, request_count),
+        )
+        before = create_side("A", before_rows)
+        equal_comparison = comparison.compare([before, create_side("B", after_rows)])
+        shifted = comparison.compare([before, create_side("B", scale_latencies(after_rows, 1.1))])
+        pairs_without_difference += all(
+            difference.word != DIFFER for difference in equal_comparison.differences
+        )
+        for difference in equal_comparison.differences:
+            false_alarms[difference.metric] = false_alarms.get(difference.metric, 0) + (
+                difference.word == DIFFER
+            )
+            if difference.detectable is not None:
+                detectable_changes.setdefault(difference.metric, []).append(difference.detectable)
+        for difference in shifted.differences:
+            hits[difference.metric] = hits.get(difference.metric, 0) + (difference.word == DIFFER)
+    print(
+        f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, over all metrics shown\n"
+    )
+    smallest = {
+        name: f"{np.median(changes) * 100:.1f} %" for name, changes in detectable_changes.items()
+    }
     table = [
-        [name, str(wrong[name]), str(hits), smallest.get(name, "-")] for name, hits in found.items()
+        [name, str(false_alarms[name]), str(hits), smallest.get(name, "-")]
+        for name, hits in hits.items()
     ]
-    print(rig.table(["metric", "wrong", "10 % found", "would be found from"], table))
+    print(rig.format_table(["metric", "wrong", "10 % found", "would be found from"], table))
 
 
 if __name__ == "__main__":

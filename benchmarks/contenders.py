@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 import rig
 
-WARM = 1  # tokens of the request that opens a connection
+WARM_UP_TOKENS = 1  # tokens of the request that opens a connection
 
 
-def body(tokens: int) -> dict[str, Any]:
+def request_body(tokens: int) -> dict[str, Any]:
+    """Return the JSON body of a chat request for exactly this many tokens."""
     value: dict[str, Any] = {
         "model": "sim",
         "messages": [{"role": "user", "content": "tell me"}],
@@ -30,51 +31,54 @@ def body(tokens: int) -> dict[str, Any]:
     }
 
 
-class Adding(asyncio.Protocol):
-    """The baseline: nothing but the sum of the lengths."""
+class ByteCounter(asyncio.Protocol):
+    """The baseline protocol: it only adds up the lengths of what it receives."""
 
     def __init__(self, over: asyncio.Future[None]) -> None:
-        self.over = over
+        self.closed = over
         self.length = 0
         self.reads = 0
 
     def data_received(self, data: bytes) -> None:
+        """Add the length of a chunk."""
         self.length += len(data)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.over.set_result(None)
+        """Report that the server closed the connection."""
+        self.closed.set_result(None)
 
 
-async def baseline(url: str, streams: int, tokens: int, window: rig.Window) -> int:
+async def run_baseline(url: str, streams: int, tokens: int, window: rig.MeasurementWindow) -> int:
+    """Read all streams with a bare asyncio protocol and return the number of events."""
     loop = asyncio.get_running_loop()
-    place = urlsplit(url)
-    assert place.hostname is not None and place.port is not None
-    host, port = place.hostname, place.port
-    payload = json.dumps(body(tokens)).encode()
+    address = urlsplit(url)
+    assert address.hostname is not None and address.port is not None
+    host, port = address.hostname, address.port
+    payload = json.dumps(request_body(tokens)).encode()
     request = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
     ).encode() + payload
-    made = [
-        await loop.create_connection(lambda: Adding(loop.create_future()), host, port)
+    connections = [
+        await loop.create_connection(lambda: ByteCounter(loop.create_future()), host, port)
         for _ in range(streams)
     ]
     window.begin()
-    for transport, _ in made:
+    for transport, _ in connections:
         transport.write(request)
-    await asyncio.gather(*(protocol.over for _, protocol in made))
+    await asyncio.gather(*(protocol.closed for _, protocol in connections))
     window.end()
-    assert all(protocol.length > tokens * 100 for _, protocol in made), "an answer was cut"
+    assert all(protocol.length > tokens * 100 for _, protocol in connections), "an answer was cut"
     return streams * tokens
 
 
-async def _line_by_line(session: Any, url: str, asked: int) -> int:
-    """One answer read line by line; how many events with text it had."""
+async def _read_line_by_line(session: Any, url: str, tokens: int) -> int:
+    """Read one response line by line and return how many events had text."""
     times = []
     usage = None
-    async with session.post(f"{url}/v1/chat/completions", json=body(asked)) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
+    async with session.post(f"{url}/v1/chat/completions", json=request_body(tokens)) as response:
+        response.raise_for_status()
+        async for line in response.content:
             if not line.startswith(b"data: "):
                 continue
             payload = line[6:].strip()
@@ -84,50 +88,57 @@ async def _line_by_line(session: Any, url: str, asked: int) -> int:
             usage = event.get("usage") or usage
             if event["choices"] and event["choices"][0]["delta"].get("content"):
                 times.append(monotonic())
-    assert usage is not None and usage["completion_tokens"] == asked
+    assert usage is not None and usage["completion_tokens"] == tokens
     return len(times)
 
 
-async def lines(url: str, streams: int, tokens: int, window: rig.Window) -> int:
-    """aiohttp, line by line, json.loads of each, a list of arrival times: the usual home-made generator."""
+async def run_aiohttp_lines(
+    url: str, streams: int, tokens: int, window: rig.MeasurementWindow
+) -> int:
+    """Read all streams with aiohttp, as the usual home-made load generator does.
+
+    Each line is decoded by `json.loads`, and the arrival times go into a list.
+    """
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        await asyncio.gather(*(_line_by_line(session, url, WARM) for _ in range(streams)))
+        await asyncio.gather(
+            *(_read_line_by_line(session, url, WARM_UP_TOKENS) for _ in range(streams))
+        )
         window.begin()
         counts = await asyncio.gather(
-            *(_line_by_line(session, url, tokens) for _ in range(streams))
+            *(_read_line_by_line(session, url, tokens) for _ in range(streams))
         )
         window.end()
     return sum(counts)
 
 
-def closed(url: str, lanes: int, tokens: int, requests: int) -> dict[str, Any]:
-    """The same in a closed loop, for clients.py: so many lanes, one request after the other."""
+def run_closed_loop(url: str, lanes: int, tokens: int, requests: int) -> dict[str, Any]:
+    """Run the same reader in a closed loop of `lanes` virtual users, for clients.py."""
     import aiohttp
     import uvloop
 
-    async def work() -> int:
-        left = iter(range(requests))
+    async def run_all() -> int:
+        remaining = iter(range(requests))
 
         async def lane() -> int:
-            return sum([await _line_by_line(session, url, tokens) for _ in left])
+            return sum([await _read_line_by_line(session, url, tokens) for _ in remaining])
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             return sum(await asyncio.gather(*(lane() for _ in range(lanes))))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return {"events": runner.run(work())}
+        return {"events": runner.run(run_all())}
 
 
-async def openai(url: str, streams: int, tokens: int, window: rig.Window) -> int:
-    """AsyncOpenAI, `async for chunk in stream`: what an application does."""
+async def run_openai(url: str, streams: int, tokens: int, window: rig.MeasurementWindow) -> int:
+    """Read all streams with AsyncOpenAI, as an application does."""
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
 
-    async def one(asked: int) -> int:
+    async def read_stream(asked: int) -> int:
         times = []
         usage = None
         stream = await client.chat.completions.create(
@@ -145,21 +156,23 @@ async def openai(url: str, streams: int, tokens: int, window: rig.Window) -> int
         assert usage is not None and usage.completion_tokens == asked
         return len(times)
 
-    await asyncio.gather(*(one(WARM) for _ in range(streams)))
+    await asyncio.gather(*(read_stream(WARM_UP_TOKENS) for _ in range(streams)))
     window.begin()
-    counts = await asyncio.gather(*(one(tokens) for _ in range(streams)))
+    counts = await asyncio.gather(*(read_stream(tokens) for _ in range(streams)))
     window.end()
     await client.close()
     return sum(counts)
 
 
-def _run(contender: Any) -> Any:
-    def work(url: str, streams: int, tokens: int) -> dict[str, Any]:
+def _as_contender(reader: Any) -> Any:
+    """Return a contender that measures a reader in its own uvloop event loop."""
+
+    def measure(url: str, streams: int, tokens: int) -> dict[str, Any]:
         import uvloop
 
-        window = rig.Window()
+        window = rig.MeasurementWindow()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            events = runner.run(contender(url, streams, tokens, window))
+            events = runner.run(reader(url, streams, tokens, window))
         reads = window.result["syscalls_read"]
         return {
             "events": events,
@@ -168,11 +181,14 @@ def _run(contender: Any) -> Any:
             **window.result,
         }
 
-    return work
+    return measure
 
 
 if __name__ == "__main__":
-    rig.serve(
-        {"closed": closed}
-        | {contender.__name__: _run(contender) for contender in (baseline, lines, openai)}
+    rig.run_as_contender(
+        {"closed": run_closed_loop}
+        | {
+            contender.__name__: _as_contender(contender)
+            for contender in (run_baseline, run_aiohttp_lines, run_openai)
+        }
     )

@@ -28,11 +28,13 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 
 CONTRACTS = "chatbot,summarization,rag,agentic"
-LIMIT = 0.9  # share of the checks that come out as predicted
+MIN_PREDICTED_FRACTION = 0.9  # share of the checks that come out as predicted
 
 
-def decided(checked: CheckedContract, planned: LevelPlan, load_s: float, seed: int) -> list[bool]:
-    """Which terms of a level are decided after so much load over all its runs."""
+def find_decided_terms(
+    checked: CheckedContract, planned: LevelPlan, load_s: float, seed: int
+) -> list[bool]:
+    """Return which terms of a level are decided after so much load over all its runs."""
     runs = []
     settings = replace(prediction.simulated_settings(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
@@ -41,17 +43,18 @@ def decided(checked: CheckedContract, planned: LevelPlan, load_s: float, seed: i
                 planned.workload, round(load_s * 1e9 / planned.level.repeats)
             )
             workload = workload.model_copy(update={"seed": 1000 * seed + number})
-            _, kept = execute(workload, replace(settings, out=Path(folder) / "run"))
-            runs.append(read_run(kept, Path(folder)))
+            _, run_dir = execute(workload, replace(settings, out=Path(folder) / "run"))
+            runs.append(read_run(run_dir, Path(folder)))
     contract = checked.contract.model_copy(update={"levels": (planned.level,)})
     (level,) = judge_levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
     return [term.verdict != verdict.INCONCLUSIVE for term in level.terms]
 
 
-def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
-    """Counts of "decided", "undecided" (as predicted) and of "... of" (tried); prints each term.
+def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> Counter[str]:
+    """Count predictions that hold, and those that were tried; print each term.
 
-    `most`: only the first so many terms of each level.
+    The keys are "decided", "undecided" and the same with " of" for the number tried. `most` limits
+    the number of terms of each level.
     """
     checked = load_contract(Path(name))
     counts: Counter[str] = Counter()
@@ -62,12 +65,12 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
     )
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
         shortest_s = forecast.length_s * prediction.MIN_LENGTH_FRACTION * 1.2
-        terms = (*planned.level.must, *planned.level.should)[:most]
-        for place, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
+        terms = (*planned.level.must, *planned.level.should)[:max_terms]
+        for term_index, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
             if needed.needed_s is None or term.level:
                 continue
             cells = []
-            for word, load_s in (
+            for expectation, load_s in (
                 ("decided", needed.needed_s * factor),
                 ("undecided", needed.needed_s / factor),
             ):
@@ -75,16 +78,19 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
                     (planned.requests or 0) * load_s / forecast.length_s * planned.level.repeats
                 )
                 if requests > prediction.MAX_REQUESTS or (
-                    word == "undecided" and needed.needed_s <= shortest_s
+                    expectation == "undecided" and needed.needed_s <= shortest_s
                 ):
                     continue
-                right = sum(
-                    decided(checked, planned, load_s, seed)[place] is (word == "decided")
+                confirmed_count = sum(
+                    find_decided_terms(checked, planned, load_s, seed)[term_index]
+                    is (expectation == "decided")
                     for seed in seeds
                 )
-                counts[word] += right
-                counts[f"{word} of"] += len(seeds)
-                cells.append(f"{right} of {len(seeds)} {word} after {load_s:,.0f} s")
+                counts[expectation] += confirmed_count
+                counts[f"{expectation} of"] += len(seeds)
+                cells.append(
+                    f"{confirmed_count} of {len(seeds)} {expectation} after {load_s:,.0f} s"
+                )
             print(
                 f"{name:<14}{forecast.name:<10}{needed.term:<55}{needed.needed_s:>8,.0f} s   {', '.join(cells)}",
                 flush=True,
@@ -93,25 +99,26 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
 
 
 def main() -> int:
-    flags = rig.parser(__doc__)
-    flags.add_argument("--seeds", type=int, default=5)
-    flags.add_argument("--first", type=int, default=101, help="the first seed")
-    flags.add_argument("--contracts", default=CONTRACTS)
-    flags.add_argument("--factor", type=float, default=2.0)
-    flags.add_argument("--terms", type=int, default=100, help="of each level, the first so many")
-    given = rig.given(flags, seeds=1, contracts="summarization", terms=2)
-    seeds = range(given.first, given.first + given.seeds)
+    """Print the checks of each contract; return 1 if too few predictions hold."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=101, help="the first seed")
+    parser.add_argument("--contracts", default=CONTRACTS)
+    parser.add_argument("--factor", type=float, default=2.0)
+    parser.add_argument("--terms", type=int, default=100, help="of each level, the first so many")
+    args = rig.parse_arguments(parser, seeds=1, contracts="summarization", terms=2)
+    seeds = range(args.first, args.first + args.seeds)
     counts: Counter[str] = Counter()
-    for name in given.contracts.split(","):
-        counts += check(name, seeds, given.factor, given.terms)
-    good = True
-    for word in ("decided", "undecided"):
-        share = counts[word] / max(counts[f"{word} of"], 1)
-        good &= share >= LIMIT
+    for name in args.contracts.split(","):
+        counts += check_contract(name, seeds, args.factor, args.terms)
+    is_good = True
+    for expectation in ("decided", "undecided"):
+        fraction = counts[expectation] / max(counts[f"{expectation} of"], 1)
+        is_good &= fraction >= MIN_PREDICTED_FRACTION
         print(
-            f"{word} as predicted, a factor of {given.factor:g} away: {counts[word]} of {counts[f'{word} of']}"
+            f"{expectation} as predicted, a factor of {args.factor:g} away: {counts[expectation]} of {counts[f'{expectation} of']}"
         )
-    return 0 if good or given.smoke else 1
+    return 0 if is_good or args.smoke else 1
 
 
 if __name__ == "__main__":

@@ -136,33 +136,33 @@ ENGINE = ((111.0, 10.0), (150.0, 10.0), (150.0, 60.0))  # requests per second, m
 
 
 def main() -> int:
-    flags = rig.parser(__doc__)
-    flags.add_argument("--seeds", type=int, default=100)
-    flags.add_argument("--first", type=int, default=1, help="the first seed")
-    flags.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument(
         "--only", default="", help="cases whose title has this: queue, 10 minutes, 60 minutes"
     )
-    flags.add_argument(
+    parser.add_argument(
         "--long", type=int, default=400_000, help="requests of each long run of the queue"
     )
-    given = rig.given(flags, seeds=1, only="queue, 8/s", long=20_000)
-    seeds = range(given.first, given.first + given.seeds)
+    args = rig.parse_arguments(parser, seeds=1, only="queue, 8/s", long=20_000)
+    seeds = range(args.first, args.first + args.seeds)
     print(f"seeds {seeds[0]} to {seeds[-1]}, 95 % intervals; counts of PASS / FAIL / INCONCLUSIVE")
     cases: list[tuple[str, Callable[[int], Columns], Callable[[int], RecordedRun]]] = []
     for rate, requests in QUEUE:
         title = f"queue, {rate:g}/s, {requests:,} requests"
-        cases.append((title, partial(long_queue, given.long, rate), partial(queue, requests, rate)))
+        cases.append((title, partial(long_queue, args.long, rate), partial(queue, requests, rate)))
     for rate, minutes in ENGINE:
         title = f"{PRESET}, {rate:g}/s, {minutes:g} minutes"
         cases.append((title, partial(long_physical, rate), partial(physical, rate, minutes)))
     found = []
     for title, long_run, one in cases:
-        if given.only in title:
+        if args.only in title:
             truth = truths(long_run)
             found.append(table(title, truth, counted(truth, seeds, one)))
     wrong_pass, wrong_fail = sum(passes for passes, _ in found), max(fails for _, fails in found)
     print(f"wrong PASS in all: {wrong_pass}; most wrong FAILs of a term: {wrong_fail}")
-    return 0 if given.smoke or (wrong_pass == 0 and wrong_fail <= given.seeds // 10) else 1
+    return 0 if args.smoke or (wrong_pass == 0 and wrong_fail <= args.seeds // 10) else 1
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import rig
 
-DASHBOARD = rig.HERE.parent / "docs" / "grafana.json"
+DASHBOARD = rig.BENCHMARKS_DIR.parent / "docs" / "grafana.json"
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
@@ -39,47 +39,51 @@ stages: [{name: load, arrival: {constant: 20/s}}]
 """
 
 
-def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Title of the panel and query, of all panels."""
+def list_queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the panel title and the query of each target, nested panels included."""
     for panel in panels:
-        yield from queries(panel.get("panels", []))
+        yield from list_queries(panel.get("panels", []))
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
 
 
-def ask(port: int, query: str) -> list[Any]:
-    """The result of an instant query."""
+def query_prometheus(port: int, query: str) -> list[Any]:
+    """Return the result of an instant query."""
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        found: dict[str, Any] = json.load(answer)
-    assert found["status"] == "success", found
-    return list(found["data"]["result"])
+    with urllib.request.urlopen(url, timeout=10) as response:
+        result: dict[str, Any] = json.load(response)
+    assert result["status"] == "success", result
+    return list(result["data"]["result"])
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
+    """Return a TCP port that is free at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
     return port
 
 
 def main() -> int:
-    parser = rig.parser(__doc__)
+    """Print the values of each query; return 1 if one has none."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the load")
-    given = rig.given(parser, seconds=12.0)
+    args = rig.parse_arguments(parser, seconds=12.0)
     program = shutil.which("prometheus")
     if program is None:
-        rig.lacking("no prometheus on this machine (Debian: apt-get install prometheus)")
+        rig.skip_script("no prometheus on this machine (Debian: apt-get install prometheus)")
     port, metrics_port = free_port(), free_port()
     with contextlib.ExitStack() as stack:
-        at = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(rig.endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1")).url
-        (at / "prometheus.yml").write_text(CONFIG.format(port=metrics_port))
-        (at / "load.yaml").write_text(WORKLOAD)
+        scratch_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(
+            rig.serve_endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1")
+        ).url
+        (scratch_dir / "prometheus.yml").write_text(CONFIG.format(port=metrics_port))
+        (scratch_dir / "load.yaml").write_text(WORKLOAD)
         for command in (
             [
                 program,
-                f"--config.file={at / 'prometheus.yml'}",
-                f"--storage.tsdb.path={at / 'data'}",
+                f"--config.file={scratch_dir / 'prometheus.yml'}",
+                f"--storage.tsdb.path={scratch_dir / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--log.level=error",
             ],
@@ -88,7 +92,7 @@ def main() -> int:
                 "-m",
                 "loadgen",
                 "run",
-                str(at / "load.yaml"),
+                str(scratch_dir / "load.yaml"),
                 "--url",
                 url,
                 "--set",
@@ -96,27 +100,27 @@ def main() -> int:
                 "--prometheus",
                 f":{metrics_port}",
                 "--out",
-                str(at / "run"),
+                str(scratch_dir / "run"),
                 "--progress",
                 "off",
                 "--duration",
-                f"{given.seconds}s",
+                f"{args.seconds}s",
             ],
         ):
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             stack.callback(process.terminate)
-        time.sleep(given.seconds * 0.8)
-        rows, empty = [], 0
-        for title, query in queries(json.loads(DASHBOARD.read_text())["panels"]):
-            values = [float(one["value"][1]) for one in ask(port, query)]
-            known = [value for value in values if not math.isnan(value)]
-            empty += not known
+        time.sleep(args.seconds * 0.8)
+        rows, empty_queries = [], 0
+        for title, query in list_queries(json.loads(DASHBOARD.read_text())["panels"]):
+            values = [float(sample["value"][1]) for sample in query_prometheus(port, query)]
+            numbers = [value for value in values if not math.isnan(value)]
+            empty_queries += not numbers
             rows.append(
-                [title, ", ".join(f"{value:.4g}" for value in known) or "NOTHING", f"`{query}`"]
+                [title, ", ".join(f"{value:.4g}" for value in numbers) or "NOTHING", f"`{query}`"]
             )
-    print(rig.table(["panel", "values", "query"], rows))
-    print(f"\n{empty} queries without a value")
-    return 1 if empty and not given.smoke else 0
+    print(rig.format_table(["panel", "values", "query"], rows))
+    print(f"\n{empty_queries} queries without a value")
+    return 1 if empty_queries and not args.smoke else 0
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MEMBERS = ("levels", "replicas", "tails", "warm-up", "diurnal", "autoscaling")
+FAMILY_MEMBERS = ("levels", "replicas", "tails", "warm-up", "diurnal", "autoscaling")
 Factors = NDArray[np.float64]
 
 
-class Drawn(NamedTuple):
-    """A server: a member of the family, and its numbers."""
+class DrawnServer(NamedTuple):
+    """A simulated server: its member of the family and the numbers that describe it."""
 
     member: str
     stay_s: float
@@ -32,8 +32,9 @@ class Drawn(NamedTuple):
     share: float
 
 
-def server(member: str, seed: int) -> Drawn:
-    draw = np.random.default_rng([seed, 9, MEMBERS.index(member)])
+def draw_server(member: str, seed: int) -> DrawnServer:
+    """Draw a server of a member of the family by a seed."""
+    rng = np.random.default_rng([seed, 9, FAMILY_MEMBERS.index(member)])
     shortest, longest = {
         "levels": (20, 600),
         "replicas": (30, 180),
@@ -49,70 +50,101 @@ def server(member: str, seed: int) -> Drawn:
         "diurnal": (0.02, 0.1),
         "autoscaling": (0.1, 0.6),
     }[member]
-    count = int(draw.integers(2, 5) if member == "levels" else draw.integers(2, 9))
-    stay = math.exp(draw.uniform(math.log(shortest), math.log(longest)))
-    return Drawn(
-        member, stay, float(draw.uniform(smallest, largest)), count, float(draw.uniform(0.05, 0.4))
+    part_count = int(rng.integers(2, 5) if member == "levels" else rng.integers(2, 9))
+    stay_s = math.exp(rng.uniform(math.log(shortest), math.log(longest)))
+    return DrawnServer(
+        member,
+        stay_s,
+        float(rng.uniform(smallest, largest)),
+        part_count,
+        float(rng.uniform(0.05, 0.4)),
     )
 
 
-def slowness(one: Drawn, due: Factors, draw: np.random.Generator, *, steady: bool) -> Factors:
-    """The factor of each request of a start of the server. `steady`: of requests at unlike times, as in two days."""
-    n = len(due)
-    match one.member:
+def draw_slowness(
+    server: DrawnServer, due_s: Factors, rng: np.random.Generator, *, steady: bool
+) -> Factors:
+    """Return the slowness factor of each request for one start of the server.
+
+    `steady` draws requests at unrelated times, as of two days, which gives the truth.
+    """
+    request_count = len(due_s)
+    match server.member:
         case "levels":
-            levels = np.linspace(1 - one.size, 1 + one.size, one.parts)
+            levels = np.linspace(1 - server.size, 1 + server.size, server.parts)
             return levels[
-                draw.integers(0, one.parts, n)
+                rng.integers(0, server.parts, request_count)
                 if steady
-                else stays(due, one.stay_s, one.parts, draw)
+                else draw_level_indices(due_s, server.stay_s, server.parts, rng)
             ]
         case "replicas":
-            load = draw.normal(size=n) if steady else wandering(due, one.stay_s, draw)
-            return slow_replica(
-                load > float(np.quantile(draw.normal(size=4000), 1 - one.share)), one, draw
+            load = (
+                rng.normal(size=request_count)
+                if steady
+                else draw_wandering_load(due_s, server.stay_s, rng)
+            )
+            return slow_replica_factors(
+                load > float(np.quantile(rng.normal(size=4000), 1 - server.share)), server, rng
             )
         case "tails":
-            return draw.lognormal(0, one.size, n)
+            return rng.lognormal(0, server.size, request_count)
         case "warm-up":
-            return np.ones(n) if steady else 1 + one.size * np.exp(-due / one.stay_s)
+            return (
+                np.ones(request_count)
+                if steady
+                else 1 + server.size * np.exp(-due_s / server.stay_s)
+            )
         case "diurnal":
-            phase = draw.uniform(0, 2 * math.pi, n if steady else 1)
-            return 1 + one.size * np.sin(2 * math.pi * due * (not steady) / one.stay_s + phase)
+            phase = rng.uniform(0, 2 * math.pi, request_count if steady else 1)
+            return 1 + server.size * np.sin(
+                2 * math.pi * due_s * (not steady) / server.stay_s + phase
+            )
         case "autoscaling":
             if steady:
-                return 1 + one.size * draw.random(n)
-            ends = np.cumsum(draw.uniform(0.5, 1.5, int(due[-1] / one.stay_s * 2) + 4) * one.stay_s)
-            shifted = due + draw.uniform(0, ends[0])
+                return 1 + server.size * rng.random(request_count)
+            ends = np.cumsum(
+                rng.uniform(0.5, 1.5, int(due_s[-1] / server.stay_s * 2) + 4) * server.stay_s
+            )
+            shifted = due_s + rng.uniform(0, ends[0])
             place = np.searchsorted(ends, shifted, "right")
             begins: Factors = np.concatenate([[0.0], ends])[place]
-            grown: Factors = 1 + one.size * (shifted - begins) / (ends[place] - begins)
+            grown: Factors = 1 + server.size * (shifted - begins) / (ends[place] - begins)
             return grown
-    raise ValueError(one.member)
+    raise ValueError(server.member)
 
 
-def stays(due: Factors, mean_s: float, count: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """The level of each instant of a server that stays exponentially long and goes on to any other level."""
-    ends = np.cumsum(draw.exponential(mean_s, int(due[-1] / mean_s * 2) + 50))
-    steps = draw.integers(1, count, len(ends) + 1)
-    steps[0] = draw.integers(0, count)
-    found: NDArray[np.int64] = (np.cumsum(steps) % count)[np.searchsorted(ends, due, "right")]
-    return found
+def draw_level_indices(
+    due_s: Factors, mean_s: float, count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return the level index at each instant of a server that changes its level at random.
+
+    A stay is exponentially distributed, and the next level is any other one.
+    """
+    ends = np.cumsum(rng.exponential(mean_s, int(due_s[-1] / mean_s * 2) + 50))
+    steps = rng.integers(1, count, len(ends) + 1)
+    steps[0] = rng.integers(0, count)
+    levels: NDArray[np.int64] = (np.cumsum(steps) % count)[np.searchsorted(ends, due_s, "right")]
+    return levels
 
 
-def wandering(due: Factors, tau_s: float, draw: np.random.Generator) -> Factors:
-    """AR(1) of variance 1, one value per second."""
-    keep = math.exp(-1 / tau_s)
-    noise = draw.normal(size=int(due[-1]) + 2) * math.sqrt(1 - keep * keep)
-    noise[0] = draw.normal()
+def draw_wandering_load(due_s: Factors, tau_s: float, rng: np.random.Generator) -> Factors:
+    """Return an AR(1) process of variance 1, one value per second, at each request's time."""
+    correlation = math.exp(-1 / tau_s)
+    noise = rng.normal(size=int(due_s[-1]) + 2) * math.sqrt(1 - correlation * correlation)
+    noise[0] = rng.normal()
     values = np.empty_like(noise)
     value = 0.0
-    for i, each in enumerate(noise):
-        value = keep * value * (i > 0) + each
-        values[i] = value
-    found: Factors = values[due.astype(int)]
-    return found
+    for index, noise_value in enumerate(noise):
+        value = correlation * value * (index > 0) + noise_value
+        values[index] = value
+    values_at_requests: Factors = values[due_s.astype(int)]
+    return values_at_requests
 
 
-def slow_replica(high: NDArray[np.bool_], one: Drawn, draw: np.random.Generator) -> Factors:
-    return np.where(high & (draw.integers(0, one.parts, len(high)) == 0), 1 + one.size, 1.0)
+def slow_replica_factors(
+    is_load_high: NDArray[np.bool_], server: DrawnServer, rng: np.random.Generator
+) -> Factors:
+    """Return the factors of requests of which one replica's are slower while load is high."""
+    return np.where(
+        is_load_high & (rng.integers(0, server.parts, len(is_load_high)) == 0), 1 + server.size, 1.0
+    )

@@ -104,7 +104,7 @@ def drive(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int
 
 def started(options: Options) -> EmbeddedServer:
     """The endpoint, before everybody else's processes with --alone; children inherit what this process is."""
-    if not rig.Alone.on:
+    if not rig.RealtimePriority.is_enabled:
         return start(options)
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
     try:
@@ -131,7 +131,7 @@ def measure(
                 drive(endpoint.url, streams, tokens, rounds, gap_s)
                 return {"wall_s": time.monotonic() - begun}
 
-            found = rig.watched(endpoint.url, work)
+            found = rig.measure_with_server(endpoint.url, work)
         sent = [parse_log(Path(log).read_bytes()) for log in logs]
     late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in sent])
     late = [""] * 4
@@ -162,10 +162,10 @@ def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> f
 
 
 def main() -> None:
-    parser = rig.parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--share", type=float, default=1.0, help="of the streams and their tokens")
     parser.add_argument("--only", default="", help="part of a case's name")
-    asked = rig.given(parser, share=0.05)
+    args = rig.parse_arguments(parser, share=0.05)
     columns = [
         "load",
         "events/s",
@@ -181,15 +181,15 @@ def main() -> None:
         measure(
             name,
             options,
-            max(1, int(streams * asked.share)),
-            max(4, int(tokens * asked.share)),
+            max(1, int(streams * args.share)),
+            max(4, int(tokens * args.share)),
             rounds,
             gap_s,
         )
         for name, (options, streams, tokens, rounds, gap_s) in CASES.items()
-        if asked.only in name
+        if args.only in name
     ]
-    print(rig.table(columns, rows))
+    print(rig.format_table(columns, rows))
 
 
 if __name__ == "__main__":

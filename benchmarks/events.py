@@ -26,80 +26,101 @@ NAMES = {
     "lines": "aiohttp lines, json.loads",
     "openai": "AsyncOpenAI stream",
 }
-RATE = 25_000.0  # events/s: where cost matters; a wake-up serves more events there than at 10,000, for everybody
-SHARES = {"openai": 0.08}  # of that rate: it is saturated long before the others
+EVENTS_PER_S = 25_000.0  # events/s: where cost matters; a wake-up serves more events there than at 10,000, for everybody
+RATE_FRACTIONS = {"openai": 0.08}  # of that rate: it is saturated long before the others
 MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.7, 15.0, 3.0  # ratios of CPU per event
 
 
-def once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]:
-    rate *= SHARES.get(name, 1.0)
+def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]:
+    """Run one contender against an endpoint of its own and return its result."""
+    rate *= RATE_FRACTIONS.get(name, 1.0)
     itl_ms = streams / rate * 1e3
     tokens = max(40, round(seconds * 1e3 / itl_ms))  # fewer would measure requests
-    with rig.endpoint(
+    with rig.serve_endpoint(
         ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
     ) as server:
         arguments = {"url": server.url, "streams": streams, "tokens": tokens}
-        found = rig.watched(server.url, lambda: rig.contend(CONTENDERS[name], name, arguments))
-    if found["events"] != found["expected"]:
-        raise SystemExit(f"{name} read {found['events']} of {found['expected']} events")
-    return found
+        result = rig.measure_with_server(
+            server.url, lambda: rig.run_contender(CONTENDERS[name], name, arguments)
+        )
+    if result["events"] != result["expected"]:
+        raise SystemExit(f"{name} read {result['events']} of {result['expected']} events")
+    return result
 
 
 def main() -> None:
-    parser = rig.parser(__doc__, alone=True)
+    """Print the CPU per event of each contender and the ratios between them."""
+    parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--streams", default="256,1024")
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=RATE, help="events/s")
+    parser.add_argument("--rate", type=float, default=EVENTS_PER_S, help="events/s")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each contender in a round")
-    flags = rig.given(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
-    rounds, seconds, rate = flags.rounds, flags.seconds, flags.rate
-    names = [name for name in CONTENDERS if name in flags.only.split(",")]
+    args = rig.parse_arguments(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
+    rounds, seconds, rate = args.rounds, args.seconds, args.rate
+    names = [name for name in CONTENDERS if name in args.only.split(",")]
     print(
         f"One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;"
     )
     print(
         "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n"
     )
-    rows, ends = [], []
-    for streams in map(int, flags.streams.split(",")):
-        found = rig.in_turn(
-            rounds, {name: partial(once, name, streams, rate, seconds) for name in names}
+    rows, conclusions = [], []
+    for streams in map(int, args.streams.split(",")):
+        results = rig.interleave_rounds(
+            rounds, {name: partial(run_once, name, streams, rate, seconds) for name in names}
         )
-        cost = {
-            name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in found.items()
+        cpu_s_per_event = {
+            name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in results.items()
         }
 
-        single = {
-            name: [run["reads_per_event"] >= rig.BUNDLED for run in runs]
-            for name, runs in found.items()
+        is_unbundled = {
+            name: [run["reads_per_event"] >= rig.MIN_READS_PER_EVENT for run in runs]
+            for name, runs in results.items()
         }
 
-        def ratios(over: str, under: str, cost: Any = cost, single: Any = single) -> list[float]:
+        def ratios(
+            over: str,
+            under: str,
+            cpu_s_per_event: Any = cpu_s_per_event,
+            is_unbundled: Any = is_unbundled,
+        ) -> list[float]:
             """Of the rounds in which both read one event at a time: what was bundled is cheaper than it ought to be."""
-            pairs = zip(cost[over], cost[under], single[over], single[under], strict=True)
-            return [a / b for a, b, one, other in pairs if one and other]
+            pairs = zip(
+                cpu_s_per_event[over],
+                cpu_s_per_event[under],
+                is_unbundled[over],
+                is_unbundled[under],
+                strict=True,
+            )
+            return [
+                a / b
+                for a, b, first_is_unbundled, second_is_unbundled in pairs
+                if first_is_unbundled and second_is_unbundled
+            ]
 
         for name in names:
-            runs = found[name]
+            runs = results[name]
             with_recorder = rig.median(
                 [(run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"] for run in runs]
             )
-            beside = ratios(name, "baseline") if "baseline" in names else []
-            spread = f"{min(cost[name]) * 1e6:.1f} to {max(cost[name]) * 1e6:.1f}"
+            baseline_ratios = ratios(name, "baseline") if "baseline" in names else []
+            spread = (
+                f"{min(cpu_s_per_event[name]) * 1e6:.1f} to {max(cpu_s_per_event[name]) * 1e6:.1f}"
+            )
             rows.append(
                 [
                     f"{NAMES[name]}, {streams} streams",
                     f"{rig.median([run['events'] / run['wall_s'] for run in runs]):,.0f}",
-                    f"{rig.median(cost[name]) * 1e6:.2f}",
+                    f"{rig.median(cpu_s_per_event[name]) * 1e6:.2f}",
                     spread,
-                    f"{1 / rig.median(cost[name]):,.0f}",
+                    f"{1 / rig.median(cpu_s_per_event[name]):,.0f}",
                     f"{1 / with_recorder:,.0f}" if name == "ours" else "",
-                    f"{rig.median(beside):.2f}" if beside else "",
+                    f"{rig.median(baseline_ratios):.2f}" if baseline_ratios else "",
                     f"{rig.median([run['reads_per_event'] for run in runs]):.2f}",
                     f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
                     f"{rig.median([run['server_share'] for run in runs]):.0%}",
-                    "; ".join(sorted({rig.remarks(run) for run in runs} - {""})),
+                    "; ".join(sorted({rig.describe_caveats(run) for run in runs} - {""})),
                 ]
             )
         if "ours" in names:
@@ -108,19 +129,25 @@ def main() -> None:
                 ("lines", LEAST_OF_LINES, False),
                 ("openai", LEAST_OF_OPENAI, False),
             )
-            for other, limit, most in limits:
-                if other in names:
-                    values = ratios("ours", other) if most else ratios(other, "ours")
+            for second_is_unbundled, limit, most in limits:
+                if second_is_unbundled in names:
+                    values = (
+                        ratios("ours", second_is_unbundled)
+                        if most
+                        else ratios(second_is_unbundled, "ours")
+                    )
                     if not values:
-                        ends.append(
-                            f"- {streams} streams: not judged beside {NAMES[other]}: events were bundled"
+                        conclusions.append(
+                            f"- {streams} streams: not judged beside {NAMES[second_is_unbundled]}: events were bundled"
                         )
                         continue
                     value = rig.median(values)
-                    what = "the CPU per event of" if most else "fewer CPU-seconds per event than"
-                    line = f"{value:.2f}x {what} {NAMES[other]}: {rig.verdict(value, limit, most=most)}"
+                    comparison = (
+                        "the CPU per event of" if most else "fewer CPU-seconds per event than"
+                    )
+                    line = f"{value:.2f}x {comparison} {NAMES[second_is_unbundled]}: {rig.describe_limit(value, limit, most=most)}"
                     line += f" ({len(values)} of {rounds} rounds)"
-                    ends.append(f"- {streams} streams: {line}")
+                    conclusions.append(f"- {streams} streams: {line}")
     columns = [
         "contender",
         "events/s",
@@ -131,9 +158,9 @@ def main() -> None:
         "vs baseline",
         "reads/event",
     ]
-    print(rig.table([*columns, "client CPU", "server CPU", "remarks"], rows))
+    print(rig.format_table([*columns, "client CPU", "server CPU", "remarks"], rows))
     print()
-    print("\n".join(ends))
+    print("\n".join(conclusions))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "loadgen": Way(str(rig.HERE.parent), "install, run"),
+    "loadgen": Way(str(rig.BENCHMARKS_DIR.parent), "install, run"),
     "guidellm": Way("guidellm==0.8.1", "install, a tokenizer, run"),
     "aiperf": Way("aiperf==0.13.0", "install, run", " --tokenizer builtin"),
     "vllm": Way("vllm==0.32.0", "install, a tokenizer, run", " --skip-tokenizer-init"),
@@ -106,7 +106,7 @@ def drive(
     tokenizer: "" leaves it out, and no package or model can be asked for.
     """
     out.mkdir(parents=True)
-    with rig.endpoint(**rivals.OPTIONS) as server:
+    with rig.serve_endpoint(**rivals.OPTIONS) as server:
         command = rivals.command(tool, program, server.url, tokenizer or "none", out, given)
         if not tokenizer:
             command = re.sub(r" --tokenizer \S+", WAYS[tool.name].bare, command)
@@ -114,7 +114,7 @@ def drive(
         began = time.monotonic()
         rivals.drive(command, out / "said.txt", starved=False, at_most_s=given.minutes * 60)
         seconds = time.monotonic() - began
-        log = rig.get(server.url + "/_log")
+        log = rig.read_url(server.url + "/_log")
     if not (out / tool.result).exists():
         return seconds, "", complaint((out / "said.txt").read_text("utf-8", errors="replace"))
     (said, itself), truth = rivals.told(tool, out), rivals.true(log)
@@ -123,28 +123,28 @@ def drive(
 
 
 def main() -> None:
-    options = rig.parser(__doc__)
-    options.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument(
         "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
     )
-    options.add_argument("--install", type=Path, help="make fresh environments below this folder")
-    options.add_argument("--only", action="append", choices=WAYS, help="a tool; repeatable")
-    options.add_argument("--requests", type=int, default=32)
-    options.add_argument("--lanes", type=int, default=8)
-    options.add_argument("--minutes", type=float, default=5.0, help="that a load may take")
-    given = rig.given(options, requests=4, lanes=2, only=["loadgen"])
+    parser.add_argument("--install", type=Path, help="make fresh environments below this folder")
+    parser.add_argument("--only", action="append", choices=WAYS, help="a tool; repeatable")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=5.0, help="that a load may take")
+    args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = rivals.tokenizer_of(given, options, scratch)
+        folder = rivals.tokenizer_of(args, parser, scratch)
         for tool in rivals.TOOLS:
-            if tool.name not in WAYS or (given.only and tool.name not in given.only):
+            if tool.name not in WAYS or (args.only and tool.name not in args.only):
                 continue
-            installed = install(tool, given.install / tool.name) if given.install else found(tool)
+            installed = install(tool, args.install / tool.name) if args.install else found(tool)
             if installed is None:
                 print(f"{tool.name}: not installed")
                 continue
             runs = [
-                drive(tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{n}", given)
+                drive(tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{n}", args)
                 for n, tokenizer in enumerate([folder, folder, ""])
             ]
             (first, ttft, wrong), (second, *_), (alone, alone_ttft, alone_wrong) = runs
@@ -171,7 +171,7 @@ def main() -> None:
         "again, s",
         "TTFT p50 / true, ms",
     ]
-    print(rig.table([*columns, "without tokenizer and Hub"], rows))
+    print(rig.format_table([*columns, "without tokenizer and Hub"], rows))
 
 
 if __name__ == "__main__":

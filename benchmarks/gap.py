@@ -394,31 +394,31 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
 
 
 def main() -> None:
-    flags = rig.parser(__doc__)
-    flags.add_argument("--preset", default=PRESET)
-    flags.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
-    flags.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--preset", default=PRESET)
+    parser.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
+    parser.add_argument(
         "--only",
         default=",".join(COMMANDS),
         help='the others stay as the folder has them; "": a new page',
     )
-    flags.add_argument(
+    parser.add_argument(
         "--scratch",
         type=Path,
         help="keep the runs here (some gigabytes) instead of a temporary folder",
     )
-    given = rig.given(flags, preset="gb300-vm", only="offline")
+    args = rig.parse_arguments(parser, preset="gb300-vm", only="offline")
     with tempfile.TemporaryDirectory() as temporary:
-        scratch, into = given.scratch or Path(temporary), given.out
-        if given.smoke:
-            into = shutil.copytree(rig.HERE.parent / given.out, Path(temporary) / "kept")
-        for scenario in filter(None, given.only.split(",")):
+        scratch, into = args.scratch or Path(temporary), args.out
+        if args.smoke:
+            into = shutil.copytree(rig.BENCHMARKS_DIR.parent / args.out, Path(temporary) / "kept")
+        for scenario in filter(None, args.only.split(",")):
             out = scratch / scenario
             if not (out / "mlperf.json").is_file():
-                out = run(scenario, given.preset, scratch, SMOKE if given.smoke else COMMANDS)
+                out = run(scenario, args.preset, scratch, SMOKE if args.smoke else COMMANDS)
             keep(scenario, out, into)
-            (into / SEEN).write_text(rig.seen() + "\n")
-            if given.scratch is None:
+            (into / SEEN).write_text(rig.describe_tree_and_date() + "\n")
+            if args.scratch is None:
                 shutil.rmtree(out)
         write(into)
 

@@ -20,118 +20,127 @@ import rig
 
 from loadgen.core.results import store
 
-WARM_NS = 500_000_000
+WARM_UP_NS = 500_000_000
 ITL_MS = 10
 LOADS = ((50.0, 200), (125.0, 200), (200.0, 200), (1_000.0, 4), (3_000.0, 4))  # requests/s, tokens
 
 
-def quantiles(values_ns: Any, unit_ns: float) -> str:
+def format_quantiles(values_ns: Any, unit_ns: float) -> str:
+    """Return "p50 / p99 / max" in the given unit, or "-" if there are no values."""
     if not len(values_ns):
         return "-"
-    found = (
+    values = (
         np.quantile(np.asarray(values_ns, float), (0.5, 0.99, 1.0), method="inverted_cdf") / unit_ns
     )
-    return " / ".join(f"{value:.2f}" if unit_ns == 1e6 else f"{value:.0f}" for value in found)
+    return " / ".join(f"{value:.2f}" if unit_ns == 1e6 else f"{value:.0f}" for value in values)
 
 
-def drive(rate: float, tokens: int, seconds: float) -> list[str]:
-    """One row: `rate` requests/s of so many tokens."""
+def measure_rate(rate: float, tokens: int, seconds: float) -> list[str]:
+    """Run `rate` requests/s of `tokens` tokens each and return the row of the table."""
     options = {"ttft": "normal:100ms,20ms", "itl": f"{ITL_MS}ms", "idle_close": "60s"}
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-lag-") as scratch,
-        rig.endpoint(**options) as server,
+        rig.serve_endpoint(**options) as server,
     ):
         requests = {"input_tokens": 20, "output_tokens": tokens}
         arguments = {"url": server.url, "folder": scratch, "requests": requests}
         load = {"request_rate": rate, "duration": seconds}
-        found = rig.watched(
-            server.url, lambda: rig.contend("ours.py", "drive", {**arguments, **load})
+        result = rig.measure_with_server(
+            server.url, lambda: rig.run_contender("ours.py", "drive", {**arguments, **load})
         )
         rows = store.read_run(Path(scratch)).rows
     rows = rows[np.argsort(rows["sent_ns"])]
-    lag = rows["sent_ns"] - rows["due_ns"]
-    settled = rows["due_ns"] >= WARM_NS
-    connect = (rows["ready_ns"] - rows["due_ns"])[settled & (rows["reused"] == 0)]
+    send_lag_ns = rows["sent_ns"] - rows["due_ns"]
+    is_after_warm_up = rows["due_ns"] >= WARM_UP_NS
+    connect_ns = (rows["ready_ns"] - rows["due_ns"])[is_after_warm_up & (rows["reused"] == 0)]
     gaps = [np.diff(np.sort(rows[name])) for name in ("due_ns", "sent_ns")]
     planned, real = (float(gap.std() / gap.mean()) for gap in gaps)
     return [
         f"{rate:,.0f} requests/s, {rate * tokens:,.0f} events/s",
         f"{len(rows):,}",
-        quantiles(lag, 1e6),
-        quantiles(lag[settled], 1e6),
-        quantiles(lag[settled & (rows["reused"] == 1)], 1e6),
-        f"{len(connect):,}",
+        format_quantiles(send_lag_ns, 1e6),
+        format_quantiles(send_lag_ns[is_after_warm_up], 1e6),
+        format_quantiles(send_lag_ns[is_after_warm_up & (rows["reused"] == 1)], 1e6),
+        f"{len(connect_ns):,}",
         f"{real:.3f} / {planned:.3f}",
-        f"{found['cpu_s'] / found['wall_s']:.0%}",
-        f"{found['waited_s'] / found['wall_s']:.1%}",
-        rig.remarks(found),
+        f"{result['cpu_s'] / result['wall_s']:.0%}",
+        f"{result['waited_s'] / result['wall_s']:.1%}",
+        rig.describe_caveats(result),
     ]
 
 
-def timers(count: int) -> dict[str, list[int]]:
-    """Lateness in ns of `count` instants some 2 ms apart, each timer alone in a uvloop loop."""
+def measure_timers(count: int) -> dict[str, list[int]]:
+    """Return the lateness in ns of `count` instants about 2 ms apart, for two bare timers.
+
+    Each timer runs alone in a uvloop event loop.
+    """
     import uvloop
     from loadgen_sdk.transport.reactor import FOREVER, Reactor
 
     steps = np.random.default_rng(1).integers(500_000, 4_000_000, count).tolist()
 
     async def reactor() -> list[int]:
+        """Measure the timer of the SDK's reactor."""
         loop = asyncio.get_running_loop()
         timer = Reactor(loop)
-        over = loop.create_future()
-        late: list[int] = []
-        due = [monotonic_ns() + 10_000_000]
+        finished = loop.create_future()
+        lateness_ns: list[int] = []
+        next_due_ns = [monotonic_ns() + 10_000_000]
 
         def wake(_: int) -> None:
-            now = monotonic_ns()
-            if now < due[0]:
+            """Record how late the timer fired, and set the next instant."""
+            now_ns = monotonic_ns()
+            if now_ns < next_due_ns[0]:
                 return
-            late.append(now - due[0])
-            if len(late) == count:
+            lateness_ns.append(now_ns - next_due_ns[0])
+            if len(lateness_ns) == count:
                 timer.wake_at(FOREVER)
-                over.set_result(None)
+                finished.set_result(None)
                 return
-            due[0] = now + steps[len(late)]
-            timer.wake_at(due[0])
+            next_due_ns[0] = now_ns + steps[len(lateness_ns)]
+            timer.wake_at(next_due_ns[0])
 
         timer.on_wake = wake
-        timer.wake_at(due[0])
-        await over
+        timer.wake_at(next_due_ns[0])
+        await finished
         timer.shut_down()
-        return late
+        return lateness_ns
 
     async def call_at() -> list[int]:
+        """Measure `call_at` of uvloop."""
         loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        late: list[int] = []
+        finished = loop.create_future()
+        lateness_ns: list[int] = []
 
-        def fire(due: int) -> None:
-            now = monotonic_ns()
-            late.append(now - due)
-            if len(late) == count:
-                over.set_result(None)
+        def fire(due_ns: int) -> None:
+            """Record how late the call came, and schedule the next one."""
+            now_ns = monotonic_ns()
+            lateness_ns.append(now_ns - due_ns)
+            if len(lateness_ns) == count:
+                finished.set_result(None)
                 return
-            after = now + steps[len(late)]
-            loop.call_at(loop.time() + (after - monotonic_ns()) / 1e9, fire, after)
+            next_due_ns = now_ns + steps[len(lateness_ns)]
+            loop.call_at(loop.time() + (next_due_ns - monotonic_ns()) / 1e9, fire, next_due_ns)
 
         fire(monotonic_ns())
-        await over
-        return late[1:]
+        await finished
+        return lateness_ns[1:]
 
-    found = {}
-    for name, work in (("the wire's timer", reactor), ("uvloop's call_at", call_at)):
+    lateness = {}
+    for name, run_timer in (("the wire's timer", reactor), ("uvloop's call_at", call_at)):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found[name] = runner.run(work())
-    return found
+            lateness[name] = runner.run(run_timer())
+    return lateness
 
 
 def main() -> None:
-    parser = rig.parser(__doc__, alone=True)
+    """Print the table of send lag by load and that of the bare timers."""
+    parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--loads", type=int, default=len(LOADS), help="the first so many of them")
     parser.add_argument("--instants", type=int, default=2_000, help="of each bare timer")
-    flags = rig.given(parser, seconds=1.0, loads=1, instants=50)
-    print(f"One core each for client and endpoint; {flags.seconds:g} s of Poisson arrivals.\n")
+    args = rig.parse_arguments(parser, seconds=1.0, loads=1, instants=50)
+    print(f"One core each for client and endpoint; {args.seconds:g} s of Poisson arrivals.\n")
     columns = [
         "load",
         "requests",
@@ -146,19 +155,23 @@ def main() -> None:
         "kept off its core",
         "remarks",
     ]
-    print(rig.table(columns, [drive(*load, flags.seconds) for load in LOADS[: flags.loads]]))
+    print(
+        rig.format_table(
+            columns, [measure_rate(*load, args.seconds) for load in LOADS[: args.loads]]
+        )
+    )
     print()
-    rig.settle(0, rig.cores()[0])
+    rig.pin_process(0, rig.client_and_server_cores()[0])
     rows = [
         [
             name,
-            quantiles(late, 1e3),
-            f"{min(late) / 1e3:.0f}",
-            f"{sum(value < 0 for value in late) / len(late):.0%}",
+            format_quantiles(lateness_ns, 1e3),
+            f"{min(lateness_ns) / 1e3:.0f}",
+            f"{sum(value < 0 for value in lateness_ns) / len(lateness_ns):.0%}",
         ]
-        for name, late in timers(flags.instants).items()
+        for name, lateness_ns in measure_timers(args.instants).items()
     ]
-    print(rig.table(["timer, idle loop", "late p50 / p99 / max, µs", "min", "early"], rows))
+    print(rig.format_table(["timer, idle loop", "late p50 / p99 / max, µs", "min", "early"], rows))
 
 
 if __name__ == "__main__":

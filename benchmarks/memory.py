@@ -19,11 +19,11 @@ GROWTH, LONG_MB = 1.2, 250.0
 MB = 1e6
 
 
-def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, float]:
-    """Peaks in MB, by process; and the seconds it took."""
+def measure_peaks(requests: int, tokens: int, concurrency: int, **options: str) -> dict[str, float]:
+    """Return the peak memory in MB by process, and the seconds that the run took."""
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch,
-        rig.endpoint(**options) as server,
+        rig.serve_endpoint(**options) as server,
     ):
         folder = Path(scratch)
         (folder / "memory.yaml").write_text(
@@ -31,7 +31,7 @@ def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, fl
         )
         flags = [
             "--concurrency",
-            str(lanes),
+            str(concurrency),
             "--num-requests",
             str(requests),
             "--out",
@@ -39,7 +39,7 @@ def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, fl
             "--set",
         ]
         command = [
-            *start.loadgen(),
+            *start.find_loadgen(),
             "run",
             "memory.yaml",
             "--url",
@@ -47,48 +47,56 @@ def once(requests: int, tokens: int, lanes: int, **options: str) -> dict[str, fl
             *flags,
             "limit=cpu_share:100%",
         ]
-        seen = tree.watch(command, folder)
-    if seen.code not in (0, 3):
-        raise SystemExit(f"exit code {seen.code}:\n{seen.output[-2000:]}")
-    return {name: peak / MB for name, peak in seen.peaks.items()} | {
-        "s": (seen.ended_ns - seen.begun_ns) / 1e9
+        command_result = tree.watch_command(command, folder)
+    if command_result.code not in (0, 3):
+        raise SystemExit(f"exit code {command_result.code}:\n{command_result.output[-2000:]}")
+    return {name: peak / MB for name, peak in command_result.peaks.items()} | {
+        "s": (command_result.ended_ns - command_result.begun_ns) / 1e9
     }
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    """Print the table of peak memory and the three comparisons with their limits."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--tokens", type=int, default=500, help="of the long streams")
-    flags = rig.given(parser, requests=50, tokens=50)
-    n = flags.requests
+    args = rig.parse_arguments(parser, requests=50, tokens=50)
+    request_count = args.requests
     fast = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
     slow = {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}
-    cases = [(n, 10, 128, fast), (10 * n, 10, 128, fast), (n, flags.tokens, 256, slow)]
+    cases = [
+        (request_count, 10, 128, fast),
+        (10 * request_count, 10, 128, fast),
+        (request_count, args.tokens, 256, slow),
+    ]
     print("Peak resident size, MB.\n")
-    found = [once(requests, tokens, lanes, **options) for requests, tokens, lanes, options in cases]
+    results = [
+        measure_peaks(requests, tokens, concurrency, **options)
+        for requests, tokens, concurrency, options in cases
+    ]
     rows = [
         [
-            f"{requests:,} requests of {tokens} tokens, {lanes} in flight",
-            f"{one['run']:.1f}",
-            f"{one.get('recorder', 0):.1f}",
-            f"{one['s']:.1f}",
+            f"{requests:,} requests of {tokens} tokens, {concurrency} in flight",
+            f"{result['run']:.1f}",
+            f"{result.get('recorder', 0):.1f}",
+            f"{result['s']:.1f}",
         ]
-        for (requests, tokens, lanes, _), one in zip(cases, found, strict=True)
+        for (requests, tokens, concurrency, _), result in zip(cases, results, strict=True)
     ]
-    print(rig.table(["load", "command", "recorder", "took, s"], rows))
-    growth = found[1]["run"] / found[0]["run"]
-    both = (found[1]["run"] + found[1].get("recorder", 0)) / (
-        found[0]["run"] + found[0].get("recorder", 0)
+    print(rig.format_table(["load", "command", "recorder", "took, s"], rows))
+    growth = results[1]["run"] / results[0]["run"]
+    growth_with_recorder = (results[1]["run"] + results[1].get("recorder", 0)) / (
+        results[0]["run"] + results[0].get("recorder", 0)
     )
     print()
     print(
-        f"- ten times the requests: {growth:.2f}x the command's peak: {rig.verdict(growth, GROWTH, most=True)}"
+        f"- ten times the requests: {growth:.2f}x the command's peak: {rig.describe_limit(growth, GROWTH, most=True)}"
     )
     print(
-        f"- ten times the requests: {both:.2f}x with the recorder: {rig.verdict(both, GROWTH, most=True)}"
+        f"- ten times the requests: {growth_with_recorder:.2f}x with the recorder: {rig.describe_limit(growth_with_recorder, GROWTH, most=True)}"
     )
     print(
-        f"- {n:,} x {flags.tokens} tokens: {found[2]['run']:.0f} MB: {rig.verdict(found[2]['run'], LONG_MB, most=True)}"
+        f"- {request_count:,} x {args.tokens} tokens: {results[2]['run']:.0f} MB: {rig.describe_limit(results[2]['run'], LONG_MB, most=True)}"
     )
 
 

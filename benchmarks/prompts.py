@@ -35,12 +35,13 @@ START = """if True:
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    """Print the CPU cost of building prompts for each shape of a workload."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--tokenizer", help="a tokenizer.json of one's own")
     parser.add_argument("--tokens", type=int, default=200_000, help="of prompts, in each pass")
     parser.add_argument("--rounds", type=int, default=5)
-    given = rig.given(parser, tokens=20_000, rounds=1)
-    tokenizer = tokens.load_tokenizer(given.tokenizer)
+    args = rig.parse_arguments(parser, tokens=20_000, rounds=1)
+    tokenizer = tokens.load_tokenizer(args.tokenizer)
     turns = Turns(count=4, tool_result_tokens=FixedTokens(value=500))
     shapes: dict[str, dict[str, Any]] = {
         "20 tokens": {"input_tokens": FixedTokens(value=20)},
@@ -60,38 +61,43 @@ def main() -> None:
     }
     starts = [
         subprocess.run([sys.executable, "-c", START], check=True, capture_output=True)
-        for _ in range(given.rounds)
+        for _ in range(args.rounds)
     ]
     print(
-        f"start to first prompt, after the workload is read: {min(float(one.stdout) for one in starts):.1f} ms CPU\n"
+        f"start to first prompt, after the workload is read: {min(float(completed.stdout) for completed in starts):.1f} ms CPU\n"
     )
     rows = []
     for name, shape in shapes.items():
         requests = Synthetic.model_construct(**{"output_tokens": FixedTokens(value=500), **shape})
-        made = build_prompts(SimpleNamespace(requests=requests), 1, 2, tokenizer)
-        total, n = 0, 0
-        while total < given.tokens:
-            total, n = total + (made.requested_input_tokens(n) or 0), n + 1
-        built = [made[number] for number in range(n)]
+        prompts = build_prompts(SimpleNamespace(requests=requests), 1, 2, tokenizer)
+        total_tokens, prompt_count = 0, 0
+        while total_tokens < args.tokens:
+            total_tokens, prompt_count = (
+                total_tokens + (prompts.requested_input_tokens(prompt_count) or 0),
+                prompt_count + 1,
+            )
+        built_prompts = [prompts[number] for number in range(prompt_count)]
         digest = Digest()
 
-        def encode(made: Any = made, n: int = n) -> None:
-            for i in range(n):
-                msgspec.json.encode(made[i].messages or made[i].prompt)
+        def encode(prompts: Any = prompts, prompt_count: int = prompt_count) -> None:
+            for i in range(prompt_count):
+                msgspec.json.encode(prompts[i].messages or prompts[i].prompt)
 
-        def hash_all(built: Any = built, digest: Digest = digest) -> None:
-            digest.add(enumerate(built))
+        def hash_all(built_prompts: Any = built_prompts, digest: Digest = digest) -> None:
+            digest.add(enumerate(built_prompts))
 
-        spent, hashed = (rig.cpu_s(work, rounds=given.rounds) for work in (encode, hash_all))
+        encode_s, hash_s = (
+            rig.measure_cpu_s(work, rounds=args.rounds) for work in (encode, hash_all)
+        )
         rows.append(
             [
                 name,
-                f"{spent / total * 1e6:.4f}",
-                f"{spent / n * 1e6:.1f}",
-                f"{hashed / n * 1e6:.1f}",
+                f"{encode_s / total_tokens * 1e6:.4f}",
+                f"{encode_s / prompt_count * 1e6:.1f}",
+                f"{hash_s / prompt_count * 1e6:.1f}",
             ]
         )
-    print(rig.table(["prompts", "ms / 1,000 tokens", "µs / request", "µs / digest"], rows))
+    print(rig.format_table(["prompts", "ms / 1,000 tokens", "µs / request", "µs / digest"], rows))
 
 
 if __name__ == "__main__":

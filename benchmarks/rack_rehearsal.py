@@ -239,23 +239,23 @@ def rehearse(
 
 
 def main() -> int:
-    options = rig.parser(__doc__)
-    options.add_argument("--endpoints", type=int, default=18)
-    options.add_argument("--machines", type=int, default=3, help="that send the load")
-    options.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
-    options.add_argument("--rate", type=float, default=12.0, help="queries/s")
-    asked = rig.given(options, endpoints=4, machines=2, seconds=4, rate=25.0)
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--endpoints", type=int, default=18)
+    parser.add_argument("--machines", type=int, default=3, help="that send the load")
+    parser.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
+    parser.add_argument("--rate", type=float, default=12.0, help="queries/s")
+    args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
     if find_spec("ray") is None:
         print("Ray is not installed: pip install 'loadgen[ray]'")
-        return rig.LACKING
+        return rig.SKIP_EXIT_CODE
     with tempfile.TemporaryDirectory(prefix="rack-", dir="/tmp") as folder:
         surprises = rehearse(
             Path(folder),
-            asked.endpoints,
-            asked.machines,
-            asked.seconds,
-            asked.rate,
-            smoke=asked.smoke,
+            args.endpoints,
+            args.machines,
+            args.seconds,
+            args.rate,
+            smoke=args.smoke,
         )
     print(f"{surprises} surprises")
     return min(surprises, 1)

@@ -26,76 +26,89 @@ from typing import Any, NoReturn, TypeVar
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests"))  # where servers and rows are made
-SATURATED = 0.85  # of a core: a server busier than this shapes what its clients see
-FIRST_COME = os.SCHED_RR | os.SCHED_RESET_ON_FORK  # real time for a process, not for its children
-BUNDLED = 0.9  # reads per event: fewer means that the client read several events at once, which is cheaper
+BENCHMARKS_DIR = Path(__file__).parent
+sys.path.append(str(BENCHMARKS_DIR.parent / "tests"))  # where servers and rows are made
+SATURATED_CORE_FRACTION = 0.85  # of a core: a server busier than this shapes what its clients see
+REALTIME_POLICY = (
+    os.SCHED_RR | os.SCHED_RESET_ON_FORK
+)  # real time for a process, not for its children
+MIN_READS_PER_EVENT = 0.9  # reads per event: fewer means that the client read several events at once, which is cheaper
 T = TypeVar("T")
-LACKING = 77  # exit code of a script that needs what this machine has not
+SKIP_EXIT_CODE = 77  # exit code of a script that needs what this machine has not
 
 
-class Alone:
-    """With `on`, client and endpoint have real-time priority: what others on this machine do stays out of the figures.
-    For latencies only, as CPU-seconds hardly feel others. Needs the right to set it (root).
+class RealtimePriority:
+    """Whether client and endpoint run with real-time priority.
+
+    It keeps other processes of a shared machine out of latencies. CPU-seconds hardly change, so
+    only benchmarks of latencies offer it. Setting the priority needs root.
     """
 
-    on = False
+    is_enabled = False
 
 
-def parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentParser:
-    """The command line of a script, with its docstring as help. `alone`: it can have real-time priority."""
-    made = argparse.ArgumentParser(
+def create_parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentParser:
+    """Return the command-line parser of a script, with its docstring as the help text.
+
+    `alone` adds the option `--alone`, which gives client and endpoint real-time priority.
+    """
+    parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument(
+    parser.add_argument(
         "--smoke",
         action="store_true",
         help="the smallest form, some seconds: it runs, and says nothing",
     )
     if alone:
-        made.add_argument(
+        parser.add_argument(
             "--alone",
             action="store_true",
             help="real-time priority: without the noise of others (root)",
         )
-    return made
+    return parser
 
 
-def given(options: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
-    """The arguments of this command; with --smoke the `smallest` in place of the defaults.
+def parse_arguments(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
+    """Parse the arguments; with `--smoke`, use `smallest` in place of the defaults.
 
-    Prints what the figures below it are quoted with: script, tree, day and machine.
+    Print the command, tree, day and machine, because a number is always quoted with them.
     """
     if "--smoke" in sys.argv:
-        options.set_defaults(**smallest)
-    found = options.parse_args()
-    Alone.on = getattr(found, "alone", False)
+        parser.set_defaults(**smallest)
+    args = parser.parse_args()
+    RealtimePriority.is_enabled = getattr(args, "alone", False)
     script = Path(sys.argv[0]).absolute()
-    name = script.relative_to(HERE) if script.is_relative_to(HERE) else script.name
+    name = (
+        script.relative_to(BENCHMARKS_DIR) if script.is_relative_to(BENCHMARKS_DIR) else script.name
+    )
     command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
-    print(f"`{command}` ({seen()}); {host()}\n", flush=True)
-    if found.smoke:
+    print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
+    if args.smoke:
         print(
             "SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n",
             flush=True,
         )
-    return found
+    return args
 
 
-def seen() -> str:
-    """The tree and the day, as a figure is quoted with them."""
-    return f"{tree()}, {date.today()}"
+def describe_tree_and_date() -> str:
+    """Return the commit and the date with which a number is quoted."""
+    return f"{describe_commit()}, {date.today()}"
 
 
-def tree(checkout: Path = HERE) -> str:
-    """The commit of a checkout, with a + where it was changed since; the version where there is none."""
+def describe_commit(checkout: Path = BENCHMARKS_DIR) -> str:
+    """Return the short commit of a checkout, with a `+` if it has changes.
 
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True
+    Return the version of the installed package if there is no Git repository.
+    """
+
+    def git(*arguments: str) -> str:
+        """Return what a Git command prints for the checkout."""
+        completed = subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=True
         )
-        return done.stdout.strip()
+        return completed.stdout.strip()
 
     try:
         return git("rev-parse", "--short", "HEAD") + (
@@ -105,53 +118,59 @@ def tree(checkout: Path = HERE) -> str:
         return version("loadgen")
 
 
-def lacking(what: str) -> NoReturn:
-    """End a script that needs what this machine has not."""
-    print(f"skipped: {what}")
-    sys.exit(LACKING)
+def skip_script(reason: str) -> NoReturn:
+    """Print why this machine cannot run the script, and exit with `SKIP_EXIT_CODE`."""
+    print(f"skipped: {reason}")
+    sys.exit(SKIP_EXIT_CODE)
 
 
-def settle(pid: int, core: set[int]) -> None:
-    """Put a process (0: this one) where it belongs."""
-    os.sched_setaffinity(pid, core)
-    prefer(pid)
+def pin_process(pid: int, cores: set[int]) -> None:
+    """Pin a process (0 is this one) to a set of cores and raise its priority if asked to."""
+    os.sched_setaffinity(pid, cores)
+    raise_priority(pid)
 
 
-def prefer(pid: int = 0) -> None:
-    """Give a process (0: this one) real-time priority where that was asked for."""
-    if Alone.on:
-        os.sched_setscheduler(pid, FIRST_COME, os.sched_param(1))
+def raise_priority(pid: int = 0) -> None:
+    """Give a process (0 is this one) real-time priority if `--alone` was passed."""
+    if RealtimePriority.is_enabled:
+        os.sched_setscheduler(pid, REALTIME_POLICY, os.sched_param(1))
 
 
-def cores() -> tuple[set[int], set[int]]:
-    """One core for the client and another for the server; the same one where there is only one."""
-    own = sorted(os.sched_getaffinity(0))
-    return {own[-1]}, {own[0]}
+def client_and_server_cores() -> tuple[set[int], set[int]]:
+    """Return the core of the client and that of the server.
+
+    They are the same core on a machine with one core.
+    """
+    available_cores = sorted(os.sched_getaffinity(0))
+    return {available_cores[-1]}, {available_cores[0]}
 
 
 @contextlib.contextmanager
-def endpoint(**options: Any) -> Iterator[embedded.EmbeddedServer]:
-    """The embedded endpoint, on the server's core, while inside."""
+def serve_endpoint(**options: Any) -> Iterator[embedded.EmbeddedServer]:
+    """Serve the embedded endpoint on the server's core inside the `with` block."""
     with embedded.start(Options(**options)) as server:
-        settle(server.pid, cores()[1])
+        pin_process(server.pid, client_and_server_cores()[1])
         yield server
 
 
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:
-        data: bytes = answer.read()
-    return data
+def read_url(url: str) -> bytes:
+    """Return the body of an HTTP GET."""
+    with urllib.request.urlopen(url) as response:
+        body: bytes = response.read()
+    return body
 
 
-def stats(url: str) -> dict[str, float]:
-    """The endpoint's own counters: events, requests, cpu_s."""
-    found: dict[str, float] = json.loads(get(url + "/_stats"))
-    return found
+def read_counters(url: str) -> dict[str, float]:
+    """Return the endpoint's own counters: events, requests and cpu_s."""
+    counters: dict[str, float] = json.loads(read_url(url + "/_stats"))
+    return counters
 
 
-class Window:
-    """CPU, wall time and read(2) calls of this process between `begin` and `end`, both callable once. `waited_s`: how
-    long it was ready to run and others had the core, which is what a shared machine does to latencies.
+class MeasurementWindow:
+    """CPU time, wall time and read(2) calls of this process between `begin` and `end`.
+
+    `waited_s` is the time during which the process was ready to run but had no core. Each of the
+    two methods is called once.
     """
 
     def __init__(self) -> None:
@@ -159,9 +178,11 @@ class Window:
         self.result: dict[str, float] = {}
 
     def begin(self) -> None:
+        """Open the window."""
         self._begun = _usage()
 
     def end(self) -> None:
+        """Close the window and fill `result`."""
         assert self._begun is not None, "the window was never opened"
         cpu, wall, reads, waited = _usage()
         self.result = {
@@ -173,121 +194,135 @@ class Window:
 
 
 def _usage() -> tuple[float, int, int, int]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    """Return CPU-seconds, monotonic ns, read(2) calls and ns without a core so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     with open("/proc/self/io") as file:
         reads = next(int(line.split()[1]) for line in file if line.startswith("syscr"))
     waited = int(Path("/proc/self/schedstat").read_text().split()[1])
-    return used.ru_utime + used.ru_stime, time.monotonic_ns(), reads, waited
+    return usage.ru_utime + usage.ru_stime, time.monotonic_ns(), reads, waited
 
 
-def contend(
+def run_contender(
     file: str, name: str, arguments: Mapping[str, Any], timeout_s: float = 300
 ) -> dict[str, Any]:
-    """Run one contender in a process of its own on the client's core; what it printed last, as a dict."""
-    command = [sys.executable, str(HERE / file), name, json.dumps(arguments)]
-    done = subprocess.run(
+    """Run one contender in its own process on the client's core and return its JSON result.
+
+    A contender is a function of `file` that `run_as_contender` serves under `name`. Raises
+    SystemExit if it fails or prints nothing.
+    """
+    command = [sys.executable, str(BENCHMARKS_DIR / file), name, json.dumps(arguments)]
+    completed = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         text=True,
         timeout=timeout_s,
         check=False,
-        preexec_fn=lambda: settle(0, cores()[0]),
+        preexec_fn=lambda: pin_process(0, client_and_server_cores()[0]),
     )
-    if done.returncode or not done.stdout.strip():
-        raise SystemExit(f"{name} ended with {done.returncode}: {done.stdout[-500:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    if completed.returncode or not completed.stdout.strip():
+        raise SystemExit(f"{name} ended with {completed.returncode}: {completed.stdout[-500:]}")
+    result: dict[str, Any] = json.loads(completed.stdout.strip().splitlines()[-1])
+    return result
 
 
-def serve(contenders: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """The other side of `contend`: the main program of a file of contenders."""
-    raise_files()
+def run_as_contender(contenders: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """Run the contender named on the command line: the main program of a file of contenders."""
+    raise_open_file_limit()
     print(json.dumps(contenders[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)
 
 
-def raise_files() -> None:
-    """As many open files as the system allows."""
+def raise_open_file_limit() -> None:
+    """Raise the limit of open files to the hard limit of the system."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def watched(url: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run `work`, adding what the server did meanwhile: `server_events`, `server_requests`, `server_cpu_s`, and
-    `server_share`, of its core.
+def measure_with_server(url: str, run_client: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run a function and add what the server did meanwhile.
+
+    The added keys are `server_events`, `server_requests`, `server_cpu_s` and `server_share`, the
+    fraction of one core.
     """
-    before = stats(url)
-    found = work()
-    after = stats(url)
-    found |= {
+    before = read_counters(url)
+    result = run_client()
+    after = read_counters(url)
+    result |= {
         f"server_{name}": after[name] - before[name] for name in ("events", "requests", "cpu_s")
     }
-    found["server_share"] = found["server_cpu_s"] / found["wall_s"]
-    return found
+    result["server_share"] = result["server_cpu_s"] / result["wall_s"]
+    return result
 
 
-def in_turn(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """What each side gave, round by round: what a slow minute does to one of them it does to all of its round."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+def interleave_rounds(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """Return the results of each side, run alternately round by round.
+
+    A slow minute of the machine then affects all sides of its round alike.
+    """
+    results: dict[str, list[T]] = {name: [] for name in sides}
     for _ in range(rounds):
-        for name, once in sides.items():
-            found[name].append(once())
-    return found
+        for name, measure_once in sides.items():
+            results[name].append(measure_once())
+    return results
 
 
-def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """The median of the ratios within each round."""
-    return median([a / b for a, b in zip(over, under, strict=True)])
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Return the median of the ratios within each round."""
+    return median([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
-def cpu_s(work: Callable[[], object], times: int = 1, rounds: int = 5) -> float:
-    """CPU-seconds of one call in this process, the least of the rounds."""
-    spent = []
+def measure_cpu_s(work: Callable[[], object], times: int = 1, rounds: int = 5) -> float:
+    """Return the CPU-seconds of one call in this process: the smallest mean of all rounds."""
+    means = []
     for _ in range(rounds):
-        begun = time.process_time()
+        started = time.process_time()
         for _ in range(times):
             work()
-        spent.append((time.process_time() - begun) / times)
-    return min(spent)
+        means.append((time.process_time() - started) / times)
+    return min(means)
 
 
-def remarks(found: Mapping[str, Any], *, one_event_per_read: bool = True) -> str:
-    """What stands in the way of taking a figure as it is."""
-    said = []
-    if found["server_share"] > SATURATED:
-        said.append("server saturated")
-    if found["cpu_s"] / found["wall_s"] > SATURATED:
-        said.append("client saturated")
-    if one_event_per_read and found.get("reads_per_event", 1.0) < BUNDLED:
-        said.append("events bundled")
-    return ", ".join(said)
+def describe_caveats(result: Mapping[str, Any], *, one_event_per_read: bool = True) -> str:
+    """Return the reasons for which a result cannot be taken at face value, or ""."""
+    caveats = []
+    if result["server_share"] > SATURATED_CORE_FRACTION:
+        caveats.append("server saturated")
+    if result["cpu_s"] / result["wall_s"] > SATURATED_CORE_FRACTION:
+        caveats.append("client saturated")
+    if one_event_per_read and result.get("reads_per_event", 1.0) < MIN_READS_PER_EVENT:
+        caveats.append("events bundled")
+    return ", ".join(caveats)
 
 
 def median(values: Sequence[float]) -> float:
+    """Return the median as a float."""
     return float(statistics.median(values))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; the first column is text, the others are numbers."""
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column is text and whose others are numbers."""
     lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def host() -> str:
-    """The machine, in one line."""
+def describe_host() -> str:
+    """Return the machine and its load in one line."""
     cpu = "unknown CPU"
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         cpu = next(
             (line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu
         )
-    load = os.getloadavg()[0]
+    load_average = os.getloadavg()[0]
     return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load {load:.1f}), "
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load {load_average:.1f}), "
         f"Linux {platform.release()}, Python {platform.python_version()}"
-        + (", client and endpoint with real-time priority" if Alone.on else "")
+        + (", client and endpoint with real-time priority" if RealtimePriority.is_enabled else "")
     )
 
 
-def verdict(value: float, limit: float, *, most: bool) -> str:
-    """`1.52x (limit 1.60)` with a mark."""
-    kept = value <= limit if most else value >= limit
-    return f"{'met' if kept else '**missed**'} ({'at most' if most else 'at least'} {limit:g})"
+def describe_limit(value: float, limit: float, *, most: bool) -> str:
+    """Return "met" or "**missed**" with the limit.
+
+    `most` tells whether the limit is an upper bound.
+    """
+    is_met = value <= limit if most else value >= limit
+    return f"{'met' if is_met else '**missed**'} ({'at most' if most else 'at least'} {limit:g})"

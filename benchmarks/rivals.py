@@ -265,7 +265,13 @@ def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> 
     if given.smoke:
         given.tokenizer = str(Path(scratch) / "model")
         subprocess.run(
-            [sys.executable, rig.HERE / "gpu/weights.py", given.tokenizer, "--form", "config"],
+            [
+                sys.executable,
+                rig.BENCHMARKS_DIR / "gpu/weights.py",
+                given.tokenizer,
+                "--form",
+                "config",
+            ],
             check=True,
         )
     if not given.tokenizer:
@@ -274,24 +280,24 @@ def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> 
 
 
 def main() -> None:
-    options = rig.parser(__doc__)
-    options.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument(
         "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
     )
-    options.add_argument("--only", action="append", help="a tool; repeatable")
-    options.add_argument(
+    parser.add_argument("--only", action="append", help="a tool; repeatable")
+    parser.add_argument(
         "--situation", action="append", choices=SITUATIONS, help="repeatable; all without it"
     )
-    options.add_argument("--requests", type=int, default=64)
-    options.add_argument("--lanes", type=int, default=8)
-    options.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
-    options.add_argument("--out", type=Path, help="raw files, a folder a tool and situation")
-    given = rig.given(options, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
+    parser.add_argument("--out", type=Path, help="raw files, a folder a tool and situation")
+    args = rig.parse_arguments(parser, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
     rows, versions = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = tokenizer_of(given, options, scratch)
+        tokenizer = tokenizer_of(args, parser, scratch)
         for tool in TOOLS:
-            if given.only and tool.name not in given.only:
+            if args.only and tool.name not in args.only:
                 continue
             if not (found := program(tool)):
                 print(f"{tool.name}: not installed")
@@ -303,15 +309,13 @@ def main() -> None:
                 check=False,
             )
             versions.append(" ".join(told_version.stdout.split()[:6]))
-            for situation in given.situation or SITUATIONS:
-                out = (given.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
+            for situation in args.situation or SITUATIONS:
+                out = (args.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
                 out.mkdir(parents=True)
-                with rig.endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
-                    typed = command(tool, found, server.url, tokenizer, out, given)
-                    code = drive(
-                        typed, out / "said.txt", situation == "starved", given.minutes * 60
-                    )
-                    log = rig.get(server.url + "/_log")
+                with rig.serve_endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
+                    typed = command(tool, found, server.url, tokenizer, out, args)
+                    code = drive(typed, out / "said.txt", situation == "starved", args.minutes * 60)
+                    log = rig.read_url(server.url + "/_log")
                 if code is None or not (out / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
                     continue
@@ -339,7 +343,7 @@ def main() -> None:
         "failed",
         "says",
     ]
-    print(rig.table(columns, rows))
+    print(rig.format_table(columns, rows))
     print("\nversions: " + "; ".join(versions))
 
 

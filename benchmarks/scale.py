@@ -106,11 +106,11 @@ def drive(
         given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
         if "request_rate" not in flags:
             given["concurrency"] = str(streams)
-        before = [rig.stats(url) for url in urls]
+        before = [rig.read_counters(url) for url in urls]
         summary, _ = run.execute(
             load(str(file), read_flags(**given)), settings, () if on_drive is None else (on_drive,)
         )
-        after = [rig.stats(url) for url in urls]
+        after = [rig.read_counters(url) for url in urls]
         found = {
             "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
             "server_cpu_s": sum(
@@ -155,14 +155,18 @@ def workers(flags: argparse.Namespace) -> None:
                 ]
             )
     print(
-        rig.table(
+        rig.format_table(
             ["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows
         )
     )
-    more = rig.ratio(cost[2], cost[1])
+    more = rig.median_ratio(cost[2], cost[1])
     carried = 2 / more
-    print(f"\n- CPU per event of two against one: {more:.3f}: {rig.verdict(more, 1.1, most=True)}")
-    print(f"- two cores carry {carried:.2f} times one: {rig.verdict(carried, 1.8, most=False)}")
+    print(
+        f"\n- CPU per event of two against one: {more:.3f}: {rig.describe_limit(more, 1.1, most=True)}"
+    )
+    print(
+        f"- two cores carry {carried:.2f} times one: {rig.describe_limit(carried, 1.8, most=False)}"
+    )
 
 
 class Phases:
@@ -296,9 +300,9 @@ def streams(flags: argparse.Namespace) -> None:
         )
         if share
     ]
-    print(rig.table(columns, rows))
+    print(rig.format_table(columns, rows))
     print(f"\n- lost or failed: {requests.scheduled - requests.ok}")
-    print(f"- memory: {rig.verdict(phases.peak_bytes / 1e9, 2.0, most=True)} GB")
+    print(f"- memory: {rig.describe_limit(phases.peak_bytes / 1e9, 2.0, most=True)} GB")
     print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
 
 
@@ -351,7 +355,7 @@ def soak(flags: argparse.Namespace) -> None:
         "disk MB",
         "disk MB an hour",
     ]
-    print(rig.table(columns, [row]))
+    print(rig.format_table(columns, [row]))
 
 
 def cost(flags: argparse.Namespace) -> None:
@@ -384,9 +388,11 @@ def cost(flags: argparse.Namespace) -> None:
                 ]
             )
         ratios.append(found[most] / found[few])
-    print(rig.table(["", "events/s", "µs/event", "busiest"], rows))
+    print(rig.format_table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
-    print(f"\n- {most:,} against {few} streams: {ratio:.2f}: {rig.verdict(ratio, 1.3, most=True)}")
+    print(
+        f"\n- {most:,} against {few} streams: {ratio:.2f}: {rig.describe_limit(ratio, 1.3, most=True)}"
+    )
 
 
 def million(flags: argparse.Namespace) -> None:
@@ -426,8 +432,10 @@ def million(flags: argparse.Namespace) -> None:
             ]
         )
     columns = [f"{streams:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
-    print(rig.table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
-    print(f"\n- cores, one token per event: {cores[1]:.1f}: {rig.verdict(cores[1], 16, most=True)}")
+    print(rig.format_table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
+    print(
+        f"\n- cores, one token per event: {cores[1]:.1f}: {rig.describe_limit(cores[1], 16, most=True)}"
+    )
 
 
 def wide(flags: argparse.Namespace) -> None:
@@ -468,7 +476,7 @@ def wide(flags: argparse.Namespace) -> None:
         f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}",
         f"{wall_s:.0f}",
     ]
-    print(rig.table(columns, [row]))
+    print(rig.format_table(columns, [row]))
     print(
         f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {found['events']:,.0f} sent by the endpoint"
     )
@@ -589,10 +597,10 @@ def merge(flags: argparse.Namespace) -> None:
             )
             cpu_s, seconds, gb = map(float, done.stdout.split())
             rows.append([what, f"{cpu_s:.1f}", f"{seconds:.1f}", f"{gb:.2f}"])
-        print(rig.table(["records", "CPU-s", "s", "GB"], rows))
+        print(rig.format_table(["records", "CPU-s", "s", "GB"], rows))
         cpu_s, gb = float(rows[1][1]), float(rows[1][3])
         print(
-            f"\n- the whole summary: {rig.verdict(cpu_s, 10, most=True)} CPU-s; {rig.verdict(gb, 1.5, most=True)} GB"
+            f"\n- the whole summary: {rig.describe_limit(cpu_s, 10, most=True)} CPU-s; {rig.describe_limit(gb, 1.5, most=True)} GB"
         )
 
 
@@ -626,7 +634,7 @@ def report(flags: argparse.Namespace) -> None:
                     f"{cost.peak_mb * 1e6 / count:.0f}",
                 ]
             )
-        print(rig.table([f"{count:,} records", "CPU-s", "peak MB", "B a record"], rows))
+        print(rig.format_table([f"{count:,} records", "CPU-s", "peak MB", "B a record"], rows))
 
 
 def rolling(flags: argparse.Namespace) -> None:
@@ -658,14 +666,14 @@ def rolling(flags: argparse.Namespace) -> None:
                 str(late or "0"),
             ]
         )
-    print(rig.table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
+    print(rig.format_table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
 
 
 def ray(flags: argparse.Namespace) -> None:
     if importlib.util.find_spec("ray") is None:
         print("left out: ray is not installed")
         return
-    scale_ray.compare(flags, drive, per_event)
+    scale_ray.compare_with_local_workers(flags, drive, per_event)
 
 
 PARTS: dict[str, Any] = {
@@ -683,7 +691,7 @@ PARTS: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=10)
@@ -695,7 +703,7 @@ def main() -> None:
         "--cases", type=int, default=len(RACK_CASES), help="of million, the first so many"
     )
     parser.add_argument("--records", type=int, default=10_000_000, help="of merge and report")
-    flags = rig.given(
+    args = rig.parse_arguments(
         parser,
         rounds=1,
         seconds=1,
@@ -706,10 +714,10 @@ def main() -> None:
         workers=3,
         targets=5,
     )
-    rig.raise_files()
-    for part in PARTS if flags.part == "all" else [flags.part]:
+    rig.raise_open_file_limit()
+    for part in PARTS if args.part == "all" else [args.part]:
         began = time.monotonic()
-        PARTS[part](flags)
+        PARTS[part](args)
         print(f"\n{part} took {time.monotonic() - began:.0f} s\n", flush=True)
 
 

@@ -25,39 +25,46 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def cluster(nodes: int) -> Iterator[Any]:
-    """A Ray cluster of this many nodes of a CPU each, the head beside them without one; of 0, a head with two."""
+def start_cluster(nodes: int) -> Iterator[Any]:
+    """Start a Ray cluster of this many one-CPU nodes and a head without CPUs.
+
+    With 0 nodes, start only a head with two CPUs. The cluster ends with the `with` block.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     small = {"include_dashboard": False, "object_store_memory": 80_000_000}
     head = {"num_cpus": 0 if nodes else 2, "no_monitor": True}  # nothing grows or shrinks by itself
-    made = Cluster(initialize_head=True, head_node_args=small | head)
+    ray_cluster = Cluster(initialize_head=True, head_node_args=small | head)
     try:
         for _ in range(nodes):
-            made.add_node(num_cpus=1, **small)
-        yield made
+            ray_cluster.add_node(num_cpus=1, **small)
+        yield ray_cluster
     finally:
-        made.shutdown()
+        ray_cluster.shutdown()
 
 
-def ray_cpu_s() -> dict[str, float]:
-    """CPU so far of Ray's processes of this machine, by kind."""
-    found: dict[str, float] = {"actors": 0.0, "daemons": 0.0}
-    for folder in Path("/proc").glob("[0-9]*"):
+def read_ray_cpu_s() -> dict[str, float]:
+    """Return the CPU-seconds so far of Ray's processes on this machine, by kind."""
+    cpu_s_by_kind: dict[str, float] = {"actors": 0.0, "daemons": 0.0}
+    for process_dir in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes()
+            command_line = (process_dir / "cmdline").read_bytes()
             kind = (
-                "actors" if words.startswith(b"ray::") else "daemons" if b"/ray/" in words else ""
+                "actors"
+                if command_line.startswith(b"ray::")
+                else "daemons"
+                if b"/ray/" in command_line
+                else ""
             )
             if kind:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                found[kind] += (int(fields[11]) + int(fields[12])) * TICK_S
-    return found
+                fields = (process_dir / "stat").read_text().rpartition(")")[2].split()
+                cpu_s_by_kind[kind] += (int(fields[11]) + int(fields[12])) * TICK_S
+    return cpu_s_by_kind
 
 
-class Meter:
-    """Ray's CPU from the start of a run's load on, sampled, as actors end with their run."""
+class RayCpuMeter:
+    """Samples Ray's CPU time while a run sends its load, because actors end with the run."""
 
     def __init__(self) -> None:
         self.used = {"actors": 0.0, "daemons": 0.0}
@@ -66,63 +73,66 @@ class Meter:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def begin(self, event: RunEvent) -> None:
+        """Start to sample when the load starts."""
         if isinstance(event, LoadStarted):
             self._thread.start()
 
     def end(self) -> None:
+        """Stop sampling."""
         self._over.set()
         self._thread.join()
 
     def shares(self) -> list[str]:
-        """Of a core, by kind; "not seen" where the load was over before the first sample."""
+        """Return the fraction of one core by kind, or "not seen" if there was no sample."""
         return [
-            f"{used / self.seconds:.1%}" if self.seconds else "not seen"
-            for used in self.used.values()
+            f"{cpu_s / self.seconds:.1%}" if self.seconds else "not seen"
+            for cpu_s in self.used.values()
         ]
 
     def _watch(self) -> None:
-        before, began = ray_cpu_s(), time.monotonic()
+        """Sample once a second until `end` is called."""
+        before, began = read_ray_cpu_s(), time.monotonic()
         while not self._over.wait(1.0):
-            now = ray_cpu_s()
+            now = read_ray_cpu_s()
             if now["actors"] >= before["actors"] + self.used["actors"]:
                 self.used = {kind: now[kind] - before[kind] for kind in now}
                 self.seconds = time.monotonic() - began
 
 
-def compare(
+def compare_with_local_workers(
     flags: argparse.Namespace, drive: Callable[..., Any], per_event: Callable[..., float]
 ) -> None:
-    """Two local workers against two on a cluster, in turn."""
+    """Compare two local workers with two on a cluster, in alternate rounds."""
     rows: list[list[str]] = []
-    cost: dict[str, list[float]] = {"local": [], "Ray": []}
-    each = int(flags.rate * 0.08 / 2)
-    with cluster(0 if flags.smoke else 2) as made:
+    costs: dict[str, list[float]] = {"local": [], "Ray": []}
+    streams_per_worker = int(flags.rate * 0.08 / 2)
+    with start_cluster(0 if flags.smoke else 2) as ray_cluster:
         for _ in range(flags.rounds):
-            for where, found in cost.items():
-                meter = Meter()
+            for placement, costs_per_event in costs.items():
+                meter = RayCpuMeter()
                 summary, _ = drive(
                     workers=2,
                     servers=1,
-                    streams=2 * each,
+                    streams=2 * streams_per_worker,
                     itl_ms=80,
                     tokens=int(flags.seconds * 12.5),
-                    ray=made.address if where == "Ray" else None,
+                    ray=ray_cluster.address if placement == "Ray" else None,
                     on_drive=meter.begin,
                 )
                 meter.end()
-                found.append(per_event(summary))
+                costs_per_event.append(per_event(summary))
                 steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
                 rows.append(
                     [
-                        f"{where}, {2 * each} streams",
+                        f"{placement}, {2 * streams_per_worker} streams",
                         f"{steady:,.0f}",
                         f"{per_event(summary) * 1e6:.2f}",
                         f"{summary.send_lag_ms.p99}",
-                        *(meter.shares() if where == "Ray" else ["", ""]),
+                        *(meter.shares() if placement == "Ray" else ["", ""]),
                     ]
                 )
     print(
-        rig.table(
+        rig.format_table(
             [
                 "two workers",
                 "events/s",
@@ -134,8 +144,10 @@ def compare(
             rows,
         )
     )
-    more = [b / a - 1 for a, b in zip(cost["local"], cost["Ray"], strict=True)]
-    middle = statistics.median(more)
-    spread = f"of {len(more)} pairs, {min(more):+.1%} to {max(more):+.1%}"
-    kept = rig.verdict(middle, 0.03, most=True)
-    print(f"\n- CPU per event in the workers, Ray against local: {middle:+.1%} ({spread}): {kept}")
+    increases = [b / a - 1 for a, b in zip(costs["local"], costs["Ray"], strict=True)]
+    median_increase = statistics.median(increases)
+    spread = f"of {len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
+    limit_text = rig.describe_limit(median_increase, 0.03, most=True)
+    print(
+        f"\n- CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): {limit_text}"
+    )

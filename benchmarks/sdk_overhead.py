@@ -585,7 +585,7 @@ def instructions(rounds: int) -> list[tuple[str, float, float]]:
 
 
 def main() -> int:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument(
         "--imports", type=int, default=7, help="starts of an interpreter, for each import"
@@ -599,10 +599,10 @@ def main() -> int:
         default=0,
         help="also count those, in so many rounds, by valgrind",
     )
-    given = rig.given(parser, rounds=2, imports=1, throttle_seconds=0.1)
+    args = rig.parse_arguments(parser, rounds=2, imports=1, throttle_seconds=0.1)
     gc.collect()
     gc.freeze()
-    found = added_us(given.rounds)
+    found = added_us(args.rounds)
     rows = [
         [
             name,
@@ -613,33 +613,33 @@ def main() -> int:
         for name, plain, added, limit in found
     ]
     print(f"openai {openai.__version__}\n")
-    print(rig.table(["CPU-µs", "without", "added", "at most"], rows) + "\n")
+    print(rig.format_table(["CPU-µs", "without", "added", "at most"], rows) + "\n")
     statements = ["import msgspec", "import loadgen_sdk", "from loadgen_sdk import Client"]
     statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
-    imports = {statement: import_ms(statement, given.imports) for statement in statements}
+    imports = {statement: import_ms(statement, args.imports) for statement in statements}
     print(
-        rig.table(
+        rig.format_table(
             ["statement", "CPU-ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]
         )
     )
-    if given.instructions:
+    if args.instructions:
         thousands = [
             [name, f"{plain / 1e3:,.1f}", f"{added / 1e3:,.1f}"]
-            for name, plain, added in instructions(given.instructions)
+            for name, plain, added in instructions(args.instructions)
         ]
-        print("\n" + rig.table(["thousand instructions", "without", "added"], thousands))
+        print("\n" + rig.format_table(["thousand instructions", "without", "added"], thousands))
     over = any(limit is not None and added > limit for _, _, added, limit in found)
     over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
-    if given.throttle_seconds:
-        off = throttle_figures(given.throttle_seconds)
+    if args.throttle_seconds:
+        off = throttle_figures(args.throttle_seconds)
         print(
             "\n"
-            + rig.table(
+            + rig.format_table(
                 ["throttle", "off its rate by"], [[name, f"{by:+.2%}"] for name, by in off.items()]
             )
         )
         over |= any(abs(by) > THROTTLE_LIMIT for by in off.values())
-    return 0 if given.smoke or not over else 1
+    return 0 if args.smoke or not over else 1
 
 
 if __name__ == "__main__":

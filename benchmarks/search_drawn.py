@@ -206,18 +206,18 @@ def print_totals(results: Sequence[Judged]) -> None:
 
 def main() -> int:
     """Run the searches and return 1 if one confirmed a load that is too high."""
-    options = rig.parser(__doc__)
-    options.add_argument("--seeds", type=int, default=300)
-    options.add_argument("--first", type=int, default=0)
-    options.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
-    options.add_argument("--bounds", action="store_true", help="also look for loads too low")
-    arguments = rig.given(options, seeds=1)
-    end_s = time.monotonic() + 60 * arguments.minutes
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--bounds", action="store_true", help="also look for loads too low")
+    args = rig.parse_arguments(parser, seeds=1)
+    end_s = time.monotonic() + 60 * args.minutes
     results: list[Judged] = []
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
+    for seed in range(args.first, args.first + args.seeds):
         if time.monotonic() > end_s:
             break
-        results.append(judge(seed, bounds=arguments.bounds))
+        results.append(judge(seed, bounds=args.bounds))
         print(json.dumps(msgspec.to_builtins(results[-1])), flush=True)
     print_totals(results)
     return int(any(result.is_too_high for result in results))

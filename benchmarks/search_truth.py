@@ -273,36 +273,36 @@ def print_coverage(count: int) -> None:
 
 
 def main() -> None:
-    flags = rig.parser(__doc__)
-    flags.add_argument("preset", nargs="?", default="gb200-vm", help="or: coverage")
-    flags.add_argument("scenario", nargs="?", default="server", choices=list(PRECISION))
-    flags.add_argument("--length", type=float, default=FULL_S, help="of a run, s")
-    flags.add_argument("--seeds", type=int, default=100)
-    flags.add_argument("--first", type=int, default=0)
-    flags.add_argument("--ladder", type=int, default=20)
-    flags.add_argument("--guess", type=float, default=150.0)
-    flags.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
-    flags.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("preset", nargs="?", default="gb200-vm", help="or: coverage")
+    parser.add_argument("scenario", nargs="?", default="server", choices=list(PRECISION))
+    parser.add_argument("--length", type=float, default=FULL_S, help="of a run, s")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--ladder", type=int, default=20)
+    parser.add_argument("--guess", type=float, default=150.0)
+    parser.add_argument("--truth", type=float, help="from an earlier ladder, instead of a new one")
+    parser.add_argument(
         "--near", action="store_true", help="begin at a first load near the guess, without bounds"
     )
-    flags.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
-    flags.add_argument("--out", type=Path)
-    given = rig.given(flags, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
-    if given.preset == "coverage":
-        print_coverage(given.seeds)
+    parser.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
+    parser.add_argument("--out", type=Path)
+    args = rig.parse_arguments(parser, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
+    if args.preset == "coverage":
+        print_coverage(args.seeds)
         return
-    where = world(given.preset, given.scenario, given.length)
-    print(f"SIMULATED: {given.preset}, {given.scenario} limits, {where.lengths.name}")
-    if given.truth:
-        theta = given.truth
+    where = world(args.preset, args.scenario, args.length)
+    print(f"SIMULATED: {args.preset}, {args.scenario} limits, {where.lengths.name}")
+    if args.truth:
+        theta = args.truth
     else:
-        theta, sigma, rows = truth(where, given.guess, given.ladder)
-        print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{given.ladder}" for rate, hits in rows))
+        theta, sigma, rows = truth(where, args.guess, args.ladder)
+        print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{args.ladder}" for rate, hits in rows))
         print(
             f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {knee(where, theta):.1f}/s",
             flush=True,
         )
-    plain = [bisected(where, given.guess, seed)[1:] for seed in range(given.bisections)]
+    plain = [bisected(where, args.guess, seed)[1:] for seed in range(args.bisections)]
     plain_s = float(np.mean([spent for spent, _ in plain])) if plain else math.nan
     if plain:
         print(
@@ -310,9 +310,9 @@ def main() -> None:
             flush=True,
         )
     results = []
-    for seed in range(given.first, given.first + given.seeds):
+    for seed in range(args.first, args.first + args.seeds):
         began = time.process_time()
-        found, told = searched(where, given.guess, seed, near=given.near)
+        found, told = searched(where, args.guess, seed, near=args.near)
         answer = found.result
         assert answer.load is not None and answer.interval is not None
         spent = answer.duration_s - answer.confirmation_s
@@ -347,10 +347,10 @@ def main() -> None:
         f"{len(results)} seeds: within {where.precision:.0%} in {np.mean(errors <= where.precision):.0%}, mean error "
         f"{errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}; interval covers the truth in "
         f"{np.mean([one['covers'] for one in results]):.0%}; {spent:.0f} s, {spent / plain_s:.0%} of plain bisection "
-        f"(at most {SHARE[given.scenario]:.0%}), confirmation left out"
+        f"(at most {SHARE[args.scenario]:.0%}), confirmation left out"
     )
-    if given.out:
-        given.out.write_text(
+    if args.out:
+        args.out.write_text(
             json.dumps({"truth": theta, "plain_s": plain_s, "seeds": results}, indent=1)
         )
 

@@ -36,31 +36,33 @@ from loadgen.core.workload import load, read_flags
 
 TIMEOUT_S = 60.0
 WITH_TEXT = re.compile(rb'"content": ?"[^"]')
-TOLD = COUNT | {"timings": {"prompt_ms": 0.01, "predicted_ms": 0.01, "predicted_n": 2}}
-ANSWER = events(chunk("Hello"), chunk(" you", "length"), TOLD)  # as llama-server's, with --smoke
+TIMED_USAGE = COUNT | {"timings": {"prompt_ms": 0.01, "predicted_ms": 0.01, "predicted_n": 2}}
+RESPONSE = events(
+    chunk("Hello"), chunk(" you", "length"), TIMED_USAGE
+)  # as llama-server's, with --smoke
 
 
-def said(event: dict[str, Any]) -> tuple[float, float] | None:
-    """(TTFT, E2E) in ms as the server tells them in an event, None when it does not."""
+def read_server_times(event: dict[str, Any]) -> tuple[float, float] | None:
+    """Return TTFT and E2E in ms as an event of the server reports them, or None."""
     timings: dict[str, Any] = event.get("timings") or {}
     if timings:
-        each = timings["predicted_ms"] / max(timings["predicted_n"], 1)
-        return timings["prompt_ms"] + each, timings["prompt_ms"] + timings["predicted_ms"]
+        ms_per_token = timings["predicted_ms"] / max(timings["predicted_n"], 1)
+        return timings["prompt_ms"] + ms_per_token, timings["prompt_ms"] + timings["predicted_ms"]
     timing: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
     if "ttft_ms" in timing:
         return timing["ttft_ms"], timing["total_time_ms"]
     return None
 
 
-class Row(NamedTuple):
-    """TTFT and E2E in ms from the send, less what the server says of the same request."""
+class Difference(NamedTuple):
+    """TTFT and E2E in ms since the send, minus what the server reports for the same request."""
 
     ttft: float
     e2e: float
 
 
-def bare(host: str, port: int, path: str, body: bytes) -> Row:
-    """The same over a blocking socket: a new connection, nothing decoded until the answer is over."""
+def measure_bare_socket(host: str, port: int, path: str, body: bytes) -> Difference:
+    """Send the same request over a blocking socket and decode nothing until the response ends."""
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     pieces: list[tuple[int, bytes]] = []
     with socket.create_connection((host, port)) as sock:
@@ -69,66 +71,88 @@ def bare(host: str, port: int, path: str, body: bytes) -> Row:
         sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         while piece := sock.recv(1 << 16):
             pieces.append((time.monotonic_ns(), piece))
-    with_text = [at for at, piece in pieces if WITH_TEXT.search(piece)]
+    with_text = [received_ns for received_ns, piece in pieces if WITH_TEXT.search(piece)]
     events = [
         line[6:]
         for line in b"".join(piece for _, piece in pieces).splitlines()
         if line.startswith(b"data: {")
     ]
-    told = next(found for event in reversed(events) if (found := said(json.loads(event))))
-    return Row((with_text[0] - sent) / 1e6 - told[0], (with_text[-1] - sent) / 1e6 - told[1])
+    server_times = next(
+        times for event in reversed(events) if (times := read_server_times(json.loads(event)))
+    )
+    return Difference(
+        (with_text[0] - sent) / 1e6 - server_times[0],
+        (with_text[-1] - sent) / 1e6 - server_times[1],
+    )
 
 
 async def measure(
     url: str, server: str, model: str | None, count: int
-) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
-    """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
-    found = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
+) -> tuple[list[tuple[float, float]], list[Difference], list[Difference]]:
+    """Return the server's times, and the differences of our client and of the bare socket.
+
+    Each list has one row per request; times are in ms.
+    """
+    probed_target = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
-    extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
-    theirs, ours, witness = [], [], []
-    target = found.target
+    extra = {"nvext": {"extra_fields": ["timing"]}} if probed_target.server == "dynamo" else None
+    server_rows, client_rows, socket_rows = [], [], []
+    target = probed_target.target
     async with Client(
-        found.target, model=found.model, server_profile=found.server_profile, extra_body=extra
+        probed_target.target,
+        model=probed_target.model,
+        server_profile=probed_target.server_profile,
+        extra_body=extra,
     ) as client:
         for number in range(count):
-            built: Request = requests[2 * number]
-            done = await client.complete(built)
-            told = said(done.server_timing or {})
-            if done.failure is not None or told is None:
+            request: Request = requests[2 * number]
+            completion = await client.complete(request)
+            server_times = read_server_times(completion.server_timing or {})
+            if completion.failure is not None or server_times is None:
                 raise SystemExit(
-                    f"request {number}: {done.failure or 'the server tells no timing of its own'}"
+                    f"request {number}: {completion.failure or 'the server tells no timing of its own'}"
                 )
-            theirs.append(told)
-            ours.append(
-                Row(
-                    (done.first_token - done.sent) / 1e6 - told[0],
-                    (done.end - done.sent) / 1e6 - told[1],
+            server_rows.append(server_times)
+            client_rows.append(
+                Difference(
+                    (completion.first_token - completion.sent) / 1e6 - server_times[0],
+                    (completion.end - completion.sent) / 1e6 - server_times[1],
                 )
             )
-            other = encode_body(
+            witness_body = encode_body(
                 requests[2 * number + 1],
-                BodyFormat(found.server_profile, "chat", found.model, True, extra_body=extra),
+                BodyFormat(
+                    probed_target.server_profile,
+                    "chat",
+                    probed_target.model,
+                    True,
+                    extra_body=extra,
+                ),
             )
-            witness.append(bare(target.host, target.port, f"{target.base}/chat/completions", other))
-    return theirs, ours, witness
+            socket_rows.append(
+                measure_bare_socket(
+                    target.host, target.port, f"{target.base}/chat/completions", witness_body
+                )
+            )
+    return server_rows, client_rows, socket_rows
 
 
 def main() -> None:
-    options = rig.parser(__doc__)
-    options.add_argument("--url", help="of a server that tells its times")
-    options.add_argument("--server", default="auto")
-    options.add_argument("--model")
-    options.add_argument("--requests", type=int, default=100)
-    given = rig.given(options, server="llamacpp", model="m-1", requests=3)
+    """Print TTFT and E2E of the server, of this client and of a bare socket."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--url", help="of a server that tells its times")
+    parser.add_argument("--server", default="auto")
+    parser.add_argument("--model")
+    parser.add_argument("--requests", type=int, default=100)
+    args = rig.parse_arguments(parser, server="llamacpp", model="m-1", requests=3)
     with contextlib.ExitStack() as stack:
-        url = given.url or (stack.enter_context(serving(ANSWER)).url if given.smoke else "")
+        url = args.url or (stack.enter_context(serving(RESPONSE)).url if args.smoke else "")
         if not url:
-            options.error("--url: which server?")
+            parser.error("--url: which server?")
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        sides = runner.run(measure(url, given.server, given.model, given.requests))
-    print(f"{given.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
+        sides = runner.run(measure(url, args.server, args.model, args.requests))
+    print(f"{args.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
     columns = [
         "metric",
         "the server says",
@@ -136,13 +160,14 @@ def main() -> None:
         "a bare socket, more than that",
     ]
     rows = [
-        [name, *(_shown([row[i] for row in side]) for side in sides)]
+        [name, *(_format_median_and_p95([row[i] for row in side]) for side in sides)]
         for i, name in enumerate(("TTFT", "E2E"))
     ]
-    print(rig.table(columns, rows))
+    print(rig.format_table(columns, rows))
 
 
-def _shown(values: list[float]) -> str:
+def _format_median_and_p95(values: list[float]) -> str:
+    """Return "median (p95)" of some values."""
     return f"{statistics.median(values):.2f} ({sorted(values)[int(len(values) * 0.95)]:.2f})"
 
 

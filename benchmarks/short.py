@@ -29,45 +29,52 @@ CASES: dict[
 }
 
 
-def once(options: dict[str, Any], lanes: int, tokens: int, requests: int) -> dict[str, Any]:
-    with rig.endpoint(**options, **KEEP) as server:
+def measure_once(
+    options: dict[str, Any], concurrency: int, tokens: int, requests: int
+) -> dict[str, Any]:
+    """Run our client once against an endpoint with these options."""
+    with rig.serve_endpoint(**options, **KEEP) as server:
         shape = {"input_tokens": 20, "output_tokens": tokens}
         arguments = {
             "url": server.url,
             "requests": shape,
-            "concurrency": lanes,
+            "concurrency": concurrency,
             "num_requests": requests,
         }
-        found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
-    if found["ok"] != requests or found["events"] != requests * tokens:
-        raise SystemExit(
-            f"{found['ok']} of {requests} requests ok, {found['events']} of {requests * tokens} events"
+        result = rig.measure_with_server(
+            server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
         )
-    return found
+    if result["ok"] != requests or result["events"] != requests * tokens:
+        raise SystemExit(
+            f"{result['ok']} of {requests} requests ok, {result['events']} of {requests * tokens} events"
+        )
+    return result
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    """Print requests and events per CPU-second for each case, with their limits."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's name")
-    flags = rig.given(parser, share=0.01, rounds=1)
+    args = rig.parse_arguments(parser, share=0.01, rounds=1)
     print(
-        f"One core each for client and server; median of {flags.rounds} rounds; CPU of the client process,"
+        f"One core each for client and server; median of {args.rounds} rounds; CPU of the client process,"
     )
     print("`recorder`: with our Parquet process added.\n")
-    rows, ends = [], []
-    for name, (options, lanes, tokens, requests) in CASES.items():
-        if flags.only not in name:
+    rows, conclusions = [], []
+    for name, (options, concurrency, tokens, requests) in CASES.items():
+        if args.only not in name:
             continue
         runs = [
-            once(options, lanes, tokens, round(requests * flags.share)) for _ in range(flags.rounds)
+            measure_once(options, concurrency, tokens, round(requests * args.share))
+            for _ in range(args.rounds)
         ]
         per_cpu = {
-            what: rig.median([run[what] / run["cpu_s"] for run in runs])
-            for what in ("requests", "events")
+            unit: rig.median([run[unit] / run["cpu_s"] for run in runs])
+            for unit in ("requests", "events")
         }
-        total = rig.median(
+        requests_per_cpu_s_with_recorder = rig.median(
             [run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"]) for run in runs]
         )
         rows.append(
@@ -75,25 +82,26 @@ def main() -> None:
                 name,
                 f"{rig.median([run['requests'] / run['wall_s'] for run in runs]):,.0f}",
                 f"{per_cpu['requests']:,.0f}",
-                f"{total:,.0f}",
+                f"{requests_per_cpu_s_with_recorder:,.0f}",
                 f"{per_cpu['events']:,.0f}",
                 f"{rig.median([run['reads_per_event'] for run in runs]):.3f}",
                 f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
                 f"{rig.median([run['server_share'] for run in runs]):.0%}",
                 "; ".join(
                     sorted(
-                        {rig.remarks(run, one_event_per_read=tokens == 4) for run in runs} - {""}
+                        {rig.describe_caveats(run, one_event_per_read=tokens == 4) for run in runs}
+                        - {""}
                     )
                 ),
             ]
         )
-        what, limit = (
+        unit, limit = (
             ("events", EVENTS_PER_CPU_S)
             if options.get("flood")
             else ("requests", REQUESTS_PER_CPU_S)
         )
-        ends.append(
-            f"- {name}: {per_cpu[what]:,.0f} {what}: {rig.verdict(per_cpu[what], limit, most=False)}"
+        conclusions.append(
+            f"- {name}: {per_cpu[unit]:,.0f} {unit}: {rig.describe_limit(per_cpu[unit], limit, most=False)}"
         )
     columns = [
         "load",
@@ -104,9 +112,9 @@ def main() -> None:
         "reads/event",
         "client CPU",
     ]
-    print(rig.table([*columns, "server CPU", "remarks"], rows))
+    print(rig.format_table([*columns, "server CPU", "remarks"], rows))
     print()
-    print("\n".join(ends))
+    print("\n".join(conclusions))
 
 
 if __name__ == "__main__":

@@ -46,15 +46,16 @@ RECORD = (
 
 
 def main() -> int:
-    parser = rig.parser(__doc__)
+    """Print the cost of each read; return 1 if one is above its limit."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--times", type=int, default=200, help="so many calls in each of five rounds"
     )
     parser.add_argument(
         "--seconds", type=float, default=8.0, help="of the load that a request's cost is taken from"
     )
-    given = rig.given(parser, times=3, seconds=1.0)
-    each = partial(rig.cpu_s, times=given.times)
+    args = rig.parse_arguments(parser, times=3, seconds=1.0)
+    measure_cpu_s = partial(rig.measure_cpu_s, times=args.times)
     simulated = ServerMetrics().prometheus_text(
         LatencyModel(
             LatencyOptions(ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", ""))
@@ -65,41 +66,43 @@ def main() -> int:
     dcgm = "".join(
         f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8)
     )
-    long = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(LONG_PAGE_SERIES))
+    long_page = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(LONG_PAGE_SERIES))
     records = b"[" + b",".join([RECORD] * 100) + b"]"
     reads = {
-        "metrics page of the simulated server": each(lambda: series.samples(simulated)),
-        "DCGM page of 8 GPUs": each(lambda: energy.known(series.samples(dcgm))),
-        "/energy_metrics": each(
+        "metrics page of the simulated server": measure_cpu_s(lambda: series.samples(simulated)),
+        "DCGM page of 8 GPUs": measure_cpu_s(lambda: energy.known(series.samples(dcgm))),
+        "/energy_metrics": measure_cpu_s(
             lambda: energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
         ),
-        "/perf_metrics with 100 requests": each(lambda: request_accounts.accounts(records, 0)),
+        "/perf_metrics with 100 requests": measure_cpu_s(
+            lambda: request_accounts.accounts(records, 0)
+        ),
     }
-    long_read_s = each(lambda: series.samples(long), times=max(1, given.times // 10))
-    shown = {**reads, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
-    rows = [[name, f"{cpu_s * 1e3:.2f}", f"{cpu_s:.2%}"] for name, cpu_s in shown.items()]
-    print(rig.table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")
+    long_read_s = measure_cpu_s(lambda: series.samples(long_page), times=max(1, args.times // 10))
+    all_reads = {**reads, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
+    rows = [[name, f"{read_s * 1e3:.2f}", f"{read_s:.2%}"] for name, read_s in all_reads.items()]
+    print(rig.format_table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")
     with tempfile.TemporaryDirectory() as scratch:
         run = loadgen.run(
             WORKLOAD,
             request_rate=100,
-            duration=given.seconds,
+            duration=args.seconds,
             embedded={"ttft": "5ms", "itl": "1ms"},
             warmup=0,
             out=Path(scratch) / "r",
         )
     client = run.summary.client
     per_request = client.cpu_s / max(run.summary.requests.ok, 1) if client.cpu_s else 0.0
-    account = each(lambda: parse_server_timing(TIMING))
-    share = account / per_request if per_request else 0.0
+    timing_s = measure_cpu_s(lambda: parse_server_timing(TIMING))
+    timing_fraction = timing_s / per_request if per_request else 0.0
     print(f"a request of 100 events: {per_request * 1e6:,.0f} µs CPU of the worker")
-    print(f"its account: {account * 1e6:.1f} µs, {share:.2%} of that")
+    print(f"its account: {timing_s * 1e6:.1f} µs, {timing_fraction:.2%} of that")
     is_within_limits = (
         max(reads.values()) <= LIMIT_PER_READ
         and long_read_s <= LIMIT_PER_LONG_READ
-        and share <= LIMIT_PER_ACCOUNT
+        and timing_fraction <= LIMIT_PER_ACCOUNT
     )
-    return 0 if is_within_limits or given.smoke else 1
+    return 0 if is_within_limits or args.smoke else 1
 
 
 if __name__ == "__main__":

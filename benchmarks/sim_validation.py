@@ -257,7 +257,7 @@ def bisect(
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(rig.table(head, rows) + "\n", flush=True)
+    print(rig.format_table(head, rows) + "\n", flush=True)
 
 
 def percent(model: float, published: float) -> str:
@@ -639,7 +639,7 @@ def rack_tables() -> None:
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--fit",
         action="store_true",
@@ -652,10 +652,10 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, default=Size.rows, help="of each table, the first so many"
     )
-    asked = rig.given(parser, fit=True, share=0.002, rows=1)
-    Size.share, Size.rows, parts = asked.share, asked.rows, asked.parts.split(",")
+    args = rig.parse_arguments(parser, fit=True, share=0.002, rows=1)
+    Size.share, Size.rows, parts = args.share, args.rows, args.parts.split(",")
     print("# SIMULATED: the model against published figures, Llama 2 70B\n")
-    if asked.fit:
+    if args.fit:
         fit()
     if "offline" in parts:
         offline_table()

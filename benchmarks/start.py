@@ -22,18 +22,22 @@ WALL_S, CPU_S, PER_1000_TOKENS_MS, EXIT_S = 1.0, 0.6, 0.2, 0.5
 FEW, SHORT = 100, 150  # requests, and prompt tokens of the first length
 
 
-def loadgen() -> list[str]:
-    """The command beside this interpreter, or the same thing through it."""
-    beside = Path(sys.executable).with_name("loadgen")
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "loadgen"]
+def find_loadgen() -> list[str]:
+    """Return the `loadgen` command of this interpreter's environment."""
+    installed_command = Path(sys.executable).with_name("loadgen")
+    return (
+        [str(installed_command)]
+        if installed_command.exists()
+        else [sys.executable, "-m", "loadgen"]
+    )
 
 
-def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
-    """Of one run: seconds and CPU-seconds to its first request, seconds from last token to exit."""
+def measure_run(requests: int, input_tokens: int, concurrency: int) -> dict[str, float]:
+    """Return seconds and CPU-seconds to the first request, and seconds from last token to exit."""
     options = {"ttft": "5ms", "itl": "1ms", "log_events": "ends", "idle_close": "60s"}
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-start-") as scratch,
-        rig.endpoint(**options) as server,
+        rig.serve_endpoint(**options) as server,
     ):
         folder = Path(scratch)
         (folder / "start.yaml").write_text(
@@ -41,7 +45,7 @@ def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
         )
         flags = [
             "--concurrency",
-            str(lanes),
+            str(concurrency),
             "--num-requests",
             str(requests),
             "--out",
@@ -49,7 +53,7 @@ def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
             "--set",
         ]
         command = [
-            *loadgen(),
+            *find_loadgen(),
             "run",
             "start.yaml",
             "--url",
@@ -57,23 +61,24 @@ def once(requests: int, input_tokens: int, lanes: int) -> dict[str, float]:
             *flags,
             "limit=cpu_share:100%",
         ]
-        seen = tree.watch(command, folder)
-        log = parse_log(rig.get(server.url + "/_log"))
-    load = [request for request in log.requests if request.id.startswith("results-")]
-    if len(load) != requests or seen.code not in (0, 3):
+        command_result = tree.watch_command(command, folder)
+        log = parse_log(rig.read_url(server.url + "/_log"))
+    load_requests = [request for request in log.requests if request.id.startswith("results-")]
+    if len(load_requests) != requests or command_result.code not in (0, 3):
         raise SystemExit(
-            f"{len(load)} of {requests} requests came, exit code {seen.code}:\n{seen.output[-2000:]}"
+            f"{len(load_requests)} of {requests} requests came, exit code {command_result.code}:\n{command_result.output[-2000:]}"
         )
-    first = min(request.arrival_ns for request in load)
+    first_arrival_ns = min(request.arrival_ns for request in load_requests)
     return {
-        "wall_s": (first - seen.begun_ns) / 1e9,
-        "cpu_s": seen.cpu_s_at(first),
-        "exit_s": (seen.ended_ns - int(log.sent_ns.max())) / 1e9,
+        "wall_s": (first_arrival_ns - command_result.begun_ns) / 1e9,
+        "cpu_s": command_result.cpu_s_at(first_arrival_ns),
+        "exit_s": (command_result.ended_ns - int(log.sent_ns.max())) / 1e9,
     }
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    """Print the time to the first request and to the exit, with their limits."""
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--many", type=int, default=10_000, help="requests, of which the exit is timed"
@@ -81,37 +86,43 @@ def main() -> None:
     parser.add_argument(
         "--long", type=int, default=10_000, help="prompt tokens of the second length"
     )
-    flags = rig.given(parser, rounds=1, many=300, long=1_000)
+    args = rig.parse_arguments(parser, rounds=1, many=300, long=1_000)
     print("The command and all its processes on one core, the endpoint on the other;")
-    print(f"median of {flags.rounds} rounds (best in brackets).\n")
-    once(10, SHORT, 4)
-    cases = ((FEW, SHORT, 8), (FEW, flags.long, 8), (flags.many, 20, 256))
-    found = [[once(*case) for _ in range(flags.rounds)] for case in cases]
+    print(f"median of {args.rounds} rounds (best in brackets).\n")
+    measure_run(10, SHORT, 4)
+    cases = ((FEW, SHORT, 8), (FEW, args.long, 8), (args.many, 20, 256))
+    runs_by_case = [[measure_run(*case) for _ in range(args.rounds)] for case in cases]
     rows = []
-    middle = [{key: rig.median([run[key] for run in runs]) for key in runs[0]} for runs in found]
-    for (requests, tokens, lanes), runs, one in zip(cases, found, middle, strict=True):
+    medians = [
+        {key: rig.median([run[key] for run in runs]) for key in runs[0]} for runs in runs_by_case
+    ]
+    for (requests, tokens, concurrency), runs, median in zip(
+        cases, runs_by_case, medians, strict=True
+    ):
         cells = [
-            f"{one[key]:.3f} ({min(run[key] for run in runs):.3f})"
+            f"{median[key]:.3f} ({min(run[key] for run in runs):.3f})"
             for key in ("wall_s", "cpu_s", "exit_s")
         ]
         rows.append(
-            [f"{requests:,} requests of {tokens:,} prompt tokens, {lanes} in flight", *cells]
+            [f"{requests:,} requests of {tokens:,} prompt tokens, {concurrency} in flight", *cells]
         )
     print(
-        rig.table(["load", "to first request, s", "CPU-s till then", "last token to exit, s"], rows)
+        rig.format_table(
+            ["load", "to first request, s", "CPU-s till then", "last token to exit, s"], rows
+        )
     )
-    slope = (middle[1]["cpu_s"] - middle[0]["cpu_s"]) * 1e3 / (FEW * (flags.long - SHORT) / 1000)
+    slope = (medians[1]["cpu_s"] - medians[0]["cpu_s"]) * 1e3 / (FEW * (args.long - SHORT) / 1000)
     print()
     limits = (
-        (f"start to first request, {FEW} requests", middle[0]["wall_s"], "s", WALL_S),
-        ("CPU till then", middle[0]["cpu_s"], "s", CPU_S),
+        (f"start to first request, {FEW} requests", medians[0]["wall_s"], "s", WALL_S),
+        ("CPU till then", medians[0]["cpu_s"], "s", CPU_S),
         ("CPU per 1,000 prompt tokens", slope, "ms", PER_1000_TOKENS_MS),
-        (f"last token to exit, {flags.many:,} requests", middle[2]["exit_s"], "s", EXIT_S),
+        (f"last token to exit, {args.many:,} requests", medians[2]["exit_s"], "s", EXIT_S),
     )
     print(
         "\n".join(
-            f"- {what}: {x:.3f} {unit}: {rig.verdict(x, limit, most=True)}"
-            for what, x, unit, limit in limits
+            f"- {description}: {value:.3f} {unit}: {rig.describe_limit(value, limit, most=True)}"
+            for description, value, unit, limit in limits
         )
     )
 

@@ -133,7 +133,7 @@ def ways(every: int) -> list[Way]:
 
 def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
     """A process on the client's core, at this niceness."""
-    core = ",".join(map(str, sorted(rig.cores()[0])))
+    core = ",".join(map(str, sorted(rig.client_and_server_cores()[0])))
     return subprocess.Popen(
         ["taskset", "-c", core, "nice", "-n", str(nice), *command],
         stdout=subprocess.PIPE,
@@ -144,8 +144,8 @@ def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
 def starve(client: subprocess.Popen[str], way: Way, seconds: float) -> None:
     """Starve the client for the length of a run, or until it has ended; then let it go on."""
     os.setpriority(os.PRIO_PROCESS, client.pid, way.nice)
-    if rig.Alone.on:
-        rig.settle(client.pid, rig.cores()[0])
+    if rig.RealtimePriority.is_enabled:
+        rig.pin_process(client.pid, rig.client_and_server_cores()[0])
     hogs = [placed([sys.executable, "-c", HOG], way.hog_nice) for _ in range(way.hogs)]
     ends = time.monotonic() + seconds + 2
     try:
@@ -178,7 +178,7 @@ def drive(url: str, folder: str, way: Way, seconds: float) -> dict[str, Any]:
         "seed": "1",
         "warmup": "0",
     }
-    command = [sys.executable, str(rig.HERE / "ours.py"), "drive", json.dumps(arguments)]
+    command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
     spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
     with placed(command, 0) as client:
         try:
@@ -254,10 +254,10 @@ def of_family(way: Way, seed: int) -> dict[str, str]:
     tail of its requests, or the share of them that a slow replica answers.
     """
     one, draw = (
-        drawn.server(drawn.MEMBERS[seed % len(drawn.MEMBERS)], seed),
+        drawn.draw_server(drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)], seed),
         np.random.default_rng([seed, 11]),
     )
-    level = float(draw.choice(drawn.slowness(one, np.arange(0, 600.0), draw, steady=False)))
+    level = float(draw.choice(drawn.draw_slowness(one, np.arange(0, 600.0), draw, steady=False)))
     if one.member == "tails":
         return {
             "ttft": f"lognormal:{TTFT_MS}ms,{one.size:.2f}",
@@ -277,7 +277,7 @@ def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outco
     """Starve one run, and hold each family against the log."""
     with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
         log_file = f"{scratch}/sends"
-        with rig.endpoint(**latencies, log_events="all", log=log_file) as server:
+        with rig.serve_endpoint(**latencies, log_events="all", log=log_file) as server:
             found = drive(server.url, scratch, way, seconds)
         truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
         stored = store.read_run(Path(scratch))
@@ -332,7 +332,7 @@ class Row(NamedTuple):
 
 def cannot(way: Way) -> bool:
     """Whether it could not take the core from a client with real-time priority."""
-    return rig.Alone.on and bool(way.hogs or way.nice)
+    return rig.RealtimePriority.is_enabled and bool(way.hogs or way.nice)
 
 
 def rows(
@@ -393,11 +393,13 @@ def table(results: Sequence[Row]) -> str:
         ]
         for row in results
     ]
-    return rig.table(["family", "ways", "printed", "false VALID", "false INVALID", ""], lines)
+    return rig.format_table(
+        ["family", "ways", "printed", "false VALID", "false INVALID", ""], lines
+    )
 
 
 def main() -> None:
-    parser = rig.parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
     parser.add_argument(
@@ -405,11 +407,11 @@ def main() -> None:
     )
     parser.add_argument("--servers", type=int, default=1, help="that each way meets, with --family")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    flags = rig.given(parser, every=60, seconds=1.0)
-    servers = f" on {flags.servers} servers each" if flags.servers > 1 else ""
-    tried = sum(not cannot(way) for way in ways(flags.every))
-    print(f"{tried} ways{servers}, {flags.seconds:g} s at {RATE:g} requests/s each.\n")
-    print(table(rows(flags.every, flags.seconds, flags.verbose, flags.family, flags.servers)))
+    args = rig.parse_arguments(parser, every=60, seconds=1.0)
+    servers = f" on {args.servers} servers each" if args.servers > 1 else ""
+    tried = sum(not cannot(way) for way in ways(args.every))
+    print(f"{tried} ways{servers}, {args.seconds:g} s at {RATE:g} requests/s each.\n")
+    print(table(rows(args.every, args.seconds, args.verbose, args.family, args.servers)))
 
 
 if __name__ == "__main__":

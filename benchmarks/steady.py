@@ -30,64 +30,65 @@ from loadgen.sim.request_lengths import RequestSize
 BENCHMARK = "llama2-70b"
 
 
-def run(
+def run_from_empty(
     preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None
 ) -> dict[str, Any]:
-    """The figures of one run from empty, at full length."""
+    """Return the metrics of one full-length run that starts with an empty server."""
     test = rules.test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
-    data = mlperf_run.synthetic(test)
-    asked: Any = data.requests
-    inputs, outputs = asked.input_tokens.values, asked.output_tokens.values
-    workload = mlperf_run.workload(replace(test, samples=1), data, qps=rate)
+    dataset = mlperf_run.synthetic(test)
+    requests: Any = dataset.requests
+    inputs, outputs = requests.input_tokens.values, requests.output_tokens.values
+    workload = mlperf_run.workload(replace(test, samples=1), dataset, qps=rate)
     preset = load_preset(preset_name)
-    made, _ = virtual.simulate(
+    result, _ = virtual.simulate(
         build_schedule(workload, test.seeds.schedule),
         lambda number: RequestSize(inputs[number % len(inputs)], outputs[number % len(outputs)]),
         SimulatedSystem(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),
     )
-    rows = made.records[:]
+    rows = result.records[:]
     manifest = RunManifest(
         state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
     )
-    grows = summarize(manifest, rows).sustainable
+    sustainable = summarize(manifest, rows).sustainable
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
-    judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
+    outcome = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
     return {
-        "seen": rig.seen(),
+        "seen": rig.describe_tree_and_date(),
         "preset": preset_name,
         "scenario": scenario,
         "round": test.round,
         "rate_per_s": rate,
         "length_s": length_s,
-        "queries": judged.queries,
-        "valid": judged.valid,
-        "reasons": [reason.text for reason in judged.reasons],
-        "p99_ms": {check.metric: (check.value_ns or 0) / 1e6 for check in judged.checks},
-        "tokens_per_s_whole_run": judged.whole_tokens_per_s,
-        "tokens_per_s_loadgen_window": judged.completed_tokens_per_s,
-        "sustainable": msgspec.to_builtins(grows),
+        "queries": outcome.queries,
+        "valid": outcome.valid,
+        "reasons": [reason.text for reason in outcome.reasons],
+        "p99_ms": {check.metric: (check.value_ns or 0) / 1e6 for check in outcome.checks},
+        "tokens_per_s_whole_run": outcome.whole_tokens_per_s,
+        "tokens_per_s_loadgen_window": outcome.completed_tokens_per_s,
+        "sustainable": msgspec.to_builtins(sustainable),
     }
 
 
 def main() -> None:
-    flags = rig.parser(__doc__)
-    flags.add_argument("preset", nargs="?", default="gb300-rack")
-    flags.add_argument("scenario", nargs="?", default="server", choices=("server", "interactive"))
-    flags.add_argument("rate", type=float, nargs="*", default=[3515.0])
-    flags.add_argument("--length", type=float, default=1200.0, help="s")
-    flags.add_argument("--round", dest="round_name")
-    flags.add_argument(
+    """Print one JSON object for each rate, and append it to the file of `--into`."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("preset", nargs="?", default="gb300-rack")
+    parser.add_argument("scenario", nargs="?", default="server", choices=("server", "interactive"))
+    parser.add_argument("rate", type=float, nargs="*", default=[3515.0])
+    parser.add_argument("--length", type=float, default=1200.0, help="s")
+    parser.add_argument("--round", dest="round_name")
+    parser.add_argument(
         "--into", type=Path, help="a JSON file that keeps every run; those that are there stay"
     )
-    given = rig.given(flags, preset="gb300-vm", rate=[100.0], length=20.0)
-    for rate in given.rate:
-        found = run(given.preset, given.scenario, rate, given.length, given.round_name)
-        print(json.dumps(found, indent=1), flush=True)
-        if given.into:
-            kept = json.loads(given.into.read_text()) if given.into.is_file() else []
-            given.into.write_text(json.dumps([*kept, found], indent=1) + "\n")
+    args = rig.parse_arguments(parser, preset="gb300-vm", rate=[100.0], length=20.0)
+    for rate in args.rate:
+        result = run_from_empty(args.preset, args.scenario, rate, args.length, args.round_name)
+        print(json.dumps(result, indent=1), flush=True)
+        if args.into:
+            stored_runs = json.loads(args.into.read_text()) if args.into.is_file() else []
+            args.into.write_text(json.dumps([*stored_runs, result], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ RUN = (
 )  # today's, and before
 
 
-def code_lines(path: Path) -> int:
-    """How many lines of a file hold code."""
+def count_code_lines(path: Path) -> int:
+    """Return how many lines of a file hold code."""
     with path.open("rb") as file:
         lines = {
             line
@@ -53,106 +53,122 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def modules(root: Path) -> dict[str, Path]:
-    """Every module of the generator by its name."""
-    found = {}
+def find_modules(root: Path) -> dict[str, Path]:
+    """Return the path of each module of the generator by its dotted name."""
+    paths = {}
     for file in sorted((root / "loadgen").rglob("*.py")):
-        found[".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = (
+        paths[".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = (
             file
         )
-    return found
+    return paths
 
 
-def room(name: str) -> str:
+def package_of(name: str) -> str:
+    """Return the package of a module; of `core`, the package inside it."""
     parts = name.split(".")
     return "/".join(parts[1:3] if parts[1:2] == ["core"] else parts[1:2]) or "loadgen"
 
 
-def imported(name: str, files: dict[str, Path]) -> Iterator[str]:
-    """The modules of the generator that a module imports itself, also inside functions."""
+def list_imports(name: str, files: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules of the generator that a module imports, also inside functions."""
     package = name.split(".") if files[name].name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(files[name].read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            parent_parts = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parent_parts, *([node.module] if node.module else [])])
             for alias in node.names:
-                whole = f"{base}.{alias.name}"
+                imported_name = f"{base}.{alias.name}"
                 yield from (
-                    one
-                    for one in (whole if whole in files else base,)
-                    if one in files and one != name
+                    candidate
+                    for candidate in (imported_name if imported_name in files else base,)
+                    if candidate in files and candidate != name
                 )
 
 
-def needed(begin: tuple[str, ...], arrows: dict[str, set[str]]) -> set[str]:
-    """The modules that are reached from some, those themselves with them."""
-    found: set[str] = set()
-    todo = [name for name in begin if name in arrows]
+def reachable_modules(start_modules: tuple[str, ...], imports: dict[str, set[str]]) -> set[str]:
+    """Return the modules that are reached from some modules, those included."""
+    reached: set[str] = set()
+    todo = [name for name in start_modules if name in imports]
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo += arrows[name]
-    return found
+        if name not in reached:
+            reached.add(name)
+            todo += imports[name]
+    return reached
 
 
-def helps(root: Path) -> tuple[int, int, int]:
-    """Lines and options of `run --help`, with `--help-all` where there is one, and the commands of `--help`."""
+def measure_help(root: Path) -> tuple[int, int, int]:
+    """Return lines and options of `run --help`, and the number of commands of `--help`.
+
+    Options are those of `--help-all` if there is one.
+    """
     path = os.pathsep.join((str(root), str(root / "sdk")))
 
-    def asked(*words: str) -> str:
-        command = [sys.executable, "-m", "loadgen", *words]
+    def asked(*arguments: str) -> str:
+        """Return what a command of this checkout prints."""
+        command = [sys.executable, "-m", "loadgen", *arguments]
         environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "NO_COLOR": "1"}
         return subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=root, check=False
         ).stdout
 
-    short = asked("run", "--help")
-    whole = asked("run", "--help-all") or short
+    short_help = asked("run", "--help")
+    full_help = asked("run", "--help-all") or short_help
     options = {
         line.split()[0].rstrip(",")
-        for line in whole.splitlines()
+        for line in full_help.splitlines()
         if re.match("  -{1,2}[a-z]", line, re.I)
     }
     options -= {"-h", "--help-all"}  # of every command
-    listed = asked("--help").partition("Start:")[2]
-    commands = [line for line in listed.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
-    return len(short.splitlines()), len(options), len(commands)
+    command_section = asked("--help").partition("Start:")[2]
+    commands = [
+        line for line in command_section.splitlines() if line[:2] == "  " and line[2:3].isalpha()
+    ]
+    return len(short_help.splitlines()), len(options), len(commands)
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=rig.HERE.parent)
+    """Print lines, files and imports of each package, and the totals."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=rig.BENCHMARKS_DIR.parent)
     parser.add_argument("--rooms", type=int, help="the first so many; all of them count")
-    given = rig.given(parser, rooms=8)
-    root: Path = given.folder.resolve()
-    files = modules(root)
-    arrows = {name: set(imported(name, files)) for name in files}
-    lines = {name: code_lines(file) for name, file in files.items()}
+    args = rig.parse_arguments(parser, rooms=8)
+    root: Path = args.folder.resolve()
+    files = find_modules(root)
+    imports = {name: set(list_imports(name, files)) for name in files}
+    lines = {name: count_code_lines(file) for name, file in files.items()}
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for name, count in lines.items():
-        sizes[room(name)] += count
-        counts[room(name)] += 1
-    between = {(room(name), room(other)) for name, others in arrows.items() for other in others}
-    between = {(one, other) for one, other in between if one != other}
-    for name, count in sorted(sizes.items())[: given.rooms]:
-        out = sum(one == name for one, _ in between)
-        print(f"{count:7,} lines {counts[name]:4} files {out:4} arrows out  {name}")
-    sdk = sum(map(code_lines, (root / "sdk").rglob("*.py")))
+        sizes[package_of(name)] += count
+        counts[package_of(name)] += 1
+    package_imports = {
+        (package_of(name), package_of(imported_module))
+        for name, imported_modules in imports.items()
+        for imported_module in imported_modules
+    }
+    package_imports = {
+        (importing_package, imported_module)
+        for importing_package, imported_module in package_imports
+        if importing_package != imported_module
+    }
+    for name, count in sorted(sizes.items())[: args.rooms]:
+        outgoing = sum(importing_package == name for importing_package, _ in package_imports)
+        print(f"{count:7,} lines {counts[name]:4} files {outgoing:4} arrows out  {name}")
+    sdk = sum(map(count_code_lines, (root / "sdk").rglob("*.py")))
     core = sum(count for name, count in sizes.items() if name.startswith("core"))
-    begin = next((names for names in RUN if names[0] in files), RUN[0])
+    run_modules = next((names for names in RUN if names[0] in files), RUN[0])
     print(
         f"{sum(sizes.values()):7,} lines in {len(files)} files of the generator, {sdk:,} of the SDK"
     )
     print(f"{core:7,} lines of core")
     print(
-        f"{sum(lines[name] for name in needed(begin, arrows)):7,} lines that `run` with its text needs"
+        f"{sum(lines[name] for name in reachable_modules(run_modules, imports)):7,} lines that `run` with its text needs"
     )
-    print(f"{len(sizes):7} rooms, {len(between)} arrows between them")
-    short, options, commands = helps(root)
+    print(f"{len(sizes):7} rooms, {len(package_imports)} arrows between them")
+    short, options, commands = measure_help(root)
     print(f"{short:7} lines of `run --help`, {options} options of `run`, {commands} commands")
 
 

@@ -174,12 +174,14 @@ def slowness(
         case "bimodal":
             return np.where(draw.random(n) < 0.2, 2.0, 1.0)
         case "levels400":
-            return np.array([0.85, 1.0, 1.25])[drawn.stays(due, 400.0, 3, draw)]
+            return np.array([0.85, 1.0, 1.25])[drawn.draw_level_indices(due, 400.0, 3, draw)]
         case "replica90":
-            high = drawn.wandering(due, 90.0, draw) > 0.5
-            return drawn.slow_replica(high, drawn.Drawn("replicas", 90.0, 0.8, 4, 0.31), draw)
-    if kind in drawn.MEMBERS:
-        return drawn.slowness(drawn.server(kind, number), due, draw, steady=steady)
+            high = drawn.draw_wandering_load(due, 90.0, draw) > 0.5
+            return drawn.slow_replica_factors(
+                high, drawn.DrawnServer("replicas", 90.0, 0.8, 4, 0.31), draw
+            )
+    if kind in drawn.FAMILY_MEMBERS:
+        return drawn.draw_slowness(drawn.draw_server(kind, number), due, draw, steady=steady)
     return np.ones(n)
 
 
@@ -193,7 +195,7 @@ def rows(
     number: int = 0,
 ) -> NDArray[np.void]:
     """One run of a kind of server. `number`: of the server, of a member of the family."""
-    draw = np.random.default_rng([seed, (*KINDS, *drawn.MEMBERS).index(kind)])
+    draw = np.random.default_rng([seed, (*KINDS, *drawn.FAMILY_MEMBERS).index(kind)])
     due = np.cumsum(draw.exponential(1 / RATE, int(length_s * RATE * 1.2) + 50))
     due = due[due < length_s]
     n = len(due)
@@ -477,11 +479,11 @@ def capacities(
     member: str, number: int, draw: np.random.Generator, length_s: float = 600.0
 ) -> Iterator[float]:
     """What a server of the family bears in one trial after the other, over what it bears on average."""
-    one = drawn.server(member, number)
-    path = drawn.slowness(one, np.arange(0, 60 * length_s, 1.0), draw, steady=False)
+    one = drawn.draw_server(member, number)
+    path = drawn.draw_slowness(one, np.arange(0, 60 * length_s, 1.0), draw, steady=False)
     long = np.arange(0, FAMILY_TRUTH_S, 1.0)
     average = float(
-        np.mean(1 / drawn.slowness(one, long, np.random.default_rng([number, 5]), steady=True))
+        np.mean(1 / drawn.draw_slowness(one, long, np.random.default_rng([number, 5]), steady=True))
     )
     for trial in np.split(path, 60):
         yield float(np.mean(1 / trial)) / average
@@ -574,8 +576,8 @@ def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float
     for replica in range(2 * REPLICAS):
         number = rack * 2 * REPLICAS + replica
         draw = np.random.default_rng([number, 11])
-        values = drawn.slowness(
-            drawn.server(member, number), due, draw, steady=False
+        values = drawn.draw_slowness(
+            drawn.draw_server(member, number), due, draw, steady=False
         ) * draw.lognormal(0, 0.05, len(due))
         half = values[len(values) // 2 :]
         series.append(
@@ -637,9 +639,9 @@ def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np
     """Rows of a load on 20 places of a server of the family, that takes as much as `load` of them on average."""
     draw = np.random.default_rng([number, 13, round(length_s), round(100 * load)])
     due = np.sort(draw.random(draw.poisson(RATE * 4 * length_s))) * length_s
-    slow = drawn.slowness(drawn.server(member, number), due, draw, steady=False) * draw.lognormal(
-        0, 0.5, len(due)
-    )
+    slow = drawn.draw_slowness(
+        drawn.draw_server(member, number), due, draw, steady=False
+    ) * draw.lognormal(0, 0.5, len(due))
     takes = slow / slow.mean() * load * PLACES / (RATE * 4)
     free = [0.0] * PLACES
     made = blank(len(due))
@@ -692,48 +694,48 @@ def starved_rows(every: int) -> Iterator[bool]:
 
 
 def main() -> int:
-    flags = rig.parser(__doc__)
-    flags.add_argument("--seeds", type=int, default=200)
-    flags.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument(
         "--members", type=int, default=100, help="measurements of each member of the family"
     )
-    flags.add_argument("--searches", type=int, default=100)
-    flags.add_argument("--every", type=int, default=1, help="every nth way to starve only")
-    flags.add_argument("--first", type=int, default=1, help="the first seed of the validations")
-    flags.add_argument(
+    parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--every", type=int, default=1, help="every nth way to starve only")
+    parser.add_argument("--first", type=int, default=1, help="the first seed of the validations")
+    parser.add_argument(
         "--only", default="validate,family,extend,compare,search,sustained,short,starved"
     )
-    flags.add_argument("--kinds", default=",".join(KINDS))
-    given = rig.given(
-        flags,
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    args = rig.parse_arguments(
+        parser,
         seeds=2,
         members=1,
         searches=2,
         kinds="cold",
         only="validate,family,extend,compare,search,sustained,short",
     )
-    seeds = given.seeds
-    kinds, parts = given.kinds.split(","), given.only.split(",")
+    seeds = args.seeds
+    kinds, parts = args.kinds.split(","), args.only.split(",")
     good = True
-    members = [kind for kind in kinds if kind in drawn.MEMBERS] or [*drawn.MEMBERS]
+    members = [kind for kind in kinds if kind in drawn.FAMILY_MEMBERS] or [*drawn.FAMILY_MEMBERS]
     kinds = [kind for kind in kinds if kind not in members]
     if "validate" in parts:
-        good &= all([*validate_rows(kinds, range(given.first, given.first + seeds))])
+        good &= all([*validate_rows(kinds, range(args.first, args.first + seeds))])
     if "family" in parts:
-        good &= all([*family_rows(members, range(given.first, given.first + given.members))])
+        good &= all([*family_rows(members, range(args.first, args.first + args.members))])
     if "extend" in parts:
-        good &= all([*extend_rows(kinds, range(given.first, given.first + seeds))])
+        good &= all([*extend_rows(kinds, range(args.first, args.first + seeds))])
     if "compare" in parts:
         good &= all([*compare_rows(kinds, members, seeds)])
     if "search" in parts:
-        good &= all([*search_rows(members, range(1, 1 + given.searches))])
+        good &= all([*search_rows(members, range(1, 1 + args.searches))])
     if "sustained" in parts:
         good &= all([*sustained_rows(seeds), *sustained_of_family(members, seeds)])
     if "short" in parts:
-        good &= all([*too_short_rows(members, max(given.members // 2, 1))])
+        good &= all([*too_short_rows(members, max(args.members // 2, 1))])
     if "starved" in parts:
-        good &= all([*starved_rows(given.every)])
-    return 0 if good or given.smoke else 1
+        good &= all([*starved_rows(args.every)])
+    return 0 if good or args.smoke else 1
 
 
 if __name__ == "__main__":

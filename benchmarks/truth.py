@@ -128,9 +128,11 @@ def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], T
         requests = {"input_tokens": 20, "output_tokens": TOKENS}
         load = {"requests": requests, "request_rate": rate / TOKENS, "duration": seconds}
         file = f"{scratch}/sends"
-        with rig.endpoint(**options, log=file) as server:
+        with rig.serve_endpoint(**options, log=file) as server:
             arguments = {"url": server.url, "folder": scratch, **load}
-            found = rig.watched(server.url, lambda: rig.contend("ours.py", "drive", arguments))
+            found = rig.measure_with_server(
+                server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
+            )
         log = parse_log(Path(file).read_bytes())
         rows = store.read_run(Path(scratch)).rows
     seen = truth(rows, log, found["run_id"], found["start_ns"])
@@ -155,28 +157,28 @@ def judge(rate: float, seen: Truth) -> list[str]:
     if rate == 10_000:
         lines.append(("median stamp error, ms", seen.stamp_error_p50_ms, STAMP_MS, True))
     return [
-        f"{what} {value:.4g}: {rig.verdict(value, limit, most=most)}"
+        f"{what} {value:.4g}: {rig.describe_limit(value, limit, most=most)}"
         for what, value, limit, most in lines
     ]
 
 
 def main() -> None:
-    parser = rig.parser(__doc__, alone=True)
+    parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--rates", default="10000,25000", help="events/s")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of each; of fewer, p99 rests on too little"
     )
-    flags = rig.given(parser, rates="2000", seconds=1.0)
+    args = rig.parse_arguments(parser, rates="2000", seconds=1.0)
     print(
-        f"{flags.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core"
+        f"{args.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core"
     )
     print(
         "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
     )
     rows, ends = [], []
     for lockstep in (False, True):
-        for rate in map(float, flags.rates.split(",")):
-            found, seen = once(rate, flags.seconds, lockstep)
+        for rate in map(float, args.rates.split(",")):
+            found, seen = once(rate, args.seconds, lockstep)
             name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
             tpot = "-" if seen.tpot_p50_error_share is None else f"{seen.tpot_p50_error_share:+.3%}"
             rows.append(
@@ -192,7 +194,7 @@ def main() -> None:
                     f"{found['cpu_s'] / found['wall_s']:.0%}",
                     f"{found['server_share']:.0%}",
                     f"{found['reads_per_event']:.2f}",
-                    rig.remarks(found),
+                    rig.describe_caveats(found),
                 ]
             )
             ends += [f"- {name}: {line}" for line in judge(rate, seen)]
@@ -210,7 +212,7 @@ def main() -> None:
         "client CPU",
         "server CPU",
     ]
-    print(rig.table([*columns, "reads/event", "remarks"], rows))
+    print(rig.format_table([*columns, "reads/event", "remarks"], rows))
     print()
     print("\n".join(ends))
 

@@ -235,7 +235,7 @@ def sides(
     if row.beside is not None and shutil.which(row.beside[1][0]) and not smoke:
         found[row.beside[0]] = [fill(word) for word in row.beside[1]], None
     if beside is not None:
-        found[rig.tree(beside)] = [*LOADGEN, *words], beside
+        found[rig.describe_commit(beside)] = [*LOADGEN, *words], beside
     found[OURS] = [*LOADGEN, *words], None
     return found
 
@@ -245,7 +245,7 @@ def measured(row: Row, url: str, flags: argparse.Namespace) -> list[list[str]]:
     costs: dict[str, list[Cost | None]] = {}
     with tempfile.TemporaryDirectory(prefix="loadgen-waits-") as scratch:
         here = Path(scratch)
-        known = {"{url}": url, "{here}": scratch, "{root}": str(rig.HERE.parent)}
+        known = {"{url}": url, "{here}": scratch, "{root}": str(rig.BENCHMARKS_DIR.parent)}
         known["{long}"] = "2s" if flags.smoke else "10m"
 
         def fill(word: str) -> str:
@@ -282,7 +282,7 @@ def _line(
     times = (
         ""
         if first is found or len(against) < len(cpu)
-        else f"{rig.ratio([c.cpu_s for c in whole], against):.2f}"
+        else f"{rig.median_ratio([c.cpu_s for c in whole], against):.2f}"
     )
     wanted = (
         f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "") if row.what else ""
@@ -293,24 +293,26 @@ def _line(
 
 
 def main() -> None:
-    parser = rig.parser(__doc__)
+    parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--only", action="append", choices=ROWS, help="one of the waits; repeatable"
     )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
-    flags = rig.given(parser, rounds=1)
-    flags.beside = None if flags.beside is None else flags.beside.resolve()
-    chosen = [row for name, row in ROWS.items() if not flags.only or name in flags.only]
+    args = rig.parse_arguments(parser, rounds=1)
+    args.beside = None if args.beside is None else args.beside.resolve()
+    chosen = [row for name, row in ROWS.items() if not args.only or name in args.only]
     needed = any(
         "{url}" in word for row in chosen for words in (row.words, *row.before) for word in words
     )
-    with rig.endpoint(**ENDPOINT) if needed else contextlib.nullcontext() as server:
+    with rig.serve_endpoint(**ENDPOINT) if needed else contextlib.nullcontext() as server:
         lines = [
-            line for row in chosen for line in measured(row, server.url if server else "", flags)
+            line for row in chosen for line in measured(row, server.url if server else "", args)
         ]
     print(
-        rig.table(["wait", "by", "CPU-s", "times the first", "peak MB", "wall s", "wanted"], lines)
+        rig.format_table(
+            ["wait", "by", "CPU-s", "times the first", "peak MB", "wall s", "wanted"], lines
+        )
     )
 
 

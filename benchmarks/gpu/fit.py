@@ -86,7 +86,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def tpot_ms(folder: Path) -> float:
     """TPOT p50 of a run. Ends the script where it was withheld, as on a busy host: nothing can be fitted to that."""
     found: float | None = (summary(folder)["tpot_ms"] or {}).get("p50")
-    return found or rig.lacking(
+    return found or rig.skip_script(
         f"TPOT of {folder.name} was withheld: measure again on a quiet host"
     )
 
@@ -229,23 +229,23 @@ def rehearsed(out: Path) -> None:
 
 
 def main() -> None:
-    options = rig.parser(__doc__)
-    options.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
-    options.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
+    parser.add_argument(
         "--lanes", type=int, default=16, help="sequences that the engine decodes at once"
     )
-    options.add_argument(
+    parser.add_argument(
         "--bandwidth", type=float, default=3.35, help="of the memory, TB/s, by the data sheet"
     )
-    options.add_argument("--peak", type=float, default=1979.0, help="TFLOP/s, by the data sheet")
-    given = rig.given(options, lanes=2)
-    if given.out is None and not given.smoke:
-        options.error("OUT: the folder that rehearse.py left")
+    parser.add_argument("--peak", type=float, default=1979.0, help="TFLOP/s, by the data sheet")
+    args = rig.parse_arguments(parser, lanes=2)
+    if args.out is None and not args.smoke:
+        parser.error("OUT: the folder that rehearse.py left")
     with tempfile.TemporaryDirectory() as scratch:
-        out: Path = (given.out or Path(scratch) / "out").absolute()
-        if given.smoke and not out.exists():
+        out: Path = (args.out or Path(scratch) / "out").absolute()
+        if args.smoke and not out.exists():
             rehearsed(out)
-        values, seen = facts(out, given), alone(out / FITTED)
+        values, seen = facts(out, args), alone(out / FITTED)
         there = [load for load in (FITTED, *LOADS) if (out / load / "summary.json").exists()]
         write(out, values, seen, FITTED, None)
         tables = [
@@ -258,7 +258,7 @@ def main() -> None:
         page = [
             "# The model held against loads that it was not fitted on",
             "",
-            f"`benchmarks/gpu/fit.py` ({rig.seen()}).",
+            f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
         ]
         page += [
             f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"
@@ -267,8 +267,8 @@ def main() -> None:
         for load, rows in zip((FITTED, FULL), tables, strict=True):
             tpot = tpot_ms(out / load)
             page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
-            page += [rig.table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
-        if not given.smoke or given.out:
+            page += [rig.format_table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
+        if not args.smoke or args.out:
             (out / "fit.md").write_text("\n".join(page))
     print("\n".join(page))
 

@@ -63,7 +63,7 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     parts = [
         "# A rehearsal of an hour with a GPU",
         "",
-        f"`benchmarks/gpu/rehearse.py` ({rig.seen()}). {label}",
+        f"`benchmarks/gpu/rehearse.py` ({rig.describe_tree_and_date()}). {label}",
         "",
     ]
     host = f"{look.get('cores')} cores, {look.get('memory_mib', 0):,} MiB"
@@ -112,7 +112,7 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
                 "VALID" if found["valid"] else "INVALID",
             ]
         )
-    parts += [rig.table(columns, rows), ""]
+    parts += [rig.format_table(columns, rows), ""]
     for name, found in steps.items():
         if found and found.get("reasons"):
             parts.append(f"- {name}: {'; '.join(found['reasons'])}")

@@ -418,46 +418,46 @@ def go(session: Session, given: argparse.Namespace, begun: float) -> None:
 
 def main() -> None:
     begun = time.monotonic()
-    options = rig.parser(__doc__)
-    options.add_argument("out", nargs="?", type=Path, help="a folder for all of it")
-    options.add_argument("--seconds", type=float, default=60.0, help="length of a load")
-    options.add_argument("--minutes", type=float, default=9.5, help="of this invocation, at most")
-    options.add_argument(
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("out", nargs="?", type=Path, help="a folder for all of it")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of a load")
+    parser.add_argument("--minutes", type=float, default=9.5, help="of this invocation, at most")
+    parser.add_argument(
         "--lanes", type=int, default=16, help="of the closed loops, and llama.cpp's slots"
     )
-    options.add_argument(
+    parser.add_argument(
         "--output-tokens", type=int, help="of an answer; the profiles' own without it"
     )
-    options.add_argument(
+    parser.add_argument(
         "--energy", action="append", help="of `loadgen run`: DCGM's page beside NVML, repeatable"
     )
-    options.add_argument(
+    parser.add_argument(
         "--engine", choices=engines.BY_NAME, default="", help="not the best, but this one"
     )
-    options.add_argument(
+    parser.add_argument(
         "--shape", choices=weights.SHAPES, help="not the largest that fits, but this one"
     )
-    options.add_argument(
+    parser.add_argument(
         "--model", type=Path, help="where the weights are made; a folder beside OUT without it"
     )
-    options.add_argument(
+    parser.add_argument(
         "--llama-archive", type=Path, help="llama.cpp's source, brought along: .tar.gz"
     )
-    options.add_argument(
+    parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
     )
-    given = rig.given(options, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
-    if given.out is None and not given.smoke:
-        options.error("OUT: where to?")
+    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
+    if args.out is None and not args.smoke:
+        parser.error("OUT: where to?")
     with tempfile.TemporaryDirectory() as scratch:
-        given.out = (given.out or Path(scratch) / "out").absolute()
-        given.model = (given.model or given.out.with_name(f"{given.out.name}-model")).absolute()
-        session = Session(given)
+        args.out = (args.out or Path(scratch) / "out").absolute()
+        args.model = (args.model or args.out.with_name(f"{args.out.name}-model")).absolute()
+        session = Session(args)
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(UNFINISHED)
         )  # the engine does not outlive this process
         if steps_left(session):
-            go(session, given, begun)
+            go(session, args, begun)
         left = [step.name for step in steps_left(session)]
         names = ("look", "engine", *(step.name for step in session.steps))
         text = page.page({name: session.kept(name) for name in names})
