@@ -45,7 +45,7 @@ import rig
 from loadgen.core.stats.students_t import t_quantile
 from loadgen.core.units import seconds
 
-NUMBER = r"~?([\d,.]+)"  # ~: rests on too few samples, and is said so in every place
+NUMBER_PATTERN = r"~?([\d,.]+)"  # ~: rests on too few samples, and is said so in every place
 PRICES = """currency: USD
 rented:
   - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none, as_of: 2026-11,
@@ -54,8 +54,8 @@ rented:
 GPUS = ("--gpus", "4", "--shape", "gb300-vm")
 USERS = 20_000
 REPEATS = 8
-LEVEL = 0.99  # of the interval of one run more
-BRACKET = 1.06  # levels of a sweep about a capacity
+CONFIDENCE = 0.99  # of the interval of one run more
+LEVEL_FACTOR = 1.06  # levels of a sweep about a capacity
 STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)  # of them, from below to above
 REAL_STEPS = (
     -12,
@@ -82,40 +82,46 @@ CLASSES = {  # of a mix: limits of TTFT and TPOT at p95, as its file has them
     "agentic": ("2s", "200ms"),
 }
 MIX = "mixed"  # a rate is of starts, some of which are tasks
-LONGER = {  # probes that last longer than its requests
+TRIAL_LENGTH_FACTORS = {  # probes that last longer than its requests
     "rag": 5,
     "summarization": 2,
     "agentic": 5,
     "rag-pipeline": 5,
     "mixed": 5,
 }
-CHAINED = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
-EMPTY = "it began with an empty server"
-CLOSED = "closed loop"
-WITHHELD = "withheld: the client was too busy"
+TASK_WORKLOADS = ("agentic", "rag-pipeline")  # a rate is of tasks, so several requests each
+FROM_EMPTY = "it began with an empty server"
+CLOSED_LOOP = "closed loop"
+NOT_REPORTED = "withheld: the client was too busy"
 
 
-class Paragraph(NamedTuple):
-    """What a place says of a name. `low`, `high`: its interval, if it is not exact. `mark`: why it differs."""
+class Statement(NamedTuple):
+    """A value that a place prints under a name.
+
+    `low` and `high` are its interval if it is not exact; `mark` says why it may differ.
+    """
 
     name: str
-    place: str
+    source: str
     value: float
     low: float | None = None
     high: float | None = None
     mark: str = ""
 
 
-class Pair(NamedTuple):
-    """A place held against the reference of its name."""
+class ComparedPair(NamedTuple):
+    """A statement compared with the reference of its name."""
 
-    reference: Paragraph
-    said: Paragraph
-    word: str
+    reference: Statement
+    statement: Statement
+    outcome: str
 
 
 class Case(NamedTuple):
-    """What one workload is asked with. `load`: the flags of every command; `folder`: where its results go."""
+    """How one workload is measured.
+
+    `target` and `slo` are options of every command, `folder` is where results go.
+    """
 
     workload: str
     target: tuple[str, ...]
@@ -127,7 +133,8 @@ class Case(NamedTuple):
     repeats: int = REPEATS
     smallest: bool = False  # each way once, and short
 
-    def search(self, name: str, *more: str) -> list[str]:
+    def search_command(self, name: str, *options: str) -> list[str]:
+        """Return the arguments of a search."""
         length = f"{self.length_s:g}s"
         flags = (
             "-d",
@@ -140,16 +147,18 @@ class Case(NamedTuple):
             "-o",
             name,
         )
-        return ["search", self.workload, *self.target, *self.slo, *flags, *more]
+        return ["search", self.workload, *self.target, *self.slo, *flags, *options]
 
-    def run(self, name: str, *more: str, lengths: float = 2) -> list[str]:
+    def run_command_line(self, name: str, *options: str, lengths: float = 2) -> list[str]:
+        """Return the arguments of a run of so many trial lengths."""
         length = f"{lengths * self.length_s:g}s"
-        return ["run", self.workload, *self.target, *self.slo, "-d", length, "-o", name, *more]
+        return ["run", self.workload, *self.target, *self.slo, "-d", length, "-o", name, *options]
 
 
-def started(case: Case, *words: str) -> subprocess.Popen[str]:
+def start_command(case: Case, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command of loadgen."""
     return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *words],
+        [sys.executable, "-m", "loadgen", *arguments],
         cwd=case.folder,
         text=True,
         stdout=subprocess.PIPE,
@@ -157,220 +166,269 @@ def started(case: Case, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
-    """What a command prints. Exits where the command cannot be used at all."""
-    return ended(started(case, *words), codes)
+def run_command(case: Case, *arguments: str, codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
+    """Return what a command prints; exit if the command cannot be used at all."""
+    return wait_for_command(start_command(case, *arguments), codes)
 
 
-def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
-    """What a command has printed when it is over. Exits where it could not be used at all."""
-    out, err = running.communicate()
+def wait_for_command(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
+    """Wait for a command and return what it printed; exit if it could not be used at all."""
+    output, errors = running.communicate()
     if running.returncode not in codes:
-        sys.exit(f"{running.args!r}: exit {running.returncode}\n{err[-2000:]}")
-    return out
+        sys.exit(f"{running.args!r}: exit {running.returncode}\n{errors[-2000:]}")
+    return output
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
+    """Parse a number with thousands separators."""
     return float(text.replace(",", ""))
 
 
-def in_text(name: str, place: str, pattern: str, text: str) -> Paragraph:
-    """The figure that a page or text prints, with the reach of its last digit as its interval. NaN: not found there."""
-    found = re.search(pattern, text, re.MULTILINE)
-    if found is None:
-        return Paragraph(name, place, math.nan)
-    printed = found[1].rstrip(".,")
-    value = number(printed)
+def find_in_text(name: str, source: str, pattern: str, text: str) -> Statement:
+    """Return the value that a page or text prints; its interval is the reach of the last digit.
+
+    The value is NaN if the pattern is not found.
+    """
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        return Statement(name, source, math.nan)
+    printed = match[1].rstrip(".,")
+    value = parse_number(printed)
     decimals = len(printed.partition(".")[2])
     digits = len(printed.replace(",", "").replace(".", "").lstrip("0"))
-    last = 10.0**-decimals
+    last_digit = 10.0**-decimals
     if (
         not decimals and digits > 3 and printed.endswith("0")
     ):  # thousands are rounded to some digits
-        last = 10.0 ** (len(printed) - len(printed.rstrip("0,")))
-    return Paragraph(name, place, value, value - 0.5001 * last, value + 0.5001 * last)
+        last_digit = 10.0 ** (len(printed) - len(printed.rstrip("0,")))
+    return Statement(name, source, value, value - 0.5001 * last_digit, value + 0.5001 * last_digit)
 
 
-def plain(page: str) -> str:
-    """The words of a page, a line each."""
+def page_text(page: str) -> str:
+    """Return the text of a page, one piece per line."""
     bare = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.DOTALL)
     return re.sub(r"\s*\n\s*", "\n", html.unescape(re.sub(r"<[^>]+>", "\n", bare)))
 
 
-def held(pairs_of: Iterable[Paragraph]) -> Iterator[Pair]:
-    """Each place against the first that says a name."""
-    references: dict[str, Paragraph] = {}
-    for found in pairs_of:
-        said = found
-        if found.value is None:  # so no place says one
-            said = found._replace(value=math.nan, mark=found.mark or WITHHELD)
-        reference = references.setdefault(said.name, said)
-        if reference is not said:
-            yield Pair(reference, said, word(reference, said))
+def compare_statements(statements: Iterable[Statement]) -> Iterator[ComparedPair]:
+    """Compare each statement with the first one of its name."""
+    references: dict[str, Statement] = {}
+    for raw_statement in statements:
+        statement = raw_statement
+        if raw_statement.value is None:  # so no place says one
+            statement = raw_statement._replace(
+                value=math.nan, mark=raw_statement.mark or NOT_REPORTED
+            )
+        reference = references.setdefault(statement.name, statement)
+        if reference is not statement:
+            yield ComparedPair(reference, statement, compare_pair(reference, statement))
 
 
-def word(reference: Paragraph, said: Paragraph) -> str:
-    if math.isnan(reference.value) and math.isnan(said.value):
+def compare_pair(reference: Statement, statement: Statement) -> str:
+    """Return "equal", "within", "marked" or "DISAGREES" for two statements."""
+    if math.isnan(reference.value) and math.isnan(statement.value):
         return "equal"
-    if math.isclose(reference.value, said.value, rel_tol=1e-9):
+    if math.isclose(reference.value, statement.value, rel_tol=1e-9):
         return "equal"
-    ends = [
-        (one.value if end is None else end)
-        for one in (reference, said)
-        for end in (one.low, one.high)
+    bounds = [
+        (side.value if end is None else end)
+        for side in (reference, statement)
+        for end in (side.low, side.high)
     ]
-    if not math.isnan(said.value) and ends[0] <= ends[3] and ends[2] <= ends[1]:
-        printed = reference.low is None and ends[2] <= reference.value <= ends[3]
-        return "equal" if printed else "within"
-    return "marked" if said.mark else "DISAGREES"
+    if not math.isnan(statement.value) and bounds[0] <= bounds[3] and bounds[2] <= bounds[1]:
+        is_printed = reference.low is None and bounds[2] <= reference.value <= bounds[3]
+        return "equal" if is_printed else "within"
+    return "marked" if statement.mark else "DISAGREES"
 
 
 # -- one result, every place -------------------------------------------------------------------------------------------
 
 
-def of_run(case: Case, name: str) -> Iterator[Paragraph]:
-    """What each place says of a run."""
-    text = told(case, "report", name, "--html", f"{name}.html")
-    summary = json.loads(told(case, "report", name, "--json"))
-    for figure in ("tokens/s", "goodput", "completed"):
-        yield Paragraph(figure, f"{name}: JSON", FIGURES[figure](summary))
+def read_run_statements(case: Case, name: str) -> Iterator[Statement]:
+    """Yield what each place says of a run."""
+    text = run_command(case, "report", name, "--html", f"{name}.html")
+    summary = json.loads(run_command(case, "report", name, "--json"))
+    for name_of_metric in ("tokens/s", "goodput", "completed"):
+        yield Statement(name_of_metric, f"{name}: JSON", METRICS[name_of_metric](summary))
     for metric in ("ttft", "tpot"):
-        yield Paragraph(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
-    yield in_text("tokens/s", f"{name}: text", rf"{NUMBER}/s output", text)
-    yield in_text(
+        yield Statement(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
+    yield find_in_text("tokens/s", f"{name}: text", rf"{NUMBER_PATTERN}/s output", text)
+    yield find_in_text(
         "goodput",
         f"{name}: text",
-        rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER}/s",
+        rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER_PATTERN}/s",
         text,
     )
-    yield in_text("completed", f"{name}: text", rf"completed\s+{NUMBER}/s", text)
-    page = plain((case.folder / f"{name}.html").read_text("utf-8"))
-    yield in_text("tokens/s", f"{name}: page", rf"^Output tokens\n{NUMBER}", page)
-    yield in_text("goodput", f"{name}: page", rf"goodput {NUMBER}/s", page)
-    yield in_text("completed", f"{name}: page", rf"^Completed\n{NUMBER}", page)
+    yield find_in_text("completed", f"{name}: text", rf"completed\s+{NUMBER_PATTERN}/s", text)
+    page = page_text((case.folder / f"{name}.html").read_text("utf-8"))
+    yield find_in_text("tokens/s", f"{name}: page", rf"^Output tokens\n{NUMBER_PATTERN}", page)
+    yield find_in_text("goodput", f"{name}: page", rf"goodput {NUMBER_PATTERN}/s", page)
+    yield find_in_text("completed", f"{name}: page", rf"^Completed\n{NUMBER_PATTERN}", page)
     junit = (case.folder / f"{name}.xml").read_text("utf-8")
     for metric in ("ttft", "tpot"):
-        row = rf"^{metric.upper()}" + r" +[\d,.~]+" * 4 + rf" +{NUMBER}"
-        yield in_text(f"{metric} p99", f"{name}: text", row, text)
-        yield in_text(f"{metric} p99", f"{name}: page", rf"^{metric.upper()} p99\n{NUMBER}", page)
+        row = rf"^{metric.upper()}" + r" +[\d,.~]+" * 4 + rf" +{NUMBER_PATTERN}"
+        yield find_in_text(f"{metric} p99", f"{name}: text", row, text)
+        yield find_in_text(
+            f"{metric} p99", f"{name}: page", rf"^{metric.upper()} p99\n{NUMBER_PATTERN}", page
+        )
         if case.workload != MIX:
-            yield in_text(
+            yield find_in_text(
                 f"{metric} p99",
                 f"{name}: JUnit",
-                rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER} ms',
+                rf'{metric.upper()} p99 .*\n.*?[>"]{NUMBER_PATTERN} ms',
                 junit,
             )
-    for one in summary["classes"] or ():
+    for class_summary in summary["classes"] or ():
         for metric in ("ttft", "tpot"):
-            figure, said = (
-                f"{metric} p95 of {one['name']}",
-                rf"{one['name']}:? {metric.upper()} p95",
+            name_of_metric, label = (
+                f"{metric} p95 of {class_summary['name']}",
+                rf"{class_summary['name']}:? {metric.upper()} p95",
             )
-            yield Paragraph(figure, f"{name}: JSON", one[f"{metric}_ms"]["p95"])
-            yield in_text(figure, f"{name}: text", rf"^{said} at most \S+ m?s +{NUMBER} ms", text)
-            yield in_text(figure, f"{name}: JUnit", rf'{said} .*\n.*?[>"]{NUMBER} ms', junit)
-    (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
-    rates = offer["rates_per_s"]
-    yield Paragraph("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
-    yield Paragraph("goodput", f"{name}: cost", float(rates["good_request"]))
-    yield Paragraph("completed", f"{name}: cost", float(rates["request"]))
+            yield Statement(name_of_metric, f"{name}: JSON", class_summary[f"{metric}_ms"]["p95"])
+            yield find_in_text(
+                name_of_metric,
+                f"{name}: text",
+                rf"^{label} at most \S+ m?s +{NUMBER_PATTERN} ms",
+                text,
+            )
+            yield find_in_text(
+                name_of_metric, f"{name}: JUnit", rf'{label} .*\n.*?[>"]{NUMBER_PATTERN} ms', junit
+            )
+    (price_offer,) = json.loads(
+        run_command(case, "cost", name, "--prices", "prices.yaml", "--json")
+    )["offers"]
+    rates = price_offer["rates_per_s"]
+    yield Statement("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
+    yield Statement("goodput", f"{name}: cost", float(rates["good_request"]))
+    yield Statement("completed", f"{name}: cost", float(rates["request"]))
 
 
-def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterator[Paragraph]:
-    """What each place says of a search. `shown`: the rows of `ui`."""
+def read_search_statements(
+    case: Case, name: str, ui_rows: dict[str, dict[str, str]]
+) -> Iterator[Statement]:
+    """Yield what each place says of a search. `shown` holds the rows of the UI."""
     unit = r"(?: requests| conversations| tasks| starts)?/s"
-    text = told(case, "report", name, "--html", f"{name}.html")
+    text = run_command(case, "report", name, "--html", f"{name}.html")
     capacity = json.loads((case.folder / name / "capacity.json").read_bytes())
     rate, evidence = capacity["rate_per_s"], capacity["evidence"]
     summary = json.loads((case.folder / name / evidence / "summary.json").read_bytes())
-    found = json.loads((case.folder / name / "search.json").read_bytes())["told"]
-    (trial,) = [one["figures"] for one in found if one["folder"] == evidence]
-    yield Paragraph("capacity", "search: capacity.json", rate)
-    yield Paragraph("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
-    yield Paragraph("goodput", "search: its run", summary["goodput"]["steady_rps"])
+    trials = json.loads((case.folder / name / "search.json").read_bytes())["told"]
+    (trial,) = [difference["figures"] for difference in trials if difference["folder"] == evidence]
+    yield Statement("capacity", "search: capacity.json", rate)
+    yield Statement("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
+    yield Statement("goodput", "search: its run", summary["goodput"]["steady_rps"])
     for metric in ("ttft", "tpot"):
-        yield Paragraph(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
-        yield Paragraph(f"{metric} p99", "search: search.json", trial[f"{metric}_p99_ms"])
-    yield Paragraph("tokens/s", "search: search.json", trial["output_tokens_per_s"])
-    yield Paragraph("goodput", "search: search.json", trial["goodput_rps"])
-    yield in_text("capacity", "search: text", rf"^Capacity +{NUMBER}{unit}", text)
-    page = plain((case.folder / f"{name}.html").read_text("utf-8"))
-    yield in_text("capacity", "search: page", rf"^Capacity\n{NUMBER}\n", page)
-    yield in_text("capacity", "search: page, its sentence", rf"by search: {NUMBER}{unit}", page)
-    yield in_text("tokens/s", "search: page", rf"^Output tokens\n{NUMBER}\n", page)
-    row = shown[name]
-    yield in_text("capacity", "search: ui", rf"{NUMBER}{unit}", row["outcome"])
-    yield in_text("tokens/s", "search: ui", f"^{NUMBER}", row["tokens/s"])
-    yield in_text("ttft p99", "search: ui", f"^{NUMBER}", row["TTFT p99"])
-    yield in_text("tpot p99", "search: ui", f"^{NUMBER}", row["TPOT p99"])
-    side = json.loads(told(case, "compare", name, "r1", "--json"))["comparison"]
-    yield in_text(
-        "capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"])
+        yield Statement(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
+        yield Statement(f"{metric} p99", "search: search.json", trial[f"{metric}_p99_ms"])
+    yield Statement("tokens/s", "search: search.json", trial["output_tokens_per_s"])
+    yield Statement("goodput", "search: search.json", trial["goodput_rps"])
+    yield find_in_text("capacity", "search: text", rf"^Capacity +{NUMBER_PATTERN}{unit}", text)
+    page = page_text((case.folder / f"{name}.html").read_text("utf-8"))
+    yield find_in_text("capacity", "search: page", rf"^Capacity\n{NUMBER_PATTERN}\n", page)
+    yield find_in_text(
+        "capacity", "search: page, its sentence", rf"by search: {NUMBER_PATTERN}{unit}", page
     )
-    before = {one["metric"]: one["before"] for one in side["differences"]}
-    yield Paragraph("ttft p99", "search: compare", before["ttft_ms.p99"])
-    yield Paragraph("tpot p99", "search: compare", before["tpot_ms.p99"])
-    yield Paragraph("tokens/s", "search: compare", before["tokens.steady_output_per_s"])
-    yield from of_money(case, name, rate, requests_each(summary) if case.workload == MIX else 1.0)
+    yield find_in_text("tokens/s", "search: page", rf"^Output tokens\n{NUMBER_PATTERN}\n", page)
+    row = ui_rows[name]
+    yield find_in_text("capacity", "search: ui", rf"{NUMBER_PATTERN}{unit}", row["outcome"])
+    yield find_in_text("tokens/s", "search: ui", f"^{NUMBER_PATTERN}", row["tokens/s"])
+    yield find_in_text("ttft p99", "search: ui", f"^{NUMBER_PATTERN}", row["TTFT p99"])
+    yield find_in_text("tpot p99", "search: ui", f"^{NUMBER_PATTERN}", row["TPOT p99"])
+    comparison = json.loads(run_command(case, "compare", name, "r1", "--json"))["comparison"]
+    yield find_in_text(
+        "capacity",
+        "search: compare",
+        rf"at its capacity, {NUMBER_PATTERN} ",
+        "\n".join(comparison["notes"]),
+    )
+    values_before = {
+        difference["metric"]: difference["before"] for difference in comparison["differences"]
+    }
+    yield Statement("ttft p99", "search: compare", values_before["ttft_ms.p99"])
+    yield Statement("tpot p99", "search: compare", values_before["tpot_ms.p99"])
+    yield Statement("tokens/s", "search: compare", values_before["tokens.steady_output_per_s"])
+    yield from read_cost_statements(
+        case, name, rate, requests_per_start(summary) if case.workload == MIX else 1.0
+    )
 
 
-def requests_each(summary: dict[str, Any]) -> float:
-    """Requests of a start, in the run of a mix."""
-    each: float = sum(one["requests"]["scheduled"] for one in summary["classes"])
-    return float(each / sum(one["starts"] for one in summary["classes"]))
+def requests_per_start(summary: dict[str, Any]) -> float:
+    """Return the requests per start in the run of a mix."""
+    request_count: float = sum(
+        class_summary["requests"]["scheduled"] for class_summary in summary["classes"]
+    )
+    return float(
+        request_count / sum(class_summary["starts"] for class_summary in summary["classes"])
+    )
 
 
-def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[Paragraph]:
-    """What is made of a capacity. `each_start`: requests of what the rate counts, where `cost` prices requests."""
-    (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
-    unit = "task" if case.workload in CHAINED else "request"
-    yield Paragraph("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
-    yield Paragraph(
+def read_cost_statements(
+    case: Case, name: str, rate: float, each_start: float
+) -> Iterator[Statement]:
+    """Yield what is computed from a capacity.
+
+    `each_start` is the number of requests of one start, where `cost` prices requests.
+    """
+    (offer,) = json.loads(run_command(case, "cost", name, "--prices", "prices.yaml", "--json"))[
+        "offers"
+    ]
+    unit = "task" if case.workload in TASK_WORKLOADS else "request"
+    yield Statement("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
+    yield Statement(
         "tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6
     )
-    text = told(case, "cost", name, "--prices", "prices.yaml")
-    yield in_text("capacity", "search: cost, text", rf"capacity by search: {NUMBER} ", text)
-    size = ("size", case.workload, name, "--users", str(USERS), "--prices", "prices.yaml")
-    ((of_size, *_),) = (json.loads(told(case, *size, "--json", "-o", f"{name}-size"))["sizes"],)
-    yield Paragraph("capacity", "search: size", of_size["per_machine"]["mid"])
-    text = told(case, *size, "-o", f"{name}-size-text")
-    machines, month = of_size["machines"], 56.0 * 730 * of_size["machines"]
-    yield Paragraph(
-        "machines", "size: from the capacity", math.ceil(of_size["demand_per_s"] / rate) + 1
+    text = run_command(case, "cost", name, "--prices", "prices.yaml")
+    yield find_in_text(
+        "capacity", "search: cost, text", rf"capacity by search: {NUMBER_PATTERN} ", text
     )
-    yield Paragraph("machines", "size: JSON", machines)
-    yield in_text("machines", "size: headline", rf"need\s+{NUMBER}\s+machines", text)
-    yield Paragraph("USD a month", "size: of its machines", month)
-    yield Paragraph("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
-    yield in_text(
-        "USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text
+    size_command = ("size", case.workload, name, "--users", str(USERS), "--prices", "prices.yaml")
+    ((size_result, *_),) = (
+        json.loads(run_command(case, *size_command, "--json", "-o", f"{name}-size"))["sizes"],
+    )
+    yield Statement("capacity", "search: size", size_result["per_machine"]["mid"])
+    text = run_command(case, *size_command, "-o", f"{name}-size-text")
+    machines, month = size_result["machines"], 56.0 * 730 * size_result["machines"]
+    yield Statement(
+        "machines", "size: from the capacity", math.ceil(size_result["demand_per_s"] / rate) + 1
+    )
+    yield Statement("machines", "size: JSON", machines)
+    yield find_in_text("machines", "size: headline", rf"need\s+{NUMBER_PATTERN}\s+machines", text)
+    yield Statement("USD a month", "size: of its machines", month)
+    yield Statement("USD a month", "size: JSON", float(size_result["per_month"]["mid"]))
+    yield find_in_text(
+        "USD a month",
+        "size: headline",
+        rf"USD\s+{NUMBER_PATTERN}(?:\s+\[[^\]]*\])?\s+a\s+month",
+        text,
     )
     per_thousand = float(offer["costs"][unit]["total"]) * 1000 * each_start
-    each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
-    yield Paragraph("USD per 1,000 at capacity", "size: JSON, times the share used", each)
-    last = 1000 * 0.51e-12 * each_start  # money has twelve decimal places
-    yield Paragraph(
+    price_per_thousand = float(size_result["per_thousand"]["mid"]) * size_result["used"]
+    yield Statement(
+        "USD per 1,000 at capacity", "size: JSON, times the share used", price_per_thousand
+    )
+    rounding = 1000 * 0.51e-12 * each_start  # money has twelve decimal places
+    yield Statement(
         "USD per 1,000 at capacity",
         "cost: JSON",
         per_thousand,
-        per_thousand - last,
-        per_thousand + last,
+        per_thousand - rounding,
+        per_thousand + rounding,
     )
 
 
-def ui_rows(case: Case) -> dict[str, dict[str, str]]:
-    """The table of `loadgen ui`: name of a result -> head of a column -> cell."""
-    serving = started(case, "ui", ".")
+def read_ui_rows(case: Case) -> dict[str, dict[str, str]]:
+    """Return the table of `loadgen ui`: the cells of each result by column."""
+    server = start_command(case, "ui", ".")
     try:
-        assert serving.stdout is not None
-        with urllib.request.urlopen(serving.stdout.readline().strip(), timeout=60) as answer:
-            page = answer.read().decode()
+        assert server.stdout is not None
+        with urllib.request.urlopen(server.stdout.readline().strip(), timeout=60) as response:
+            page = response.read().decode()
     finally:
-        serving.terminate()
-        serving.wait()
+        server.terminate()
+        server.wait()
     (table,) = re.findall(r'<table class="results\b.*?</table>', page, re.DOTALL)
-    heads = [
-        "".join(plain(cell).split("\n"))
+    columns = [
+        "".join(page_text(cell).split("\n"))
         for cell in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)
     ]
     cells = [
@@ -378,18 +436,18 @@ def ui_rows(case: Case) -> dict[str, dict[str, str]]:
         for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)
     ]
     rows = [
-        dict(zip(heads, (" ".join(plain(cell).split()) for cell in row), strict=True))
+        dict(zip(columns, (" ".join(page_text(cell).split()) for cell in row), strict=True))
         for row in cells
         if row
     ]
     return {row["result"]: row for row in rows}
 
 
-def of_prometheus(case: Case, rate: float) -> Iterator[Paragraph]:
-    """What a run in real time says of itself, and what was scraped last before it ended."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    more = (
+def read_prometheus_statements(case: Case, rate: float) -> Iterator[Statement]:
+    """Yield what a run in real time reports, and what was scraped last before it ended."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = (
         "--request-rate",
         f"{rate:.6g}",
         "--warmup",
@@ -401,34 +459,40 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Paragraph]:
         "--progress",
         "off",
     )
-    running = started(case, *case.run("scraped", *more))
+    running = start_command(case, *case.run_command_line("scraped", *options))
     page = ""
     while running.poll() is None:
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response,
         ):
-            page = answer.read().decode()
+            page = response.read().decode()
         time.sleep(0.2)
-    ended(running)
-    summary = summary_of(case, "scraped")
-    late = 3 * rate  # what ended after the last page: records are read once a second
+    wait_for_command(running)
+    summary = read_summary(case, "scraped")
+    unseen_requests = 3 * rate  # what ended after the last page: records are read once a second
     ok, tokens = summary["requests"]["ok"], summary["tokens"]["output"]
     for name, value, row in (
         ("requests ok", ok, 'requests_total{status="ok"}'),
         ("tokens", tokens, "output_tokens_total"),
     ):
-        yield Paragraph(name, "scraped: JSON", value)
-        seen = in_text(
-            name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page
+        yield Statement(name, "scraped: JSON", value)
+        scraped = find_in_text(
+            name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER_PATTERN}", page
         ).value
-        yield Paragraph(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
+        yield Statement(
+            name,
+            "scraped: Prometheus",
+            scraped,
+            scraped,
+            scraped + unseen_requests * value / max(ok, 1),
+        )
     for metric in ("ttft", "tpot"):
         p99 = summary[f"{metric}_ms"]["p99"]
-        mark = WITHHELD if p99 is None else ""
-        yield Paragraph(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
-        low, high = bucket(page, f"loadgen_{metric}_seconds", 0.99)
-        yield Paragraph(
+        mark = NOT_REPORTED if p99 is None else ""
+        yield Statement(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
+        low, high = find_bucket(page, f"loadgen_{metric}_seconds", 0.99)
+        yield Statement(
             f"{metric} p99, its bucket",
             "scraped: Prometheus",
             high * 1e3,
@@ -438,119 +502,149 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Paragraph]:
         )
 
 
-def bucket(page: str, name: str, p: float) -> tuple[float, float]:
-    """The ends of the bucket of a histogram that holds a quantile."""
-    found = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
-    low, total = (
+def find_bucket(page: str, name: str, quantile: float) -> tuple[float, float]:
+    """Return the bounds of the histogram bucket that holds a quantile."""
+    buckets = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
+    lower, total = (
         0.0,
-        float(found[-1][1]) if found else 0.0,
+        float(buckets[-1][1]) if buckets else 0.0,
     )  # a run that ended before its page was read
-    for edge, count in found:
-        if float(count) >= p * total:
-            return low, float(edge)
-        low = float(edge)
+    for edge, count in buckets:
+        if float(count) >= quantile * total:
+            return lower, float(edge)
+        lower = float(edge)
     return math.nan, math.nan
 
 
 # -- cut short ---------------------------------------------------------------------------------------------------------
 
 
-def cut_short(case: Case, spent_s: float) -> Iterator[Paragraph]:
-    """The same search stopped in three ways: what it claims then, and its capacity when it was resumed."""
-    done = json.loads((case.folder / "search" / "capacity.json").read_bytes())
-    yield Paragraph("capacity when resumed", "search left alone", done["rate_per_s"])
-    yield Paragraph("tokens/s when resumed", "search left alone", done["output_tokens_per_s"])
-    yield Paragraph("claims while stopped", "none", 0)
-    for how in ("time", "SIGKILL") if case.smallest else ("time", "SIGTERM", "SIGKILL"):
-        name = f"by-{how}"
-        stop(case, name, how, spent_s)
+def read_stopped_searches(case: Case, spent_s: float) -> Iterator[Statement]:
+    """Yield what a search claims when it is stopped in three ways, and its capacity when resumed."""
+    complete = json.loads((case.folder / "search" / "capacity.json").read_bytes())
+    yield Statement("capacity when resumed", "search left alone", complete["rate_per_s"])
+    yield Statement("tokens/s when resumed", "search left alone", complete["output_tokens_per_s"])
+    yield Statement("claims while stopped", "none", 0)
+    for stop_kind in ("time", "SIGKILL") if case.smallest else ("time", "SIGTERM", "SIGKILL"):
+        name = f"by-{stop_kind}"
+        stop_search(case, name, stop_kind, spent_s)
         stored = case.folder / name / "capacity.json"
         if stored.is_file():
             claimed = bool(
                 json.loads(stored.read_bytes())["confirmed"]
             )  # null where no trial had ended
-            yield Paragraph("claims while stopped", f"{how}: capacity.json", claimed)
+            yield Statement("claims while stopped", f"{stop_kind}: capacity.json", claimed)
         for command in (
             ["cost", name],
             ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"],
         ):
-            running = started(case, *command, "--prices", "prices.yaml")
+            running = start_command(case, *command, "--prices", "prices.yaml")
             running.communicate()
-            yield Paragraph("claims while stopped", f"{how}: {command[0]}", running.returncode != 3)
-        told(case, "search", "--resume", name, "--max-time", "300h", "--progress", "off")
-        again = json.loads(stored.read_bytes())
-        yield Paragraph("capacity when resumed", how, again["rate_per_s"])
-        yield Paragraph("tokens/s when resumed", how, again["output_tokens_per_s"])
+            yield Statement(
+                "claims while stopped", f"{stop_kind}: {command[0]}", running.returncode != 3
+            )
+        run_command(case, "search", "--resume", name, "--max-time", "300h", "--progress", "off")
+        resumed = json.loads(stored.read_bytes())
+        yield Statement("capacity when resumed", stop_kind, resumed["rate_per_s"])
+        yield Statement("tokens/s when resumed", stop_kind, resumed["output_tokens_per_s"])
 
 
-def stop(case: Case, name: str, how: str, spent_s: float) -> None:
-    """Begin the search of `case` and end it in the middle."""
-    if how == "time":
-        told(case, *case.search(name, "--max-time", f"{spent_s / 3:.0f}s", "--progress", "off"))
+def stop_search(case: Case, name: str, stop_kind: str, spent_s: float) -> None:
+    """Start the search of a case and stop it in the middle."""
+    if stop_kind == "time":
+        run_command(
+            case,
+            *case.search_command(name, "--max-time", f"{spent_s / 3:.0f}s", "--progress", "off"),
+        )
         return
-    running = started(case, *case.search(name, "--progress", "off"))
-    lines = case.folder / name / "probes.jsonl"
-    while running.poll() is None and (not lines.is_file() or lines.read_bytes().count(b"\n") < 4):
+    running = start_command(case, *case.search_command(name, "--progress", "off"))
+    trials_path = case.folder / name / "probes.jsonl"
+    while running.poll() is None and (
+        not trials_path.is_file() or trials_path.read_bytes().count(b"\n") < 4
+    ):
         time.sleep(0.02)
-    running.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
+    running.send_signal(signal.SIGTERM if stop_kind == "SIGTERM" else signal.SIGKILL)
     running.communicate()
 
 
 # -- other ways to the same load ---------------------------------------------------------------------------------------
 
 
-def same_load(case: Case, rate: float) -> Iterator[Paragraph]:
-    """Runs at one load by other commands, held against the interval of one run more of it."""
-    runs = [summary_of(case, f"r{i + 1}") for i in range(case.repeats)]
-    for name, of in FIGURES.items():
-        values = [of(one) for one in runs]
+def read_same_load(case: Case, rate: float) -> Iterator[Statement]:
+    """Yield runs at one load by other commands, with the interval of one more run of it."""
+    runs = [read_summary(case, f"r{index + 1}") for index in range(case.repeats)]
+    for name, read_metric in METRICS.items():
+        values = [read_metric(summary) for summary in runs]
         if None in values:
-            yield Paragraph(name, f"{len(runs)} runs at that load", math.nan, mark=WITHHELD)
+            yield Statement(name, f"{len(runs)} runs at that load", math.nan, mark=NOT_REPORTED)
             continue
-        mean = statistics.fmean(values)
-        half = (
-            t_quantile(0.5 + LEVEL / 2, len(runs) - 1)
+        mean_value = statistics.fmean(values)
+        half_width = (
+            t_quantile(0.5 + CONFIDENCE / 2, len(runs) - 1)
             * statistics.stdev(values)
             * math.sqrt(1 + 1 / len(runs))
         )
-        yield Paragraph(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
+        yield Statement(
+            name,
+            f"{len(runs)} runs at that load",
+            mean_value,
+            mean_value - half_width,
+            mean_value + half_width,
+        )
     search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
-    yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
-    lanes = round(rate * statistics.fmean(stay_s(one) for one in runs))  # Little's law
-    told(
-        case,
-        *case.run("closed", "-c", str(lanes), *warm(case), "--seed", "78", "--progress", "off"),
+    yield from read_metrics(
+        read_summary(case, f"search/{search}"), "the search's own run", FROM_EMPTY
     )
-    yield from figures(summary_of(case, "closed"), f"{lanes} lanes", CLOSED)
+    concurrency = round(
+        rate * statistics.fmean(mean_stay_s(summary) for summary in runs)
+    )  # Little's law
+    run_command(
+        case,
+        *case.run_command_line(
+            "closed",
+            "-c",
+            str(concurrency),
+            *warm_up_options(case),
+            "--seed",
+            "78",
+            "--progress",
+            "off",
+        ),
+    )
+    yield from read_metrics(read_summary(case, "closed"), f"{concurrency} lanes", CLOSED_LOOP)
 
 
-def stay_s(summary: dict[str, Any]) -> float:
-    """How long a start stays in the server: a request, or a whole conversation or task."""
+def mean_stay_s(summary: dict[str, Any]) -> float:
+    """Return how long a start stays in the server: a request, or a whole conversation or task."""
     if parts := summary["classes"]:
-        whole: float = sum(one["starts"] * stay_s({**one, "classes": ()}) for one in parts)
-        return float(whole / sum(one["starts"] for one in parts))
-    found: float = (
+        total_s: float = sum(
+            class_summary["starts"] * mean_stay_s({**class_summary, "classes": ()})
+            for class_summary in parts
+        )
+        return float(total_s / sum(class_summary["starts"] for class_summary in parts))
+    mean_ms: float = (
         summary["sessions"]["duration_ms"] if summary.get("sessions") else summary["e2e_ms"]
     )["mean"]
-    return found / 1e3
+    return mean_ms / 1e3
 
 
-def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Paragraph]:
-    for name, of in FIGURES.items():
-        yield Paragraph(name, place, of(summary), mark=mark)
+def read_metrics(summary: dict[str, Any], source: str, mark: str = "") -> Iterator[Statement]:
+    """Yield all metrics of a summary."""
+    for name, read_metric in METRICS.items():
+        yield Statement(name, source, read_metric(summary), mark=mark)
 
 
-def headline(steady: float | None, whole: float) -> float:
+def steady_or_full(steady: float | None, full_run: float) -> float:
     """Return the rate of the steady-state window, or that of the measurement window."""
-    return whole if steady is None else steady
+    return full_run if steady is None else steady
 
 
-FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
-    "tokens/s": lambda one: headline(
+METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "tokens/s": lambda one: steady_or_full(
         one["tokens"]["steady_output_per_s"], one["tokens"]["output_per_s"]
     ),
-    "goodput": lambda one: headline(one["goodput"]["steady_rps"], one["goodput"]["rps"]),
-    "completed": lambda one: headline(
+    "goodput": lambda one: steady_or_full(one["goodput"]["steady_rps"], one["goodput"]["rps"]),
+    "completed": lambda one: steady_or_full(
         one["load"]["steady_completed_rps"], one["load"]["completed_rps"]
     ),
     "ttft p99": lambda summary: summary["ttft_ms"]["p99"],
@@ -558,29 +652,38 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
-def warm(case: Case) -> tuple[str, str]:
+def warm_up_options(case: Case) -> tuple[str, str]:
+    """Return the options of the warm-up."""
     return "--warmup", f"{max(case.length_s / 2, 20 if case.simulated else 8):g}s"
 
 
-def summary_of(case: Case, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((case.folder / name / "summary.json").read_bytes())
-    return found
+def read_summary(case: Case, name: str) -> dict[str, Any]:
+    """Return the summary of a run."""
+    summary: dict[str, Any] = json.loads((case.folder / name / "summary.json").read_bytes())
+    return summary
 
 
-def other_capacities(case: Case) -> Iterator[Paragraph]:
-    """The capacity by a sweep about it, and what a contract at it says."""
-    found = json.loads((case.folder / "search" / "capacity.json").read_bytes())
-    mark = "" if found["sustained"] else "not sustained"
-    rate = found["rate_per_s"]
-    answer = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["interval"]
-    yield Paragraph(
-        "capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark
+def read_other_capacities(case: Case) -> Iterator[Statement]:
+    """Yield the capacity by a sweep around it."""
+    capacity = json.loads((case.folder / "search" / "capacity.json").read_bytes())
+    mark = "" if capacity["sustained"] else "not sustained"
+    rate = capacity["rate_per_s"]
+    interval = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"][
+        "interval"
+    ]
+    yield Statement(
+        "capacity",
+        "search",
+        rate,
+        rate,
+        max(capacity["high_per_s"] or rate, interval["high"]),
+        mark,
     )
     steps = (STEPS if case.simulated else REAL_STEPS)[:: 3 if case.smallest else 1]
-    rates = [rate * BRACKET**step for step in steps]
-    levels = ",".join(f"{one:.4g}" for one in rates)
+    rates = [rate * LEVEL_FACTOR**step for step in steps]
+    levels = ",".join(f"{rate_per_s:.4g}" for rate_per_s in rates)
     length = f"{2 * case.length_s:g}s"
-    told(
+    run_command(
         case,
         "sweep",
         case.workload,
@@ -590,7 +693,7 @@ def other_capacities(case: Case) -> Iterator[Paragraph]:
         levels,
         "-d",
         length,
-        *warm(case),
+        *warm_up_options(case),
         "--seed",
         "5",
         "-o",
@@ -600,40 +703,50 @@ def other_capacities(case: Case) -> Iterator[Paragraph]:
     )
     if (stored := case.folder / "sweep" / "capacity.json").is_file():
         swept = json.loads(stored.read_bytes())
-        low, bound = swept["rate_per_s"], "a lower bound" * swept["lower_bound"]
-        above = next(
-            (one for one in rates if one > 1.001 * low), low
+        swept_rate, bound = swept["rate_per_s"], "a lower bound" * swept["lower_bound"]
+        next_rate = next(
+            (rate_per_s for rate_per_s in rates if rate_per_s > 1.001 * swept_rate), swept_rate
         )  # levels are told to four digits
-        yield Paragraph(
-            "capacity", "sweep, to its next level", low, low, above, bound or shorter(case, found)
+        yield Statement(
+            "capacity",
+            "sweep, to its next level",
+            swept_rate,
+            swept_rate,
+            next_rate,
+            bound or explain_lower_capacity(case, capacity),
         )
     else:
-        yield Paragraph("capacity", "sweep", math.nan, mark=shorter(case, found))
+        yield Statement("capacity", "sweep", math.nan, mark=explain_lower_capacity(case, capacity))
 
 
-def shorter(case: Case, found: dict[str, Any]) -> str:
-    """Why trials of twice the length bear less than a search found, "" where they should bear as much."""
-    missed = sum(not summary_of(case, f"r{i + 1}")["goodput"]["met"] for i in range(case.repeats))
-    if found["sustained"] or 2 * missed <= case.repeats:
+def explain_lower_capacity(case: Case, capacity: dict[str, Any]) -> str:
+    """Return why runs of twice the length sustain less than the search found, or ""."""
+    missed = sum(
+        not read_summary(case, f"r{index + 1}")["goodput"]["met"] for index in range(case.repeats)
+    )
+    if capacity["sustained"] or 2 * missed <= case.repeats:
         return ""
-    return f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: {found['sustained_why']}"
+    return f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: {capacity['sustained_why']}"
 
 
-def contract(case: Case, rate: float) -> Iterator[Paragraph]:
-    """A contract of the same limits, 5 % below the capacity and 30 % above it: kept or undecided, and missed."""
+def read_contract_statements(case: Case, rate: float) -> Iterator[Statement]:
+    """Yield what contracts 5 % below and 30 % above the capacity give.
+
+    The first must pass or stay undecided, the second must fail.
+    """
     terms = ", ".join(
         f"{{{metric}: {{limit: {limit}, at: p99}}}}"
-        for metric, limit in (one.split(":") for one in CASES[case.workload])
+        for metric, limit in (objective.split(":") for objective in CASES[case.workload])
     )
     if case.workload == MIX:
-        each = [
-            (name, *one)
+        class_terms = [
+            (name, *objective)
             for name, limits in CLASSES.items()
-            for one in zip(("ttft", "tpot"), limits, strict=True)
+            for objective in zip(("ttft", "tpot"), limits, strict=True)
         ]
         terms = ", ".join(
             f"{{{metric}: {{limit: {limit}, at: p95, class: {name}}}}}"
-            for name, metric, limit in each
+            for name, metric, limit in class_terms
         )
     sustained = json.loads((case.folder / "search" / "capacity.json").read_bytes())["sustained"]
     for name, share in (("below", 0.95), ("above", 1.3)):
@@ -643,7 +756,7 @@ def contract(case: Case, rate: float) -> Iterator[Paragraph]:
         (case.folder / f"{name}.yaml").write_text(
             f"name: {name}\nhorizon: 60s\nlevels:\n  - {levels}\n"
         )
-        told(
+        run_command(
             case,
             "validate",
             f"{name}.yaml",
@@ -656,9 +769,9 @@ def contract(case: Case, rate: float) -> Iterator[Paragraph]:
             "off",
         )
         verdict = json.loads((case.folder / name / "verdict.json").read_bytes())["verdict"]
-        yield Paragraph(f"a contract {name} the capacity", "fails: expected", name == "above")
+        yield Statement(f"a contract {name} the capacity", "fails: expected", name == "above")
         mark = "" if sustained else "the capacity is not known to be sustained, and says so"
-        yield Paragraph(
+        yield Statement(
             f"a contract {name} the capacity",
             f"fails: validate, {verdict}",
             verdict == "FAIL",
@@ -669,40 +782,49 @@ def contract(case: Case, rate: float) -> Iterator[Paragraph]:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def measured(case: Case) -> Iterator[Pair]:
-    """Every pair of one workload."""
+def measure_case(case: Case) -> Iterator[ComparedPair]:
+    """Yield every pair of one workload."""
     (case.folder / "prices.yaml").write_text(PRICES)
-    told(case, *case.search("search", "--progress", "off"))
+    run_command(case, *case.search_command("search", "--progress", "off"))
     rate = json.loads((case.folder / "search" / "capacity.json").read_bytes())["rate_per_s"]
     if not rate:
         sys.exit(
             "the search knows no load that holds: longer trials (--length), --search-flags, a wider --slo"
         )
-    for place in range(case.repeats):
-        seeded = ("--seed", str(11 + place), "--junit", f"r{place + 1}.xml", "--progress", "off")
-        told(
-            case, *case.run(f"r{place + 1}", "--request-rate", f"{rate:.6g}", *warm(case), *seeded)
+    for index in range(case.repeats):
+        seeded = ("--seed", str(11 + index), "--junit", f"r{index + 1}.xml", "--progress", "off")
+        run_command(
+            case,
+            *case.run_command_line(
+                f"r{index + 1}", "--request-rate", f"{rate:.6g}", *warm_up_options(case), *seeded
+            ),
         )
-    yield from held(of_run(case, "r1"))
-    yield from held(of_search(case, "search", ui_rows(case)))
+    yield from compare_statements(read_run_statements(case, "r1"))
+    yield from compare_statements(read_search_statements(case, "search", read_ui_rows(case)))
     spent = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["spent_s"]
     if case.simulated:
-        yield from held(cut_short(case, spent))
-    yield from held(same_load(case, rate))
-    yield from held(other_capacities(case))
-    yield from held(contract(case, rate) if case.simulated else of_prometheus(case, rate))
+        yield from compare_statements(read_stopped_searches(case, spent))
+    yield from compare_statements(read_same_load(case, rate))
+    yield from compare_statements(read_other_capacities(case))
+    yield from compare_statements(
+        read_contract_statements(case, rate)
+        if case.simulated
+        else read_prometheus_statements(case, rate)
+    )
 
 
-def line(pair: Pair) -> str:
-    shown = [
-        f"{one.value:,.5g}" + ("" if one.low is None else f" [{one.low:,.5g}, {one.high:,.5g}]")
-        for one in (pair.reference, pair.said)
+def format_pair(pair: ComparedPair) -> str:
+    """Return a pair as a row of the table."""
+    values = [
+        f"{side.value:,.5g}" + ("" if side.low is None else f" [{side.low:,.5g}, {side.high:,.5g}]")
+        for side in (pair.reference, pair.statement)
     ]
-    why = f": {pair.said.mark or pair.reference.mark}" if pair.word == "marked" else ""
-    return f"| {pair.said.name} | {pair.reference.place}: {shown[0]} | {pair.said.place}: {shown[1]} | {pair.word}{why} |"
+    reason = f": {pair.statement.mark or pair.reference.mark}" if pair.outcome == "marked" else ""
+    return f"| {pair.statement.name} | {pair.reference.source}: {values[0]} | {pair.statement.source}: {values[1]} | {pair.outcome}{reason} |"
 
 
 def main() -> int:
+    """Measure each workload; return 1 if a pair disagrees."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--length", default="120s", help="of a probe")
@@ -717,18 +839,18 @@ def main() -> int:
     args = rig.parse_arguments(
         parser, cases="qa", length="60s", repeats=2
     )  # shorter ones confirm nothing
-    words: Counter[str] = Counter()
+    outcome_counts: Counter[str] = Counter()
     for name in args.cases.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if args.out is None else args.out / name
             folder.mkdir(parents=True, exist_ok=True)
-            slo = [f"{term}:p99" for term in args.slo or CASES[name]]
+            objectives = [f"{term}:p99" for term in args.slo or CASES[name]]
             target = ("--url", args.url, *GPUS, *args.load_flags.split())
             case = Case(
                 name,
                 target,
-                tuple(word for term in slo for word in ("--slo", term)),
-                seconds(args.length) * LONGER.get(name, 1),
+                tuple(word for term in objectives for word in ("--slo", term)),
+                seconds(args.length) * TRIAL_LENGTH_FACTORS.get(name, 1),
                 folder,
                 args.url.startswith("sim:"),
                 tuple(args.search_flags.split()),
@@ -736,14 +858,17 @@ def main() -> int:
                 args.smoke,
             )
             print(
-                f"\n{name} on {args.url}, {', '.join(slo)}\n\n| name | first | beside it | |\n|---|---|---|---|"
+                f"\n{name} on {args.url}, {', '.join(objectives)}\n\n| name | first | beside it | |\n|---|---|---|---|"
             )
-            for pair in measured(case):
-                words[pair.word] += 1
-                print(line(pair), flush=True)
-    counts = ", ".join(f"{words[one]} {one}" for one in ("equal", "within", "marked", "DISAGREES"))
-    print(f"\n{sum(words.values())} pairs: {counts}")
-    return 0 if args.smoke or not words["DISAGREES"] else 1
+            for pair in measure_case(case):
+                outcome_counts[pair.outcome] += 1
+                print(format_pair(pair), flush=True)
+    counts = ", ".join(
+        f"{outcome_counts[outcome]} {outcome}"
+        for outcome in ("equal", "within", "marked", "DISAGREES")
+    )
+    print(f"\n{sum(outcome_counts.values())} pairs: {counts}")
+    return 0 if args.smoke or not outcome_counts["DISAGREES"] else 1
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ def run_and_compare(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
 
 
 def main() -> None:
+    """Run the programs and exit with 1 if counts of one differ."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name"

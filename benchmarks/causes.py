@@ -39,7 +39,7 @@ from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.simulation import Simulation
 from loadgen.sim.virtual_records import RecordOptions, build_records
 
-S, MS = 1_000_000_000, 1_000_000
+NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
 LENGTH_S = 150
 REPLICAS = 4
 ITERATION_S = 0.022  # of this preset, about
@@ -55,7 +55,7 @@ CAUSES = (
     "stalls",
     "network",
 )
-PAGE = (
+PAGE_METRICS = (
     "kv_cache_usage_perc",
     "num_requests_waiting",
     "num_requests_running",
@@ -63,10 +63,12 @@ PAGE = (
 )
 
 
-class Disturbed(Replica):
-    """A replica whose iterations take `slower(seconds)` times as long. `stall`: how often it stands still, how long.
+class DisturbedReplica(Replica):
+    """A replica that slows down or stalls on demand.
 
-    `pages`: second -> what its metrics page would say, in the order of PAGE.
+    Its iterations take `slower(seconds)` times as long. `stall` is the interval and the length of
+    stalls in ns. `pages` maps a second to the values of its metrics page, in the order of
+    PAGE_METRICS.
     """
 
     def __init__(
@@ -81,33 +83,38 @@ class Disturbed(Replica):
         self.pages: dict[int, tuple[float, ...]] = {}
 
     def begin(self, now_ns: int) -> bool:
+        """Begin an iteration, lengthen it, and record the metrics page of this second."""
         if not super().begin(now_ns):
             return False
         every, length = self._stall
-        took = int((self.end_ns - now_ns) * self._slower(now_ns / S))
+        took = int((self.end_ns - now_ns) * self._slower(now_ns / NS_PER_S))
         self.ends[-1] = self.end_ns = (
             now_ns + took + (length if every and now_ns % every + took >= every else 0)
         )
         values = (self.blocks_used / self._blocks, self.queued, self.active, self.pauses)
-        self.pages.setdefault(now_ns // S, tuple(map(float, values)))
+        self.pages.setdefault(now_ns // NS_PER_S, tuple(map(float, values)))
         return True
 
 
-def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample]]:
-    """The rows of a run with this cause ("clean": without one), and what the metrics pages said."""
+def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample]]:
+    """Return the rows of a run with this cause, and the samples of its metrics pages.
+
+    The cause "clean" stands for a run without one.
+    """
     rng = seeds.stream(seed, cause)
     preset = load_preset("gb300-vm")
     speeds = [1.0] * REPLICAS
     stall = (0, 0)
-    rate, tokens, n = float(rng.uniform(20, 60)), int(rng.uniform(60, 160)), 40_000
-    inputs = np.clip(rng.lognormal(np.log(300), 0.4, n), 50, 1500).astype(int)
-    outputs = np.clip(rng.normal(tokens, tokens / 4, n), 8, 1000).astype(int)
+    rate, tokens, size_count = float(rng.uniform(20, 60)), int(rng.uniform(60, 160)), 40_000
+    inputs = np.clip(rng.lognormal(np.log(300), 0.4, size_count), 50, 1500).astype(int)
+    outputs = np.clip(rng.normal(tokens, tokens / 4, size_count), 8, 1000).astype(int)
     limits = replace(preset.limits, max_batch_size=256, max_num_tokens=2048)
     in_flight = rate * tokens * ITERATION_S / REPLICAS  # at one replica
     least_blocks = limits.max_seq_len // limits.tokens_per_block + 1
     change_s, factor = LENGTH_S * 2.0, 1.0
 
     def slower(at_s: float) -> float:
+        """Return the factor on the length of iterations at a time of the run."""
         return factor if (at_s < change_s) == (cause == "startup") else 1.0
 
     if cause == "clean":
@@ -132,27 +139,38 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
             limits, max_num_tokens=512, max_seq_len=32_000, kv_blocks=max(limits.kv_blocks, 2000)
         )
         inputs = np.where(
-            rng.random(n) < rng.uniform(0.02, 0.05), int(rng.uniform(10_000, 16_000)), inputs
+            rng.random(size_count) < rng.uniform(0.02, 0.05),
+            int(rng.uniform(10_000, 16_000)),
+            inputs,
         )
     elif cause == "power":
         factor, change_s = rng.uniform(1.3, 1.8), rng.uniform(0.3, 0.7) * LENGTH_S
     elif cause == "startup":
         factor, change_s = rng.uniform(6, 12), rng.uniform(0.05, 0.1) * LENGTH_S
     elif cause == "stalls":
-        stall = (int(rng.uniform(20, 35) * S), int(rng.uniform(0.8, 2.0) * S))
-    one: Any = FixedTokens(value=1)
-    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * S)
+        stall = (int(rng.uniform(20, 35) * NS_PER_S), int(rng.uniform(0.8, 2.0) * NS_PER_S))
+    one_token: Any = FixedTokens(value=1)
+    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * NS_PER_S)
     workload = Workload(
-        name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
+        name="x",
+        requests=Synthetic(input_tokens=one_token, output_tokens=one_token),
+        stages=(stage,),
     )
     planned = build_schedule(workload, seed)
-    replicas = [Disturbed(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds]
+    replicas = [
+        DisturbedReplica(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds
+    ]
 
-    def size(number: int) -> RequestSize:
-        return RequestSize(int(inputs[number % n]), int(outputs[number % n]))
+    def request_size(number: int) -> RequestSize:
+        """Return the lengths of a request."""
+        return RequestSize(int(inputs[number % size_count]), int(outputs[number % size_count]))
 
     simulation = Simulation(
-        planned, size, replicas, make_router(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
+        planned,
+        request_size,
+        replicas,
+        make_router(speeds, "round_robin"),
+        LoadBounds(timeout_ns=600 * NS_PER_S),
     )
     simulation.run()
     recorded = build_records(
@@ -163,26 +181,37 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     )
     rows = recorded.records[:]
     _add_client_and_network(rows, cause, seed, rng)
-    return rows, _samples(replicas)
+    return rows, _metric_samples(replicas)
 
 
 def _add_client_and_network(
     rows: NDArray[np.void], cause: str, seed: int, rng: np.random.Generator
 ) -> None:
-    """A client and a network around the simulated server: usual ones, or with the cause in them."""
-    n = len(rows)
-    network, lag, connect = (
-        rng.lognormal(np.log(0.4), 0.3, n) * MS,
-        rng.exponential(0.1, n) * MS,
-        np.zeros(n),
+    """Add the delays of a client and a network to the rows.
+
+    They are usual ones, or those of the cause "client" or "network".
+    """
+    row_count = len(rows)
+    network, receive_delay, connect = (
+        rng.lognormal(np.log(0.4), 0.3, row_count) * NS_PER_MS,
+        rng.exponential(0.1, row_count) * NS_PER_MS,
+        np.zeros(row_count),
     )
     if cause == "client":
-        lag += np.where(rng.random(n) < rng.uniform(0.05, 0.15), rng.uniform(100, 400, n) * MS, 0)
+        receive_delay += np.where(
+            rng.random(row_count) < rng.uniform(0.05, 0.15),
+            rng.uniform(100, 400, row_count) * NS_PER_MS,
+            0,
+        )
     elif cause == "network":
-        extra = np.where(rng.random(n) < rng.uniform(0.03, 0.1), rng.uniform(150, 500, n) * MS, 0)
+        extra = np.where(
+            rng.random(row_count) < rng.uniform(0.03, 0.1),
+            rng.uniform(150, 500, row_count) * NS_PER_MS,
+            0,
+        )
         connect, network = (extra, network) if seed % 2 else (connect, network + extra)
         rows["reused"] = connect == 0
-    whole = connect + lag + network
+    total_delay = connect + receive_delay + network
     for field in (
         "ready_ns",
         "sent_ns",
@@ -194,36 +223,45 @@ def _add_client_and_network(
         "end_ns",
         "done_ns",
     ):
-        later = {"ready_ns": connect, "sent_ns": connect + lag}.get(field, whole).astype(np.int64)
-        rows[field] += np.where(rows[field] >= 0, later, 0)
+        delay = {"ready_ns": connect, "sent_ns": connect + receive_delay}.get(
+            field, total_delay
+        ).astype(np.int64)
+        rows[field] += np.where(rows[field] >= 0, delay, 0)
 
 
-def _samples(replicas: list[Disturbed]) -> list[MetricSample]:
-    made = []
-    for second in sorted({at for replica in replicas for at in replica.pages}):
-        for i, replica in enumerate(replicas):
+def _metric_samples(replicas: list[DisturbedReplica]) -> list[MetricSample]:
+    """Return the samples of all metrics pages of the replicas."""
+    samples = []
+    for second in sorted({page_second for replica in replicas for page_second in replica.pages}):
+        for page_number, replica in enumerate(replicas):
             if (values := replica.pages.get(second)) is not None:
-                named = [
-                    *((f"vllm:{name}", value) for name, value in zip(PAGE, values, strict=True)),
+                values_by_name = [
+                    *(
+                        (f"vllm:{name}", value)
+                        for name, value in zip(PAGE_METRICS, values, strict=True)
+                    ),
                     (UP, 1.0),
                 ]
-                made += [
+                samples += [
                     MetricSample(
                         t_s=float(second),
                         target=0,
-                        page=f"page {i}",
+                        page=f"page {page_number}",
                         name=name,
                         labels="",
                         value=value,
                     )
-                    for name, value in named
+                    for name, value in values_by_name
                 ]
-    return made
+    return samples
 
 
-def judged(cause: str, seed: int, account: bool = True) -> Explanation:
-    """What is said of a run with this cause."""
-    rows, samples = simulate(cause, seed)
+def explain_run(cause: str, seed: int, account: bool = True) -> Explanation:
+    """Return the explanation that loadgen gives for a run with this cause.
+
+    Without `account` the server reports no timing breakdown.
+    """
+    rows, samples = simulate_run(cause, seed)
     if not account:
         for name in ("queue", "prefill", "decode"):
             rows[f"server_{name}_ns"] = -1
@@ -231,6 +269,7 @@ def judged(cause: str, seed: int, account: bool = True) -> Explanation:
 
 
 def main() -> None:
+    """Print which causes were named for each true cause."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--clean", type=int, default=100)
@@ -241,24 +280,26 @@ def main() -> None:
         "-v", action="store_true", help="print what is said where it is not the cause"
     )
     args = rig.parse_arguments(parser, seeds=1, clean=1, only="queue,power,clean")
-    right = 0
+    correct = 0
     for cause in args.only.split(","):
-        began, named = time.process_time(), Counter[str]()
+        started_s, code_counts = time.process_time(), Counter[str]()
         count = args.clean if cause == "clean" else args.seeds
         for seed in range(args.seed, args.seed + count):
-            said = judged(cause, seed, not args.no_account)
-            first = said.causes[0].code if said.causes else "nothing"
-            named[first] += 1
-            if args.v and first != (cause if cause != "clean" else "nothing"):
-                print(f"    seed {seed}: {[found.code for found in said.causes]} {said.text}")
-        right += named[cause]
-        words = ", ".join(f"{code} {times}" for code, times in named.most_common())
+            explanation = explain_run(cause, seed, not args.no_account)
+            first_code = explanation.causes[0].code if explanation.causes else "nothing"
+            code_counts[first_code] += 1
+            if args.v and first_code != (cause if cause != "clean" else "nothing"):
+                print(
+                    f"    seed {seed}: {[cause_found.code for cause_found in explanation.causes]} {explanation.text}"
+                )
+        correct += code_counts[cause]
+        counts = ", ".join(f"{code} {times}" for code, times in code_counts.most_common())
         print(
-            f"{cause:<13} {count:>3} runs: {words} ({time.process_time() - began:.1f} CPU-s)",
+            f"{cause:<13} {count:>3} runs: {counts} ({time.process_time() - started_s:.1f} CPU-s)",
             flush=True,
         )
     print(
-        f"right cause first: {right} of {args.seeds * len(set(args.only.split(',')) - {'clean'})}"
+        f"right cause first: {correct} of {args.seeds * len(set(args.only.split(',')) - {'clean'})}"
     )
 
 

@@ -43,14 +43,14 @@ from loadgen.sim.server.send_log import parse_log
 
 
 class Case(NamedTuple):
-    """One load: options of the endpoint, lanes, tokens of an answer, requests, and what is counted."""
+    """One load: options of the endpoint, concurrency, tokens per response, requests and the unit."""
 
-    what: str
+    description: str
     options: dict[str, Any]
-    lanes: int
+    concurrency: int
     tokens: int
     requests: int
-    counted: str = "events"
+    counted_unit: str = "events"
 
 
 CASES = {
@@ -76,7 +76,7 @@ CASES = {
         4000,
     ),
     "short": Case(
-        "answers of 4 tokens, 2 ms apart, 256 lanes",
+        "answers of 4 tokens, 2 ms apart, concurrency 256",
         {"ttft": "normal:50ms,10ms", "itl": "2ms"},
         256,
         4,
@@ -84,7 +84,7 @@ CASES = {
         "requests",
     ),
     "full": Case(
-        "answers of 4 tokens at full speed, 256 lanes",
+        "answers of 4 tokens at full speed, concurrency 256",
         {"ttft": "1ms", "itl": "0.1ms"},
         256,
         4,
@@ -93,46 +93,49 @@ CASES = {
     ),
 }
 PROMPT = "w1 w2 w3 w4"
-BESIDE = "beside"
+OTHER_CHECKOUT = "beside"
 
 
-class Ran(NamedTuple):
-    """What one client process used, and the TTFT that it reported (ms; None: it reports none)."""
+class ClientUsage(NamedTuple):
+    """What one client process used, and its TTFT p50 and p99 in ms (None if not reported)."""
 
     cpu_s: float
     wall_s: float
     ttft_ms: tuple[float, float] | None
 
 
-Client = Callable[[str, Case, Path], tuple[list[str], Callable[[], tuple[float, float] | None]]]
+PrepareClient = Callable[
+    [str, Case, Path], tuple[list[str], Callable[[], tuple[float, float] | None]]
+]
 
 
-def floor(
+def prepare_floor(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
-    """The C reader."""
+    """Prepare the C reader, which only counts bytes."""
     body = json.dumps(contenders.request_body(case.tokens))
     return [
-        str(floor_binary()),
+        str(compile_floor()),
         url.rpartition(":")[2],
-        str(case.lanes),
+        str(case.concurrency),
         str(case.requests),
         body,
     ], lambda: None
 
 
-def ours(
+def prepare_loadgen(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
-    """`loadgen run`, with everything that it does by default."""
-    workload, out = scratch / "bench.yaml", scratch / "ours"
+    """Prepare `loadgen run` with everything that it does by default."""
+    workload, run_dir = scratch / "bench.yaml", scratch / "ours"
     workload.write_text(
         f"name: bench\nrequests: {{input_tokens: 4, output_tokens: {case.tokens}}}\n"
     )
-    load = ["-c", str(case.lanes), "-n", str(case.requests), "--seed", "1", "--warmup", "0"]
+    load = ["-c", str(case.concurrency), "-n", str(case.requests), "--seed", "1", "--warmup", "0"]
 
-    def told() -> tuple[float, float]:
-        ttft = json.loads((out / "summary.json").read_text())["ttft_ms"]
+    def read_ttft_ms() -> tuple[float, float]:
+        """Return TTFT p50 and p99 in ms of the run."""
+        ttft = json.loads((run_dir / "summary.json").read_text())["ttft_ms"]
         return ttft["p50"], ttft["p99"]
 
     command = [
@@ -146,35 +149,41 @@ def ours(
         url,
         *load,
         "--out",
-        str(out),
+        str(run_dir),
     ]
-    return command, told
+    return command, read_ttft_ms
 
 
-def vllm(
+def prepare_vllm(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
-    """`vllm bench serve`, which is the program vllm-rs."""
-    rows = scratch / "rows.jsonl"
-    rows.write_text((json.dumps({"prompt": PROMPT}) + "\n") * case.requests)
+    """Prepare `vllm bench serve`, which is the program vllm-rs."""
+    dataset_path = scratch / "rows.jsonl"
+    dataset_path.write_text((json.dumps({"prompt": PROMPT}) + "\n") * case.requests)
     load = [
         "--num-prompts",
         str(case.requests),
         "--max-concurrency",
-        str(case.lanes),
+        str(case.concurrency),
         "--ignore-eos",
         "--disable-tqdm",
     ]
-    given = [
+    dataset = [
         "--dataset-name",
         "custom",
         "--dataset-path",
-        str(rows),
+        str(dataset_path),
         "--custom-output-len",
         str(case.tokens),
     ]
-    shown = ["--save-result", "--result-dir", str(scratch), "--result-filename", "vllm.json"]
-    shown += ["--percentile-metrics", "ttft", "--metric-percentiles", "50,99"]
+    output_options = [
+        "--save-result",
+        "--result-dir",
+        str(scratch),
+        "--result-filename",
+        "vllm.json",
+    ]
+    output_options += ["--percentile-metrics", "ttft", "--metric-percentiles", "50,99"]
     command = [
         FLAGS.vllm_rs,
         "bench",
@@ -187,30 +196,38 @@ def vllm(
         "sim",
     ]
 
-    def told() -> tuple[float, float]:
+    def read_ttft_ms() -> tuple[float, float]:
+        """Return TTFT p50 and p99 in ms that it reports."""
         result = json.loads((scratch / "vllm.json").read_text())
         assert result["completed"] == case.requests, (
             f"vllm-rs: {result['completed']} of {case.requests}"
         )
         return result["p50_ttft_ms"], result["p99_ttft_ms"]
 
-    return [*command, "--tokenizer", str(tokenizer(scratch)), *given, *load, *shown], told
+    return [
+        *command,
+        "--tokenizer",
+        str(write_tokenizer(scratch)),
+        *dataset,
+        *load,
+        *output_options,
+    ], read_ttft_ms
 
 
-def sglang(
+def prepare_sglang(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
-    """SGLang's `bench_serving --rust`: its module `_bench`."""
-    out = scratch / "sglang.jsonl"
-    start = f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; _bench.run_argv(['b', *sys.argv[1:]])"
+    """Prepare SGLang's `bench_serving --rust`, which is its module `_bench`."""
+    output_path = scratch / "sglang.jsonl"
+    code = f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; _bench.run_argv(['b', *sys.argv[1:]])"
     load = [
         "--num-prompts",
         str(case.requests),
         "--max-concurrency",
-        str(case.lanes),
+        str(case.concurrency),
         "--disable-tqdm",
     ]
-    given = [
+    dataset = [
         "--dataset-name",
         "random-ids",
         "--random-input-len",
@@ -218,7 +235,7 @@ def sglang(
         "--random-output-len",
         str(case.tokens),
     ]
-    given += [
+    dataset += [
         "--random-range-ratio",
         "1",
         "--worker-threads",
@@ -230,7 +247,7 @@ def sglang(
     command = [
         sys.executable,
         "-c",
-        start,
+        code,
         "--backend",
         "vllm-chat",
         "--base-url",
@@ -239,8 +256,9 @@ def sglang(
         "sim",
     ]
 
-    def told() -> tuple[float, float]:
-        result = json.loads(out.read_text().splitlines()[-1])
+    def read_ttft_ms() -> tuple[float, float]:
+        """Return TTFT p50 and p99 in ms that it reports."""
+        result = json.loads(output_path.read_text().splitlines()[-1])
         assert result["completed"] == case.requests, (
             f"SGLang: {result['completed']} of {case.requests}"
         )
@@ -249,20 +267,20 @@ def sglang(
     return [
         *command,
         "--tokenizer",
-        str(tokenizer(scratch)),
-        *given,
+        str(write_tokenizer(scratch)),
+        *dataset,
         *load,
         "--output-file",
-        str(out),
-    ], told
+        str(output_path),
+    ], read_ttft_ms
 
 
-def lines(
+def prepare_aiohttp(
     url: str, case: Case, scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
-    """aiohttp, line by line, as many home-made generators are."""
+    """Prepare an aiohttp client that reads line by line, as home-made generators do."""
     arguments = json.dumps(
-        {"url": url, "lanes": case.lanes, "tokens": case.tokens, "requests": case.requests}
+        {"url": url, "concurrency": case.concurrency, "tokens": case.tokens, "requests": case.requests}
     )
     return [
         sys.executable,
@@ -272,16 +290,16 @@ def lines(
     ], lambda: None
 
 
-CLIENTS: dict[str, Client] = {
-    "floor": floor,
-    "ours": ours,
-    BESIDE: ours,
-    "vllm": vllm,
-    "sglang": sglang,
-    "lines": lines,
+CLIENTS: dict[str, PrepareClient] = {
+    "floor": prepare_floor,
+    "ours": prepare_loadgen,
+    OTHER_CHECKOUT: prepare_loadgen,
+    "vllm": prepare_vllm,
+    "sglang": prepare_sglang,
+    "lines": prepare_aiohttp,
 }
 NAMES = {
-    BESIDE: "the other checkout",
+    OTHER_CHECKOUT: "the other checkout",
     "floor": "C, epoll and read, counts bytes",
     "ours": "`loadgen run`",
     "vllm": "`vllm bench serve` (Rust)",
@@ -291,128 +309,158 @@ NAMES = {
 FLAGS = argparse.Namespace(vllm_rs="", sglang_bench="", beside=None)
 
 
-def floor_binary() -> Path:
-    """The compiled reader, made once in a folder of its own."""
-    made = Path(tempfile.gettempdir()) / f"loadgen-floor-{os.getuid()}"
+def compile_floor() -> Path:
+    """Compile the C reader once and return its path."""
+    binary = Path(tempfile.gettempdir()) / f"loadgen-floor-{os.getuid()}"
     source = rig.BENCHMARKS_DIR / "floor.c"
-    if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
-        subprocess.run(["cc", "-O2", str(source), "-o", str(made)], check=True)
-    return made
+    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+        subprocess.run(["cc", "-O2", str(source), "-o", str(binary)], check=True)
+    return binary
 
 
-def tokenizer(scratch: Path) -> Path:
-    """A tokenizer of a thousand words, as a folder that both Rust clients can load."""
+def write_tokenizer(scratch: Path) -> Path:
+    """Write a tokenizer of a thousand words that both Rust clients can load."""
     folder = scratch / "tokenizer"
     folder.mkdir(exist_ok=True)
-    words = {"[UNK]": 0, **{f"w{i}": i + 1 for i in range(1000)}}
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
-    parts = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    spaces = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
-    (folder / "tokenizer.json").write_text(json.dumps({**spaces, **parts, "model": model}))
+    vocabulary = {"[UNK]": 0, **{f"w{i}": i + 1 for i in range(1000)}}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    empty_parts = dict.fromkeys(
+        ("truncation", "padding", "normalizer", "post_processor", "decoder")
+    )
+    header = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    (folder / "tokenizer.json").write_text(json.dumps({**header, **empty_parts, "model": model}))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 
-def once(name: str, case: Case) -> tuple[Ran, dict[str, float], tuple[float, float]]:
-    """One client process under one load: what it used, what the server did meanwhile, and the true TTFT (p50, p99)."""
+def run_client_once(
+    name: str, case: Case
+) -> tuple[ClientUsage, dict[str, float], tuple[float, float]]:
+    """Run one client process; return its usage, what the server did and the true TTFT.
+
+    The true TTFT is p50 and p99 in ms.
+    """
     with tempfile.TemporaryDirectory(prefix="loadgen-clients-") as folder:
         scratch = Path(folder)
         log = scratch / "sends"
         with rig.serve_endpoint(
             **case.options, idle_close="60s", log_events="ends", log=str(log)
         ) as server:
-            command, told = CLIENTS[name](server.url, case, scratch)
+            command, read_ttft_ms = CLIENTS[name](server.url, case, scratch)
             core = ",".join(map(str, rig.client_and_server_cores()[0]))
-            before, begun = rig.read_counters(server.url), time.monotonic()
-            with (scratch / "out").open("w+b") as out:
+            counters_before, started_s = rig.read_counters(server.url), time.monotonic()
+            with (scratch / "out").open("w+b") as output:
                 env = {**os.environ, "TOKIO_WORKER_THREADS": "1"}
-                if name == BESIDE:
+                if name == OTHER_CHECKOUT:
                     env["PYTHONPATH"] = os.pathsep.join(
                         (str(FLAGS.beside), str(FLAGS.beside / "sdk"))
                     )
                 process = subprocess.Popen(
-                    ["taskset", "-c", core, *command], stdout=out, stderr=out, env=env
+                    ["taskset", "-c", core, *command], stdout=output, stderr=output, env=env
                 )
-                _, status, used = os.wait4(process.pid, 0)
+                _, status, resources = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
-                out.seek(0)
+                output.seek(0)
                 if process.returncode not in (
                     0,
                     3,
                 ):  # 3: ours, when the host was too busy for its latencies
                     raise SystemExit(
-                        f"{name} ended with {process.returncode}: {out.read()[-1000:].decode()}"
+                        f"{name} ended with {process.returncode}: {output.read()[-1000:].decode()}"
                     )
-            wall, after = time.monotonic() - begun, rig.read_counters(server.url)
-            ttft_ms = told()
-        sent = parse_log(log.read_bytes())
-        first: dict[int, int] = {}
-        for number, at in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
-            first.setdefault(number, at)
-        waits = [
-            (first[request.number] - request.arrival_ns) / 1e6
-            for request in sent.requests
-            if request.number in first
+            wall_s, counters_after = time.monotonic() - started_s, rig.read_counters(server.url)
+            ttft_ms = read_ttft_ms()
+        send_log = parse_log(log.read_bytes())
+        first_sent_ns: dict[int, int] = {}
+        for number, sent_ns in zip(
+            send_log.request.tolist(), send_log.sent_ns.tolist(), strict=True
+        ):
+            first_sent_ns.setdefault(number, sent_ns)
+        true_ttft_ms = [
+            (first_sent_ns[request.number] - request.arrival_ns) / 1e6
+            for request in send_log.requests
+            if request.number in first_sent_ns
         ]
-    did = {what: after[what] - before[what] for what in ("events", "requests", "cpu_s")}
-    if did["requests"] < case.requests:
-        raise SystemExit(f"{name} sent {did['requests']} of {case.requests} requests")
-    ran = Ran(used.ru_utime + used.ru_stime, wall, ttft_ms)
-    return ran, did, (float(np.quantile(waits, 0.5)), float(np.quantile(waits, 0.99)))
+    server_did = {
+        counter: counters_after[counter] - counters_before[counter]
+        for counter in ("events", "requests", "cpu_s")
+    }
+    if server_did["requests"] < case.requests:
+        raise SystemExit(f"{name} sent {server_did['requests']} of {case.requests} requests")
+    usage = ClientUsage(resources.ru_utime + resources.ru_stime, wall_s, ttft_ms)
+    return (
+        usage,
+        server_did,
+        (float(np.quantile(true_ttft_ms, 0.5)), float(np.quantile(true_ttft_ms, 0.99))),
+    )
 
 
-def measure(case: Case, names: list[str], rounds: int) -> str:
-    """The table of one load."""
-    per_cpu: dict[str, list[float]] = {name: [] for name in names}
-    busy: dict[str, list[str]] = {name: [] for name in names}
-    off: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    count = case.requests * (case.tokens if case.counted == "events" else 1)
+def measure_case(case: Case, names: list[str], rounds: int) -> str:
+    """Return the table of one load."""
+    rates_per_cpu_s: dict[str, list[float]] = {name: [] for name in names}
+    core_usage: dict[str, list[str]] = {name: [] for name in names}
+    ttft_errors_ms: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    count = case.requests * (case.tokens if case.counted_unit == "events" else 1)
     for name, runs in rig.interleave_rounds(
-        rounds, {name: partial(once, name, case) for name in names}
+        rounds, {name: partial(run_client_once, name, case) for name in names}
     ).items():
-        for ran, did, true in runs:
-            per_cpu[name].append(count / ran.cpu_s)
-            busy[name].append(f"{ran.cpu_s / ran.wall_s:.0%} / {did['cpu_s'] / ran.wall_s:.0%}")
-            if ran.ttft_ms is not None and None not in ran.ttft_ms:
-                off[name].append((ran.ttft_ms[0] - true[0], ran.ttft_ms[1] - true[1]))
+        for usage, server_did, true_ttft_ms in runs:
+            rates_per_cpu_s[name].append(count / usage.cpu_s)
+            core_usage[name].append(
+                f"{usage.cpu_s / usage.wall_s:.0%} / {server_did['cpu_s'] / usage.wall_s:.0%}"
+            )
+            if usage.ttft_ms is not None and None not in usage.ttft_ms:
+                ttft_errors_ms[name].append(
+                    (usage.ttft_ms[0] - true_ttft_ms[0], usage.ttft_ms[1] - true_ttft_ms[1])
+                )
     rows = []
     for name in names:
-        beside = [
-            f"{rig.median_ratio(per_cpu[name], per_cpu[other]):.2f}"
+        ratios = [
+            f"{rig.median_ratio(rates_per_cpu_s[name], rates_per_cpu_s[other]):.2f}"
             if other in names and other != name
             else ""
             for other in ("floor", "lines", "ours")
         ]
         errors = [
-            f"{rig.median([error[i] for error in off[name]]):+.2f}" if off[name] else ""
-            for i in (0, 1)
+            f"{rig.median([error[index] for error in ttft_errors_ms[name]]):+.2f}"
+            if ttft_errors_ms[name]
+            else ""
+            for index in (0, 1)
         ]
-        spread = f"{min(per_cpu[name]):,.0f} to {max(per_cpu[name]):,.0f}"
+        spread = f"{min(rates_per_cpu_s[name]):,.0f} to {max(rates_per_cpu_s[name]):,.0f}"
         rows.append(
             [
                 NAMES[name],
-                f"{rig.median(per_cpu[name]):,.0f}",
+                f"{rig.median(rates_per_cpu_s[name]):,.0f}",
                 spread,
-                *beside,
+                *ratios,
                 *errors,
-                busy[name][0],
+                core_usage[name][0],
             ]
         )
-    head = ["client", f"{case.counted}/CPU-s", "range", "of the floor", "of aiohttp", "of ours"]
-    head += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
+    columns = [
+        "client",
+        f"{case.counted_unit}/CPU-s",
+        "range",
+        "of the floor",
+        "of aiohttp",
+        "of ours",
+    ]
+    columns += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
     return (
-        f"{case.what}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n"
-        + rig.format_table(head, rows)
+        f"{case.description}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n"
+        + rig.format_table(columns, rows)
     )
 
 
 def compile_sources() -> None:
-    """The bytecode of the package that the client process will import."""
+    """Compile the bytecode of the packages that the client process imports."""
     for package in (loadgen, loadgen_sdk):
         compileall.compile_dir(Path(package.__path__[0]), quiet=2)
 
 
 def main() -> None:
+    """Print the table of each load."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
@@ -424,24 +472,24 @@ def main() -> None:
     vars(FLAGS).update(vars(rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")))
     if FLAGS.beside is not None:
         FLAGS.beside = FLAGS.beside.resolve()
-        NAMES[BESIDE] = f"`loadgen run`, {rig.describe_commit(FLAGS.beside)}"
+        NAMES[OTHER_CHECKOUT] = f"`loadgen run`, {rig.describe_commit(FLAGS.beside)}"
         compileall.compile_dir(FLAGS.beside, quiet=2)
     compile_sources()
     names = [name for name in CLIENTS if name in FLAGS.only.split(",")]
-    for name, missing, why in (
+    for name, is_missing, reason in (
         ("floor", shutil.which("cc") is None, "no C compiler"),
         ("vllm", not FLAGS.vllm_rs, "no --vllm-rs"),
         ("sglang", not FLAGS.sglang_bench, "no --sglang-bench"),
-        (BESIDE, FLAGS.beside is None, "no --beside"),
+        (OTHER_CHECKOUT, FLAGS.beside is None, "no --beside"),
     ):
-        if missing and name in names:
+        if is_missing and name in names:
             names.remove(name)
-            print(f"left out: {NAMES[name]} ({why})")
+            print(f"left out: {NAMES[name]} ({reason})")
     print("Whole processes, one core for the client and another for the server.\n", flush=True)
     for name in FLAGS.cases.split(","):
         case = CASES[name]
-        case = case._replace(requests=max(case.lanes, round(case.requests * FLAGS.share)))
-        print(measure(case, names, FLAGS.rounds) + "\n", flush=True)
+        case = case._replace(requests=max(case.concurrency, round(case.requests * FLAGS.share)))
+        print(measure_case(case, names, FLAGS.rounds) + "\n", flush=True)
 
 
 if __name__ == "__main__":

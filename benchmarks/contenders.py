@@ -114,19 +114,19 @@ async def run_aiohttp_lines(
     return sum(counts)
 
 
-def run_closed_loop(url: str, lanes: int, tokens: int, requests: int) -> dict[str, Any]:
-    """Run the same reader in a closed loop of `lanes` virtual users, for clients.py."""
+def run_closed_loop(url: str, concurrency: int, tokens: int, requests: int) -> dict[str, Any]:
+    """Run the same reader in a closed loop of `concurrency` virtual users, for clients.py."""
     import aiohttp
     import uvloop
 
     async def run_all() -> int:
         remaining = iter(range(requests))
 
-        async def lane() -> int:
+        async def run_virtual_user() -> int:
             return sum([await _read_line_by_line(session, url, tokens) for _ in remaining])
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            return sum(await asyncio.gather(*(lane() for _ in range(lanes))))
+            return sum(await asyncio.gather(*(run_virtual_user() for _ in range(concurrency))))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return {"events": runner.run(run_all())}
@@ -186,9 +186,10 @@ def _as_contender(reader: Any) -> Any:
 
 if __name__ == "__main__":
     rig.run_as_contender(
-        {"closed": run_closed_loop}
-        | {
-            contender.__name__: _as_contender(contender)
-            for contender in (run_baseline, run_aiohttp_lines, run_openai)
+        {
+            "closed": run_closed_loop,
+            "baseline": _as_contender(run_baseline),
+            "lines": _as_contender(run_aiohttp_lines),
+            "openai": _as_contender(run_openai),
         }
     )

@@ -47,87 +47,93 @@ TERMS = (
 )
 LONG_SEEDS = range(900_001, 900_005)
 PRESET = "gb300-vm"
-OFF = (0.9, 1.0, 1.1)
+LIMIT_FACTORS = (0.9, 1.0, 1.1)
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 Key = tuple[str, int]
 
 
-def queue(requests: int, rate: float, seed: int) -> RecordedRun:
+def simulate_queue(requests: int, rate: float, seed: int) -> RecordedRun:
+    """Simulate a run of the queue."""
     return run(rows(seed, requests, rate))
 
 
-def long_queue(requests: int, rate: float, seed: int) -> Columns:
+def simulate_long_queue(requests: int, rate: float, seed: int) -> Columns:
+    """Simulate a long run of the queue for the truth."""
     return Columns(rows(seed, requests, rate))
 
 
-def long_physical(rate: float, seed: int) -> Columns:
-    return physical(rate, 180.0, seed, "10m").columns()
+def simulate_long_engine(rate: float, seed: int) -> Columns:
+    """Simulate a long run of the VM after a warm-up, for the truth."""
+    return simulate_engine(rate, 180.0, seed, "10m").columns()
 
 
-def physical(rate: float, minutes: float, seed: int, warmup: str = "0") -> RecordedRun:
-    """A run of the simulated VM, chatbot lengths, from an empty server or after a warm-up."""
+def simulate_engine(rate: float, minutes: float, seed: int, warmup: str = "0") -> RecordedRun:
+    """Simulate a run of the VM with chatbot lengths, from an empty server or after a warm-up."""
     workload = load(
         "qa", read_flags(request_rate=f"{rate}/s", duration=f"{minutes * 60:g}s", warmup=warmup), {}
     )
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(url=f"sim:{PRESET}", out=Path(folder) / "run")
-        _, kept = execute(workload.model_copy(update={"seed": seed}), settings)
-        return read_run(kept, Path(folder))
+        _, run_dir = execute(workload.model_copy(update={"seed": seed}), settings)
+        return read_run(run_dir, Path(folder))
 
 
-def truths(long: Callable[[int], Columns]) -> dict[Key, float]:
-    """Of all the long runs together."""
+def find_true_quantiles(simulate: Callable[[int], Columns]) -> dict[Key, float]:
+    """Return the quantiles of all long runs together, in ns."""
     values: dict[str, list[NDArray[np.float64]]] = {}
     for seed in LONG_SEEDS:
-        columns = long(seed)
+        columns = simulate(seed)
         for metric in dict(TERMS):
             values.setdefault(metric, []).append(metric_values(columns, metric))
-    ordered = {metric: np.sort(np.concatenate(each)) for metric, each in values.items()}
+    ordered = {metric: np.sort(np.concatenate(arrays)) for metric, arrays in values.items()}
     return {
-        (metric, at): float(ordered[metric][quantile_index(len(ordered[metric]), at / 100)])
-        for metric, at in TERMS
+        (metric, percentile): float(
+            ordered[metric][quantile_index(len(ordered[metric]), percentile / 100)]
+        )
+        for metric, percentile in TERMS
     }
 
 
-def counted(
-    truth: dict[Key, float], seeds: range, one: Callable[[int], RecordedRun]
+def count_verdicts(
+    truth: dict[Key, float], seeds: range, simulate: Callable[[int], RecordedRun]
 ) -> dict[tuple[Key, float], Counter[str]]:
-    """How often which verdict came for each promise."""
+    """Count the verdicts of each term, by its limit relative to the truth."""
     text = "name: power\nhorizon: 20s\nlevels:\n"
-    for off in OFF:
-        text += f"  - name: at-{off}\n    workload: qa\n    must:\n"
-        for (metric, at), value in truth.items():
-            text += f"      - {metric}: {{limit: {round(value * off)}ns, at: p{at}}}\n"
+    for factor in LIMIT_FACTORS:
+        text += f"  - name: at-{factor}\n    workload: qa\n    must:\n"
+        for (metric, percentile), value in truth.items():
+            text += f"      - {metric}: {{limit: {round(value * factor)}ns, at: p{percentile}}}\n"
     contract = parse_contract(text, "power", {})
     counts: dict[tuple[Key, float], Counter[str]] = {}
     for seed in seeds:
-        measured = MeasuredLevel(runs=(one(seed),))
-        for off, level in zip(
-            OFF,
-            judge_levels(contract, {one.name: measured for one in contract.levels}),
+        measured = MeasuredLevel(runs=(simulate(seed),))
+        for factor, level in zip(
+            LIMIT_FACTORS,
+            judge_levels(contract, {simulate.name: measured for simulate in contract.levels}),
             strict=True,
         ):
             assert not level.failure_reason, level.failure_reason
             for key, term in zip(truth, level.terms, strict=True):
-                counts.setdefault((key, off), Counter())[term.verdict] += 1
+                counts.setdefault((key, factor), Counter())[term.verdict] += 1
     return counts
 
 
-def table(
+def print_table(
     title: str, truth: dict[Key, float], counts: dict[tuple[Key, float], Counter[str]]
 ) -> tuple[int, int]:
-    """Prints it; returns all wrong PASSes, and the most wrong FAILs of a term."""
+    """Print the verdicts; return all wrong PASSes and the most wrong FAILs of one term."""
     print(f"{title:<34}  10 % less              the truth itself       10 % more", flush=True)
     for key, value in truth.items():
         cells = [
-            "{:>4} /{:>4} /{:>4}".format(*(counts[key, off][v] for v in VERDICTS)) for off in OFF
+            "{:>4} /{:>4} /{:>4}".format(*(counts[key, factor][verdict] for verdict in VERDICTS))
+            for factor in LIMIT_FACTORS
         ]
         print(
             f"  {key[0]} p{key[1]:<5} {value / 1e6:>14.2f} ms        " + "       ".join(cells),
             flush=True,
         )
-    return sum(counts[key, OFF[0]]["PASS"] for key in truth), max(
-        counts[key, OFF[2]]["FAIL"] for key in truth
+    return sum(counts[key, LIMIT_FACTORS[0]]["PASS"] for key in truth), max(
+        counts[key, LIMIT_FACTORS[2]]["FAIL"] for key in truth
     )
 
 
@@ -136,6 +142,7 @@ ENGINE = ((111.0, 10.0), (150.0, 10.0), (150.0, 60.0))  # requests per second, m
 
 
 def main() -> int:
+    """Print the verdicts of each case; return 1 if too many are wrong."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
@@ -151,16 +158,24 @@ def main() -> int:
     cases: list[tuple[str, Callable[[int], Columns], Callable[[int], RecordedRun]]] = []
     for rate, requests in QUEUE:
         title = f"queue, {rate:g}/s, {requests:,} requests"
-        cases.append((title, partial(long_queue, args.long, rate), partial(queue, requests, rate)))
+        cases.append(
+            (
+                title,
+                partial(simulate_long_queue, args.long, rate),
+                partial(simulate_queue, requests, rate),
+            )
+        )
     for rate, minutes in ENGINE:
         title = f"{PRESET}, {rate:g}/s, {minutes:g} minutes"
-        cases.append((title, partial(long_physical, rate), partial(physical, rate, minutes)))
-    found = []
-    for title, long_run, one in cases:
+        cases.append(
+            (title, partial(simulate_long_engine, rate), partial(simulate_engine, rate, minutes))
+        )
+    totals = []
+    for title, simulate_long, simulate in cases:
         if args.only in title:
-            truth = truths(long_run)
-            found.append(table(title, truth, counted(truth, seeds, one)))
-    wrong_pass, wrong_fail = sum(passes for passes, _ in found), max(fails for _, fails in found)
+            truth = find_true_quantiles(simulate_long)
+            totals.append(print_table(title, truth, count_verdicts(truth, seeds, simulate)))
+    wrong_pass, wrong_fail = sum(passes for passes, _ in totals), max(fails for _, fails in totals)
     print(f"wrong PASS in all: {wrong_pass}; most wrong FAILs of a term: {wrong_fail}")
     return 0 if args.smoke or (wrong_pass == 0 and wrong_fail <= args.seeds // 10) else 1
 

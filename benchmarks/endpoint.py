@@ -59,51 +59,54 @@ END = b"0\r\n\r\n"
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
-def body(tokens: int) -> bytes:
-    """A small request that asks for exactly this many tokens."""
+def request_body(tokens: int) -> bytes:
+    """Return a small request for exactly this many tokens."""
     value = {"model": "sim", "messages": [{"role": "user", "content": " tell me"}], "stream": True}
     value |= {"stream_options": {"include_usage": True}, "max_tokens": tokens, "ignore_eos": True}
     return json.dumps(value).encode()
 
 
-def drive(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int:
-    """`rounds` answers on each of `streams` connections, whose starts are `gap_s` apart; returns the bytes read."""
+def read_streams(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int:
+    """Read `rounds` responses on each of `streams` connections; return the bytes read.
+
+    Connections open `gap_s` apart.
+    """
     host, port = url.removeprefix("http://").split(":")
-    asked = body(tokens)
-    request = REQUEST % (len(asked), asked)
-    poll = select.epoll()
+    payload = request_body(tokens)
+    request = REQUEST % (len(payload), payload)
+    epoll = select.epoll()
     socks: dict[int, socket.socket] = {}
-    left: dict[int, int] = {}
-    total = 0
-    begun, opened, closed = time.monotonic(), 0, 0
+    rounds_left: dict[int, int] = {}
+    total_bytes = 0
+    started_s, opened, closed = time.monotonic(), 0, 0
     while closed < streams:
-        if opened < streams and time.monotonic() >= begun + opened * gap_s:
+        if opened < streams and time.monotonic() >= started_s + opened * gap_s:
             sock = socket.create_connection((host, int(port)))
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            socks[sock.fileno()], left[sock.fileno()] = sock, rounds
-            poll.register(sock.fileno(), select.EPOLLIN)
+            socks[sock.fileno()], rounds_left[sock.fileno()] = sock, rounds
+            epoll.register(sock.fileno(), select.EPOLLIN)
             sock.send(request)
             opened += 1
-        for fd, _ in poll.poll(0.001 if opened < streams else 5.0):
+        for fd, _ in epoll.poll(0.001 if opened < streams else 5.0):
             data = socks[fd].recv(1 << 20)
-            total += len(data)
+            total_bytes += len(data)
             if not data:
                 raise SystemExit("the endpoint closed a connection")
             if data.endswith(END):
-                left[fd] -= 1
-                if left[fd]:
+                rounds_left[fd] -= 1
+                if rounds_left[fd]:
                     socks[fd].send(request)
                 else:
-                    poll.unregister(fd)
+                    epoll.unregister(fd)
                     socks.pop(fd).close()
                     closed += 1
-    poll.close()
-    return total
+    epoll.close()
+    return total_bytes
 
 
-def started(options: Options) -> EmbeddedServer:
-    """The endpoint, before everybody else's processes with --alone; children inherit what this process is."""
+def start_endpoint(options: Options) -> EmbeddedServer:
+    """Start the endpoint, with `--alone` at a higher priority that its children inherit."""
     if not rig.RealtimePriority.is_enabled:
         return start(options)
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
@@ -113,55 +116,64 @@ def started(options: Options) -> EmbeddedServer:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def measure(
+def measure_case(
     name: str, options: dict[str, Any], streams: int, tokens: int, rounds: int, gap_s: float
 ) -> list[str]:
-    """One row of the table. Of several processes only events and lateness are known, from the logs they leave."""
+    """Return the row of one case.
+
+    With several processes only events and lateness are known, from the logs of the processes.
+    """
     processes = options.get("cores", 1)
     with tempfile.TemporaryDirectory() as scratch:
-        logs = [f"{scratch}/log", *(f"{scratch}/log.{core}" for core in range(1, processes))]
+        log_paths = [f"{scratch}/log", *(f"{scratch}/log.{core}" for core in range(1, processes))]
         if str(options.get("preset")).startswith("extends"):
-            own = Path(scratch) / "own.yaml"
-            own.write_text(options["preset"])
-            options = options | {"preset": str(own)}
-        with started(Options(**options, log=logs[0])) as endpoint:
+            preset_path = Path(scratch) / "own.yaml"
+            preset_path.write_text(options["preset"])
+            options = options | {"preset": str(preset_path)}
+        with start_endpoint(Options(**options, log=log_paths[0])) as endpoint:
 
-            def work() -> dict[str, Any]:
-                begun = time.monotonic()
-                drive(endpoint.url, streams, tokens, rounds, gap_s)
-                return {"wall_s": time.monotonic() - begun}
+            def run_client() -> dict[str, Any]:
+                started_s = time.monotonic()
+                read_streams(endpoint.url, streams, tokens, rounds, gap_s)
+                return {"wall_s": time.monotonic() - started_s}
 
-            found = rig.measure_with_server(endpoint.url, work)
-        sent = [parse_log(Path(log).read_bytes()) for log in logs]
-    late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in sent])
-    late = [""] * 4
+            result = rig.measure_with_server(endpoint.url, run_client)
+        logs = [parse_log(Path(path).read_bytes()) for path in log_paths]
+    late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in logs])
+    late_cells = [""] * 4
     if len(late_us) and not options.get("flood"):
-        usual = _usual_p99(np.concatenate([log.planned_ns for log in sent]), late_us)
-        p50, p99, worst = np.quantile(late_us, (0.5, 0.99, 1.0))
-        late = [f"{value:,.0f}" for value in (p50, p99, usual, worst)]
+        typical_p99 = _typical_p99(np.concatenate([log.planned_ns for log in logs]), late_us)
+        p50, p99, max_us = np.quantile(late_us, (0.5, 0.99, 1.0))
+        late_cells = [f"{value:,.0f}" for value in (p50, p99, typical_p99, max_us)]
     if processes > 1:
-        return [name, f"{len(late_us) / found['wall_s']:,.0f}", "", "", "", *late]
-    per_cpu = [
-        f"{found[what] / found['server_cpu_s']:,.0f}"
-        for what in ("server_events", "server_requests")
+        return [name, f"{len(late_us) / result['wall_s']:,.0f}", "", "", "", *late_cells]
+    rates_per_cpu_s = [
+        f"{result[counter] / result['server_cpu_s']:,.0f}"
+        for counter in ("server_events", "server_requests")
     ]
     return [
         name,
-        f"{found['server_events'] / found['wall_s']:,.0f}",
-        *per_cpu,
-        f"{found['server_share']:.2f}",
-        *late,
+        f"{result['server_events'] / result['wall_s']:,.0f}",
+        *rates_per_cpu_s,
+        f"{result['server_share']:.2f}",
+        *late_cells,
     ]
 
 
-def _usual_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> float:
-    """p99 of the median 100 ms: what is left when a host that is used by others holds the endpoint up now and then."""
+def _typical_p99(planned_ns: NDArray[np.int64], late_us: NDArray[np.float64]) -> float:
+    """Return the p99 of the median 100 ms.
+
+    It ignores the moments in which other users of a shared host delay the endpoint.
+    """
     order = np.argsort(planned_ns, kind="stable")
     starts = np.unique(planned_ns[order] // 100_000_000, return_index=True)[1][1:]
-    return float(np.median([np.quantile(part, 0.99) for part in np.split(late_us[order], starts)]))
+    return float(
+        np.median([np.quantile(window, 0.99) for window in np.split(late_us[order], starts)])
+    )
 
 
 def main() -> None:
+    """Print what the endpoint carries in each case."""
     parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--share", type=float, default=1.0, help="of the streams and their tokens")
     parser.add_argument("--only", default="", help="part of a case's name")
@@ -178,7 +190,7 @@ def main() -> None:
         "worst",
     ]
     rows = [
-        measure(
+        measure_case(
             name,
             options,
             max(1, int(streams * args.share)),

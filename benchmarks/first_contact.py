@@ -24,29 +24,34 @@ from typing import Any, NamedTuple
 import rig
 import rivals
 
-URL_OF_NOBODY = "http://127.0.0.1:9"  # what asks the network is refused at once
+CLOSED_PORT_URL = "http://127.0.0.1:9"  # what asks the network is refused at once
 
 
-class Way(NamedTuple):
-    """How a tool is come by. Steps: what is typed or brought, each one thing. `bare`: what it takes in the place of
-    `--tokenizer FOLDER` where there is none.
+class Installation(NamedTuple):
+    """How a tool is installed.
+
+    `steps` lists what a user types or brings. `options_without_tokenizer` replaces `--tokenizer
+    FOLDER`.
     """
 
     requirement: str
     steps: str
-    bare: str = ""
+    options_without_tokenizer: str = ""
 
 
-WAYS = {
-    "loadgen": Way(str(rig.BENCHMARKS_DIR.parent), "install, run"),
-    "guidellm": Way("guidellm==0.8.1", "install, a tokenizer, run"),
-    "aiperf": Way("aiperf==0.13.0", "install, run", " --tokenizer builtin"),
-    "vllm": Way("vllm==0.32.0", "install, a tokenizer, run", " --skip-tokenizer-init"),
+INSTALLATIONS = {
+    "loadgen": Installation(str(rig.BENCHMARKS_DIR.parent), "install, run"),
+    "guidellm": Installation("guidellm==0.8.1", "install, a tokenizer, run"),
+    "aiperf": Installation("aiperf==0.13.0", "install, run", " --tokenizer builtin"),
+    "vllm": Installation("vllm==0.32.0", "install, a tokenizer, run", " --skip-tokenizer-init"),
 }
 
 
-class Installed(NamedTuple):
-    """`program`: what is started. seconds, megabytes: None where it was there already, or cannot be weighed."""
+class InstalledTool(NamedTuple):
+    """An installed tool and its program.
+
+    `seconds` and `megabytes` are None if it was installed before or cannot be weighed.
+    """
 
     program: str
     seconds: float | None
@@ -54,25 +59,29 @@ class Installed(NamedTuple):
     packages: int | None = None
 
 
-def install(tool: rivals.Tool, at: Path) -> Installed:
-    """A fresh environment with a tool, as its users make one."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "venv", at], check=True)
+def install_tool(tool: rivals.Tool, environment_dir: Path) -> InstalledTool:
+    """Install a tool into a fresh environment, as its users do."""
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", environment_dir], check=True)
     pip: list[str | Path] = [
-        at / "bin" / "pip",
+        environment_dir / "bin" / "pip",
         "install",
         "-q",
         "--no-cache-dir",
         "--disable-pip-version-check",
     ]
-    subprocess.run([*pip, WAYS[tool.name].requirement], check=True, stderr=subprocess.DEVNULL)
-    seconds = time.monotonic() - began
+    subprocess.run(
+        [*pip, INSTALLATIONS[tool.name].requirement], check=True, stderr=subprocess.DEVNULL
+    )
+    seconds = time.monotonic() - started_s
     name = Path(tool.program).name if tool.environment else "python"
-    return Installed(str(at / "bin" / name), seconds, *weigh(at))
+    return InstalledTool(
+        str(environment_dir / "bin" / name), seconds, *measure_environment(environment_dir)
+    )
 
 
-def weigh(environment: Path) -> tuple[float, int]:
-    """MB on the disk, links counted once, and the number of packages."""
+def measure_environment(environment: Path) -> tuple[float, int]:
+    """Return MB on the disk, with links counted once, and the number of packages."""
     sizes = {
         (stat.st_dev, stat.st_ino): stat.st_blocks * 512
         for stat in map(os.lstat, environment.rglob("*"))
@@ -82,83 +91,108 @@ def weigh(environment: Path) -> tuple[float, int]:
     )
 
 
-def found(tool: rivals.Tool) -> Installed | None:
-    """The one that is installed, with its weight where it has an environment of its own."""
-    program = rivals.program(tool)
+def find_installed(tool: rivals.Tool) -> InstalledTool | None:
+    """Return the tool that is installed already, or None."""
+    program = rivals.find_program(tool)
     if not program:
         return None
-    weight = weigh(Path(program).parents[1]) if tool.environment else (None, None)
-    return Installed(program, None, *weight)
+    weight = measure_environment(Path(program).parents[1]) if tool.environment else (None, None)
+    return InstalledTool(program, None, *weight)
 
 
-def complaint(text: str) -> str:
-    """What a tool says that went wrong: its last line with the name of an error, else its last line."""
+def find_error_line(text: str) -> str:
+    """Return the line of an output that says what went wrong.
+
+    It is the last line with the name of an error, or else the last line.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"(?i)error\b|offline", line)]
     return next(iter([*errors[-1:], *lines[-1:]]), "nothing")
 
 
-def drive(
-    tool: rivals.Tool, program: str, tokenizer: str, out: Path, given: Any
+def run_first_load(
+    tool: rivals.Tool, program: str, tokenizer: str, output_dir: Path, args: Any
 ) -> tuple[float, str, str]:
-    """One load: its seconds, from the command to its end, TTFT p50 beside the truth, and what went wrong.
+    """Run one load; return its seconds, TTFT p50 with the truth, and what went wrong.
 
-    tokenizer: "" leaves it out, and no package or model can be asked for.
+    With an empty `tokenizer` no package or model can be fetched.
     """
-    out.mkdir(parents=True)
+    output_dir.mkdir(parents=True)
     with rig.serve_endpoint(**rivals.OPTIONS) as server:
-        command = rivals.command(tool, program, server.url, tokenizer or "none", out, given)
+        command = rivals.build_command(
+            tool, program, server.url, tokenizer or "none", output_dir, args
+        )
         if not tokenizer:
-            command = re.sub(r" --tokenizer \S+", WAYS[tool.name].bare, command)
-            command = f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={URL_OF_NOBODY} {command}"
-        began = time.monotonic()
-        rivals.drive(command, out / "said.txt", starved=False, at_most_s=given.minutes * 60)
-        seconds = time.monotonic() - began
-        log = rig.read_url(server.url + "/_log")
-    if not (out / tool.result).exists():
-        return seconds, "", complaint((out / "said.txt").read_text("utf-8", errors="replace"))
-    (said, itself), truth = rivals.told(tool, out), rivals.true(log)
-    verdict = itself.partition(":")[0] if tool.name == "loadgen" else ""
-    return seconds, f"{said.ttft or 0:.1f} / {truth.ttft or 0:.1f} {verdict}".strip(), ""
+            command = re.sub(
+                r" --tokenizer \S+", INSTALLATIONS[tool.name].options_without_tokenizer, command
+            )
+            command = f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={CLOSED_PORT_URL} {command}"
+        started_s = time.monotonic()
+        rivals.run_tool(
+            command, output_dir / "said.txt", starved=False, timeout_s=args.minutes * 60
+        )
+        seconds = time.monotonic() - started_s
+        endpoint_log = rig.read_url(server.url + "/_log")
+    if not (output_dir / tool.result).exists():
+        return (
+            seconds,
+            "",
+            find_error_line((output_dir / "said.txt").read_text("utf-8", errors="replace")),
+        )
+    (reported, own_verdict), truth = (
+        rivals.read_tool_result(tool, output_dir),
+        rivals.read_truth(endpoint_log),
+    )
+    verdict = own_verdict.partition(":")[0] if tool.name == "loadgen" else ""
+    return seconds, f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f} {verdict}".strip(), ""
 
 
 def main() -> None:
+    """Print install time, size and first load of each tool."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
     )
     parser.add_argument("--install", type=Path, help="make fresh environments below this folder")
-    parser.add_argument("--only", action="append", choices=WAYS, help="a tool; repeatable")
+    parser.add_argument("--only", action="append", choices=INSTALLATIONS, help="a tool; repeatable")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=5.0, help="that a load may take")
     args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = rivals.tokenizer_of(args, parser, scratch)
+        folder = rivals.find_tokenizer(args, parser, scratch)
         for tool in rivals.TOOLS:
-            if tool.name not in WAYS or (args.only and tool.name not in args.only):
+            if tool.name not in INSTALLATIONS or (args.only and tool.name not in args.only):
                 continue
-            installed = install(tool, args.install / tool.name) if args.install else found(tool)
+            installed = (
+                install_tool(tool, args.install / tool.name)
+                if args.install
+                else find_installed(tool)
+            )
             if installed is None:
                 print(f"{tool.name}: not installed")
                 continue
             runs = [
-                drive(tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{n}", args)
-                for n, tokenizer in enumerate([folder, folder, ""])
+                run_first_load(
+                    tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{index}", args
+                )
+                for index, tokenizer in enumerate([folder, folder, ""])
             ]
-            (first, ttft, wrong), (second, *_), (alone, alone_ttft, alone_wrong) = runs
+            (first_s, ttft, error), (second_s, *_), (isolated_s, isolated_ttft, isolated_error) = (
+                runs
+            )
             rows.append(
                 [
                     tool.name,
-                    WAYS[tool.name].steps,
-                    rivals.shown(installed.seconds, 0),
-                    rivals.shown(installed.megabytes, 0),
+                    INSTALLATIONS[tool.name].steps,
+                    rivals.format_number(installed.seconds, 0),
+                    rivals.format_number(installed.megabytes, 0),
                     str(installed.packages or ""),
-                    f"{first:.1f}",
-                    f"{second:.1f}",
-                    ttft or wrong,
-                    f"{alone:.1f} s" if alone_ttft else f"no: {alone_wrong[:110]}",
+                    f"{first_s:.1f}",
+                    f"{second_s:.1f}",
+                    ttft or error,
+                    f"{isolated_s:.1f} s" if isolated_ttft else f"no: {isolated_error[:110]}",
                 ]
             )
     columns = [

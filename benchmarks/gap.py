@@ -25,11 +25,11 @@ from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.cost import published
 
 PRESET = "gb300-rack"
-RULES_S = 600  # least length of a run by the rules
-SEEN = "seen.txt"  # the tree and the day of the runs
-STEADY = "steady.json"  # the runs of benchmarks/steady.py
-KEPT = ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json")
-SEARCHED = ("search.json", "curve.csv", "probes.jsonl")
+MIN_RULES_S = 600  # least length of a run by the rules
+SOURCE_FILE = "seen.txt"  # the tree and the day of the runs
+STEADY_RUNS_FILE = "steady.json"  # the runs of benchmarks/steady.py
+RESULT_FILES = ("mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json")
+SEARCH_FILES = ("search.json", "curve.csv", "probes.jsonl")
 COMMANDS = {
     "offline": ["--target-qps", "3700"],
     "server": ["--find-peak", "--target-qps", "2500"],
@@ -38,8 +38,8 @@ COMMANDS = {
 SMOKE = {"offline": ["--target-qps", "40", "--min-duration", "10"]}
 
 
-def arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
-    """What one would type after `loadgen`."""
+def command_arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> list[str]:
+    """Return the arguments of `loadgen` for a scenario."""
     return [
         "mlperf",
         scenario,
@@ -51,69 +51,82 @@ def arguments(scenario: str, preset: str, commands: dict[str, list[str]]) -> lis
     ]
 
 
-def run(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:
-    """The command, and the folder of the run whose result it printed."""
-    out = scratch / scenario
+def run_scenario(scenario: str, preset: str, scratch: Path, commands: dict[str, list[str]]) -> Path:
+    """Run a scenario and return the folder of its result."""
+    run_dir = scratch / scenario
     command = [
         sys.executable,
         "-m",
         "loadgen",
-        *arguments(scenario, preset, commands),
+        *command_arguments(scenario, preset, commands),
         "--out",
-        str(out),
+        str(run_dir),
     ]
-    done = subprocess.run(command, check=False)
-    if done.returncode not in (0, 1) or not (out / "mlperf.json").is_file():
-        raise SystemExit(f"{scenario}: exit {done.returncode}, no result in {out}")
-    return out
+    completed = subprocess.run(command, check=False)
+    if completed.returncode not in (0, 1) or not (run_dir / "mlperf.json").is_file():
+        raise SystemExit(f"{scenario}: exit {completed.returncode}, no result in {run_dir}")
+    return run_dir
 
 
-def keep(scenario: str, out: Path, into: Path) -> None:
-    """Copy what is small."""
-    folder = into / scenario
+def copy_results(scenario: str, run_dir: Path, result_dir: Path) -> None:
+    """Copy the small files of a run."""
+    folder = result_dir / scenario
     folder.mkdir(parents=True, exist_ok=True)
-    confirmed = sorted([*out.glob("p*-confirm"), *out.glob("p*-sustain")])
-    inside = next((one for one in reversed(confirmed) if (one / "mlperf.json").is_file()), out)
-    for name in KEPT:
-        source = inside / name if (inside / name).is_file() else out / name
+    confirmed = sorted([*run_dir.glob("p*-confirm"), *run_dir.glob("p*-sustain")])
+    source_dir = next(
+        (
+            confirmation
+            for confirmation in reversed(confirmed)
+            if (confirmation / "mlperf.json").is_file()
+        ),
+        run_dir,
+    )
+    for name in RESULT_FILES:
+        source = source_dir / name if (source_dir / name).is_file() else run_dir / name
         if source.is_file():
             shutil.copy(source, folder / name)
-    for name in SEARCHED:
-        if (out / name).is_file():
-            shutil.copy(out / name, folder / name)
-    if (out / "capacity.json").is_file():
-        capacity = json.loads((out / "capacity.json").read_text()) | {
+    for name in SEARCH_FILES:
+        if (run_dir / name).is_file():
+            shutil.copy(run_dir / name, folder / name)
+    if (run_dir / "capacity.json").is_file():
+        capacity = json.loads((run_dir / "capacity.json").read_text()) | {
             "evidence": "."
         }  # that run's summary is here
         (folder / "capacity.json").write_text(json.dumps(capacity, indent=2) + "\n")
     summary = json.loads((folder / "summary.json").read_text())
     summary["run"]["command"] = [
         "loadgen",
-        *arguments(scenario, PRESET, COMMANDS),
+        *command_arguments(scenario, PRESET, COMMANDS),
     ]  # as one would type it
     summary["run"]["host"]["name"] = ""
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def plot(curve: Path, title: str, limit_ms: float, into: Path) -> None:
-    """Rate against TPOT p99 and goodput, as a small SVG made by hand: no library, no script, nothing to load."""
+def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) -> None:
+    """Write rate against TPOT p99 and goodput as a small SVG.
+
+    It needs no library, no script and nothing to load.
+    """
     rows = [
-        row for row in csv.DictReader(curve.open()) if row["tpot_p99_ms"] and row["goodput_rps"]
+        row
+        for row in csv.DictReader(curve_path.open())
+        if row["tpot_p99_ms"] and row["goodput_rps"]
     ]
     if not rows:
         return
     rows.sort(key=lambda row: float(row["load"]))
     width, height, left, bottom = 640, 320, 60, 40
     rates = [float(row["load"]) for row in rows]
-    most = max(rates)
-    tops = {
+    max_rate = max(rates)
+    axis_tops = {
         "tpot_p99_ms": max(limit_ms * 1.2, *(float(row["tpot_p99_ms"]) for row in rows)),
-        "goodput_rps": most,
+        "goodput_rps": max_rate,
     }
 
-    def at(rate: float, value: float, top: float) -> str:
-        x = left + (width - 2 * left) * rate / most
-        y = height - bottom - (height - 2 * bottom) * value / top
+    def point(rate: float, value: float, axis_top: float) -> str:
+        """Return the coordinates of a point of the plot."""
+        x = left + (width - 2 * left) * rate / max_rate
+        y = height - bottom - (height - 2 * bottom) * value / axis_top
         return f"{x:.1f},{y:.1f}"
 
     lines = [
@@ -121,111 +134,149 @@ def plot(curve: Path, title: str, limit_ms: float, into: Path) -> None:
         'font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="18">SIMULATED: {title}</text>',
         f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" stroke="#888"/>',
-        f'<text x="{left}" y="{height - 12}">queries/s, 0 to {most:,.0f}</text>',
-        f'<text x="{left + 6}" y="{bottom + 12}" fill="#b00">TPOT p99, to {tops["tpot_p99_ms"]:,.0f} ms '
+        f'<text x="{left}" y="{height - 12}">queries/s, 0 to {max_rate:,.0f}</text>',
+        f'<text x="{left + 6}" y="{bottom + 12}" fill="#b00">TPOT p99, to {axis_tops["tpot_p99_ms"]:,.0f} ms '
         "(limit dashed)</text>",
-        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="#06c" text-anchor="end">goodput, to {most:,.0f}/s'
+        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="#06c" text-anchor="end">goodput, to {max_rate:,.0f}/s'
         "</text>",
     ]
     for name, colour in (("tpot_p99_ms", "#b00"), ("goodput_rps", "#06c")):
         points = [
-            at(rate, float(row[name]), tops[name]) for rate, row in zip(rates, rows, strict=True)
+            point(rate, float(row[name]), axis_tops[name])
+            for rate, row in zip(rates, rows, strict=True)
         ]
         lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>')
         lines += [
             f'<circle cx="{point.partition(",")[0]}" cy="{point.partition(",")[2]}" r="3" fill="{colour}"/>'
             for point in points
         ]
-    ends = at(0, limit_ms, tops["tpot_p99_ms"]), at(most, limit_ms, tops["tpot_p99_ms"])
-    lines.append(f'<path d="M{ends[0]} L{ends[1]}" stroke="#b00" stroke-dasharray="4"/></svg>')
-    into.write_text("\n".join(lines) + "\n")
+    limit_ends = (
+        point(0, limit_ms, axis_tops["tpot_p99_ms"]),
+        point(max_rate, limit_ms, axis_tops["tpot_p99_ms"]),
+    )
+    lines.append(
+        f'<path d="M{limit_ends[0]} L{limit_ends[1]}" stroke="#b00" stroke-dasharray="4"/></svg>'
+    )
+    svg_path.write_text("\n".join(lines) + "\n")
 
 
-def rounded(value: float) -> str:
-    """Three significant digits: the model is wrong by 5 to 25 %."""
+def format_rounded(value: float) -> str:
+    """Return a number with three significant digits, because the model has an error of 5 to 25 %."""
     return f"{float(f'{value:.3g}'):,.0f}"
 
 
-def steady(folder: Path) -> list[dict[str, Any]]:
-    """The runs of `benchmarks/steady.py` that are kept in a folder, the highest sustained rate first."""
-    runs = json.loads((folder / STEADY).read_text()) if (folder / STEADY).is_file() else []
-    held = [one for one in runs if one["valid"] and one["sustainable"]["sustained"] is not False]
-    held = [one for one in held if one["length_s"] >= CONFIRMATION_FACTOR * RULES_S]
-    return sorted(held, key=lambda one: -one["rate_per_s"])
+def sustained_runs(scenario_dir: Path) -> list[dict[str, Any]]:
+    """Return the sustained runs of `benchmarks/steady.py`, the highest rate first."""
+    runs = (
+        json.loads((scenario_dir / STEADY_RUNS_FILE).read_text())
+        if (scenario_dir / STEADY_RUNS_FILE).is_file()
+        else []
+    )
+    sustained = [
+        run_result
+        for run_result in runs
+        if run_result["valid"] and run_result["sustainable"]["sustained"] is not False
+    ]
+    sustained = [
+        run_result
+        for run_result in sustained
+        if run_result["length_s"] >= CONFIRMATION_FACTOR * MIN_RULES_S
+    ]
+    return sorted(sustained, key=lambda run_result: -run_result["rate_per_s"])
 
 
-def keep_capacity(folder: Path, found: dict[str, Any]) -> None:
-    """The capacity at the rate that `benchmarks/steady.py` showed to be sustained, where the search showed none."""
-    file = folder / "capacity.json"
-    capacity = json.loads(file.read_text())
-    if found.get("sustained") is True or not (runs := steady(folder)):
+def update_capacity(scenario_dir: Path, result: dict[str, Any]) -> None:
+    """Set the capacity to a sustained rate of `benchmarks/steady.py`.
+
+    It does nothing if the search itself showed that its rate is sustained.
+    """
+    capacity_path = scenario_dir / "capacity.json"
+    capacity = json.loads(capacity_path.read_text())
+    if result.get("sustained") is True or not (runs := sustained_runs(scenario_dir)):
         return
     rate = runs[0]["rate_per_s"]
     capacity |= {"rate_per_s": rate, "low_per_s": rate, "sustained": True}
     capacity["sustained_why"] = (
         f"held over {runs[0]['length_s']:,.0f} s; {runs[0]['sustainable']['why']}"
     )
-    file.write_text(json.dumps(capacity, indent=2) + "\n")
+    capacity_path.write_text(json.dumps(capacity, indent=2) + "\n")
 
 
-def whole_run(name: str, results: dict[str, dict[str, Any]], into: Path) -> float:
-    """Tokens/s of the sustained rate, over the whole run: the same window for every scenario."""
-    found = results[name]
-    if name != "offline" and found.get("sustained") is not True and (runs := steady(into / name)):
+def full_run_tokens_per_s(name: str, results: dict[str, dict[str, Any]], result_dir: Path) -> float:
+    """Return tokens/s of the sustained rate over the full run.
+
+    The window is the same for every scenario.
+    """
+    result = results[name]
+    if (
+        name != "offline"
+        and result.get("sustained") is not True
+        and (runs := sustained_runs(result_dir / name))
+    ):
         return float(runs[0]["tokens_per_s_whole_run"])
-    return float(found["whole_tokens_per_s"])
+    return float(result["whole_tokens_per_s"])
 
 
-def table(results: dict[str, dict[str, Any]], into: Path) -> list[str]:
-    """Markdown: the simulated rack, the published Offline, the nearest public peers."""
+def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list[str]:
+    """Return Markdown rows of the simulated rack, the published one and its nearest public peers."""
     lines = [
         "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive tok/s |",
         "|---|---|---|---|---|---|---|",
     ]
-    made = {name: whole_run(name, results, into) for name in results}
-    cells = [
-        rounded(made[name]) if name in made else "-"
+    tokens_per_s = {name: full_run_tokens_per_s(name, results, result_dir) for name in results}
+    rate_cells = [
+        format_rounded(tokens_per_s[name]) if name in tokens_per_s else "-"
         for name in ("offline", "server", "interactive")
     ]
-    for i, name in enumerate(("offline", "server", "interactive")):
+    for index, name in enumerate(("offline", "server", "interactive")):
         if (
-            name in made
+            name in tokens_per_s
             and name != "offline"
             and results[name].get("sustained") is not True
-            and not steady(into / name)
+            and not sustained_runs(result_dir / name)
         ):
-            cells[i] += " (rules only)"
-    share = (
-        f"{made['server'] / made['offline']:.3f}" if {"server", "offline"} <= made.keys() else "-"
+            rate_cells[index] += " (rules only)"
+    ratio = (
+        f"{tokens_per_s['server'] / tokens_per_s['offline']:.3f}"
+        if {"server", "offline"} <= tokens_per_s.keys()
+        else "-"
     )
     lines.append(
         f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement; whole run | 72 "
-        f"| {cells[0]} | {cells[1]} | {share} | {cells[2]} |"
+        f"| {rate_cells[0]} | {rate_cells[1]} | {ratio} | {rate_cells[2]} |"
     )
     for row in published.mlperf().rows:
-        near = any(word in f"{row.submitter} {row.system}" for word in ("GB300", "GB200", "B200"))
-        if near and row.offline:
+        is_peer = any(gpu in f"{row.submitter} {row.system}" for gpu in ("GB300", "GB200", "B200"))
+        if is_peer and row.offline:
             offline, server, interactive = (
-                "-" if figure is None else f"{figure:,.0f}"
-                for figure in (row.offline, row.server, row.interactive)
+                "-" if rate is None else f"{rate:,.0f}"
+                for rate in (row.offline, row.server, row.interactive)
             )
-            share = f"{row.server / row.offline:.3f}" if row.server else "-"
+            ratio = f"{row.server / row.offline:.3f}" if row.server else "-"
             lines.append(
-                f"| {row.label} | {row.round}, {row.quality} | {row.gpus} | {offline} | {server} | {share} | {interactive} |"
+                f"| {row.label} | {row.round}, {row.quality} | {row.gpus} | {offline} | {server} | {ratio} | {interactive} |"
             )
     return lines
 
 
-def standing(found: dict[str, Any], scenario: str, into: Path) -> str:
-    """VALID or not, and whether the rate is sustained: by the run itself, or by one of `benchmarks/steady.py` at it."""
-    if not found["valid"]:
+def describe_standing(result: dict[str, Any], scenario: str, result_dir: Path) -> str:
+    """Return "VALID" or not, and whether the rate is sustained.
+
+    The run itself tells, or a run of `benchmarks/steady.py` at the same rate.
+    """
+    if not result["valid"]:
         return "INVALID"
     if scenario == "offline":
         return "VALID"
-    sustained = found.get("sustained")
-    file = into / scenario / STEADY
-    for one in json.loads(file.read_text()) if file.is_file() and sustained is None else []:
-        if one["rate_per_s"] == found["target_qps"] and one["sustainable"]["sustained"] is False:
+    sustained = result.get("sustained")
+    runs_path = result_dir / scenario / STEADY_RUNS_FILE
+    for run_result in (
+        json.loads(runs_path.read_text()) if runs_path.is_file() and sustained is None else []
+    ):
+        if (
+            run_result["rate_per_s"] == result["target_qps"]
+            and run_result["sustainable"]["sustained"] is False
+        ):
             sustained = False
     return {
         True: "VALID, sustained",
@@ -234,75 +285,83 @@ def standing(found: dict[str, Any], scenario: str, into: Path) -> str:
     }[sustained]
 
 
-def knees(into: Path) -> list[str]:
-    """Markdown: what the searches found, by the rules and sustained."""
+def format_capacities(result_dir: Path) -> list[str]:
+    """Return Markdown rows of the capacities that the searches found."""
     rows = []
     for scenario in ("server", "interactive"):
-        answer = json.loads((into / scenario / "search.json").read_text())["answer"]
-        ends = f"{answer['interval']['low']:,.0f} to {answer['interval']['high']:,.0f}"
-        above = answer["not_steady"]
+        answer = json.loads((result_dir / scenario / "search.json").read_text())["answer"]
+        interval = f"{answer['interval']['low']:,.0f} to {answer['interval']['high']:,.0f}"
+        not_steady = answer["not_steady"]
         rows.append(
-            f"| {scenario} | {answer['load']:,.0f} ({ends}) | {answer['confirmed']:,.0f} | {answer['steady']:,.0f} | "
-            f"{f'{above:,.0f}' if above else '-'} |"
+            f"| {scenario} | {answer['load']:,.0f} ({interval}) | {answer['confirmed']:,.0f} | {answer['steady']:,.0f} | "
+            f"{f'{not_steady:,.0f}' if not_steady else '-'} |"
         )
     return rows
 
 
-def steady_seen(into: Path) -> set[str]:
-    """The trees and days of the runs of `benchmarks/steady.py`."""
-    files = [into / scenario / STEADY for scenario in ("server", "interactive")]
-    return {one["seen"] for file in files if file.is_file() for one in json.loads(file.read_text())}
+def steady_run_sources(result_dir: Path) -> set[str]:
+    """Return the trees and days of the runs of `benchmarks/steady.py`."""
+    files = [result_dir / scenario / STEADY_RUNS_FILE for scenario in ("server", "interactive")]
+    return {
+        run_result["seen"]
+        for runs_path in files
+        if runs_path.is_file()
+        for run_result in json.loads(runs_path.read_text())
+    }
 
 
-def steady_rows(into: Path) -> list[str]:
-    """Markdown: every run of `benchmarks/steady.py`."""
+def format_steady_runs(result_dir: Path) -> list[str]:
+    """Return a Markdown row for every run of `benchmarks/steady.py`."""
     rows = []
     for scenario in ("server", "interactive"):
-        file = into / scenario / STEADY
-        for one in sorted(
-            json.loads(file.read_text()) if file.is_file() else [],
-            key=lambda one: one["rate_per_s"],
+        runs_path = result_dir / scenario / STEADY_RUNS_FILE
+        for run_result in sorted(
+            json.loads(runs_path.read_text()) if runs_path.is_file() else [],
+            key=lambda run_result: run_result["rate_per_s"],
         ):
-            verdict = {True: "yes", False: "NO", None: "not known"}[one["sustainable"]["sustained"]]
+            verdict = {True: "yes", False: "NO", None: "not known"}[
+                run_result["sustainable"]["sustained"]
+            ]
             rows.append(
-                f"| {scenario} | {one['rate_per_s']:,.6g} | {one['length_s']:,.0f} | {'VALID' if one['valid'] else 'INVALID'} "
-                f"| {one['p99_ms']['ttft']:,.0f} | {one['p99_ms']['tpot']:,.0f} | {rounded(one['tokens_per_s_whole_run'])} "
-                f"| {verdict}: {one['sustainable']['why']} |"
+                f"| {scenario} | {run_result['rate_per_s']:,.6g} | {run_result['length_s']:,.0f} | {'VALID' if run_result['valid'] else 'INVALID'} "
+                f"| {run_result['p99_ms']['ttft']:,.0f} | {run_result['p99_ms']['tpot']:,.0f} | {format_rounded(run_result['tokens_per_s_whole_run'])} "
+                f"| {verdict}: {run_result['sustainable']['why']} |"
             )
     return rows
 
 
-def shorter(offline: dict[str, Any], into: Path) -> str:
-    """What a Server run by the rules alone gave beside Offline; "" where the folder keeps none."""
-    file = into / "server" / STEADY
+def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
+    """Return what a Server run of the shortest length gave, or "" if there is none."""
+    runs_path = result_dir / "server" / STEADY_RUNS_FILE
     runs = [
-        one
-        for one in (json.loads(file.read_text()) if file.is_file() else [])
-        if one["length_s"] == RULES_S
+        run_result
+        for run_result in (json.loads(runs_path.read_text()) if runs_path.is_file() else [])
+        if run_result["length_s"] == MIN_RULES_S
     ]
     if not runs:
         return ""
-    one = max(runs, key=lambda one: one["rate_per_s"])
-    share = one["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
+    run_result = max(runs, key=lambda run_result: run_result["rate_per_s"])
+    ratio = run_result["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
     return (
         "The shorter a Server run is, the more the time of its last responses counts: a run of "
-        f"{RULES_S} s by the rules, at {one['rate_per_s']:,.0f}/s, gave {rounded(one['tokens_per_s_whole_run'])}, "
-        f"{share:.3f} of Offline. "
+        f"{MIN_RULES_S} s by the rules, at {run_result['rate_per_s']:,.0f}/s, gave {format_rounded(run_result['tokens_per_s_whole_run'])}, "
+        f"{ratio:.3f} of Offline. "
     )
 
 
-def length(found: dict[str, Any]) -> str:
-    return f"{found['scheduled_s']:,.0f}" if found["scheduled_s"] else "all at once"
+def format_length(result: dict[str, Any]) -> str:
+    """Return the scheduled seconds of a run."""
+    return f"{result['scheduled_s']:,.0f}" if result["scheduled_s"] else "all at once"
 
 
-def page(results: dict[str, dict[str, Any]], into: Path) -> str:
-    """README.md of the folder."""
-    clock = published.rack(published.nodes().rows).single_clock
-    rates = [
-        f"| {name} | {found['target_qps']:,.6g} | {length(found)} | {found['queries']:,} | {rounded(found['whole_tokens_per_s'])} | "
-        f"{rounded(found['whole_tokens_per_s'] / 72)} | {rounded(found['completed_tokens_per_s'])} | "
-        f"{standing(found, name, into)} |"
-        for name, found in results.items()
+def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
+    """Return the text of README.md of the result folder."""
+    single_clock_rate = published.rack(published.nodes().rows).single_clock
+    run_rows = [
+        f"| {name} | {result['target_qps']:,.6g} | {format_length(result)} | {result['queries']:,} | {format_rounded(result['whole_tokens_per_s'])} | "
+        f"{format_rounded(result['whole_tokens_per_s'] / 72)} | {format_rounded(result['completed_tokens_per_s'])} | "
+        f"{describe_standing(result, name, result_dir)} |"
+        for name, result in results.items()
     ]
     return "\n".join(
         [
@@ -315,7 +374,7 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "",
             "    python benchmarks/gap.py",
             "",
-            f"Seen: {(into / SEEN).read_text().strip()}.",
+            f"Seen: {(result_dir / SOURCE_FILE).read_text().strip()}.",
             "",
             "Two remarks before you use the numbers:",
             "",
@@ -330,21 +389,21 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "time. Its number is further below and cannot be compared with Offline. Simulated numbers have three digits, because the",
             "model has an error of 5 to 25 %.",
             "",
-            *table(results, into),
+            *format_systems(results, result_dir),
             "",
             "The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is 0.832 of its Offline result",
-            f"(944,902 / 1,136,100); that of its GB200 rack is 1.019 of it. {shorter(results['offline'], into)}The model is above the",
+            f"(944,902 / 1,136,100); that of its GB200 rack is 1.019 of it. {describe_short_runs(results['offline'], result_dir)}The model is above the",
             "public pair because some things that cost a real rack throughput in Server, and little in Offline, are not part of it:",
             "the HTTP server, the tokenizer, the network, the router, and the jitter of a host.",
             "",
-            f"The published Offline number is a sum of 18 rates. Timed as one system it is {clock:,.0f} tok/s. This is the number to",
+            f"The published Offline number is a sum of 18 rates. Timed as one system it is {single_clock_rate:,.0f} tok/s. This is the number to",
             "compare the simulated one with, which has one clock and 72 replicas behind one round-robin router.",
             "",
             "## The runs",
             "",
             "| scenario | target rate | seconds | queries | tokens/s, full run | per GPU | tokens/s in LoadGen's window | result |",
             "|---|---|---|---|---|---|---|---|",
-            *rates,
+            *run_rows,
             "",
             "## Two capacities",
             "",
@@ -353,7 +412,7 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "",
             "| scenario | 50 % of the runs of 600 s pass (95 % CI) | confirmed by the rules | sustained | not sustained |",
             "|---|---|---|---|---|",
-            *knees(into),
+            *format_capacities(result_dir),
             "",
             "## Is the load sustained?",
             "",
@@ -367,10 +426,10 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
             "",
             "| scenario | rate | length, s | by the limits | TTFT p99, ms | TPOT p99, ms | tokens/s, full run | sustained |",
             "|---|---|---|---|---|---|---|---|",
-            *steady_rows(into),
+            *format_steady_runs(result_dir),
             "",
             "These rows were made with `python benchmarks/steady.py gb300-rack server 3515 --length 1200` and similar commands "
-            f"({'; '.join(sorted(steady_seen(into)))}).",
+            f"({'; '.join(sorted(steady_run_sources(result_dir)))}).",
             "",
             "## How certain is this?",
             "",
@@ -394,6 +453,7 @@ def page(results: dict[str, dict[str, Any]], into: Path) -> str:
 
 
 def main() -> None:
+    """Run the scenarios, copy their results and write the page."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--preset", default=PRESET)
     parser.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
@@ -409,35 +469,41 @@ def main() -> None:
     )
     args = rig.parse_arguments(parser, preset="gb300-vm", only="offline")
     with tempfile.TemporaryDirectory() as temporary:
-        scratch, into = args.scratch or Path(temporary), args.out
+        scratch, result_dir = args.scratch or Path(temporary), args.out
         if args.smoke:
-            into = shutil.copytree(rig.BENCHMARKS_DIR.parent / args.out, Path(temporary) / "kept")
+            result_dir = shutil.copytree(
+                rig.BENCHMARKS_DIR.parent / args.out, Path(temporary) / "kept"
+            )
         for scenario in filter(None, args.only.split(",")):
-            out = scratch / scenario
-            if not (out / "mlperf.json").is_file():
-                out = run(scenario, args.preset, scratch, SMOKE if args.smoke else COMMANDS)
-            keep(scenario, out, into)
-            (into / SEEN).write_text(rig.describe_tree_and_date() + "\n")
+            run_dir = scratch / scenario
+            if not (run_dir / "mlperf.json").is_file():
+                run_dir = run_scenario(
+                    scenario, args.preset, scratch, SMOKE if args.smoke else COMMANDS
+                )
+            copy_results(scenario, run_dir, result_dir)
+            (result_dir / SOURCE_FILE).write_text(rig.describe_tree_and_date() + "\n")
             if args.scratch is None:
-                shutil.rmtree(out)
-        write(into)
+                shutil.rmtree(run_dir)
+        write_page(result_dir)
 
 
-def write(into: Path) -> None:
-    """The plots and the page, of what is in the folder."""
-    results = {name: json.loads((into / name / "mlperf.json").read_text()) for name in COMMANDS}
+def write_page(result_dir: Path) -> None:
+    """Write the plots and the page from what is in the folder."""
+    results = {
+        name: json.loads((result_dir / name / "mlperf.json").read_text()) for name in COMMANDS
+    }
     for scenario, limit_ms in (("server", 200.0), ("interactive", 40.0)):
-        plot(
-            into / scenario / "curve.csv",
+        write_plot(
+            result_dir / scenario / "curve.csv",
             f"GB300 rack, {scenario}",
             limit_ms,
-            into / f"{scenario}.svg",
+            result_dir / f"{scenario}.svg",
         )
-        keep_capacity(into / scenario, results[scenario])
-    (into / "README.md").write_text(page(results, into))
-    print((into / "README.md").read_text())
-    size = sum(file.stat().st_size for file in into.rglob("*") if file.is_file())
-    print(f"{into}: {size:,} bytes")
+        update_capacity(result_dir / scenario, results[scenario])
+    (result_dir / "README.md").write_text(format_page(results, result_dir))
+    print((result_dir / "README.md").read_text())
+    size = sum(file.stat().st_size for file in result_dir.rglob("*") if file.is_file())
+    print(f"{result_dir}: {size:,} bytes")
     if size > 2_000_000:
         raise SystemExit("more than 2 MB")
 

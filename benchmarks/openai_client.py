@@ -79,6 +79,7 @@ class OpenAIClient:
 
     @property
     def in_flight(self) -> int:
+        """Return the number of requests in flight."""
         return len(self._tasks)
 
     async def open(self, connections: int = 0) -> None:  # noqa: ARG002 - as Pool.open
@@ -97,11 +98,11 @@ class OpenAIClient:
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
         headers = dict(merge_headers(self.target.auth_headers(self._api_key), self._headers))
-        named = {name.lower() for name in headers}
+        configured_names = {name.lower() for name in headers}
         unwanted = [
             name
             for name in ("authorization", "openai-organization", "openai-project")
-            if name not in named
+            if name not in configured_names
         ]
 
         async def trace_request(request: Any) -> None:
@@ -187,6 +188,7 @@ class OpenAIClient:
             self._tasks[exchange].cancel()
 
     async def _run(self, exchange: Exchange, headers: dict[str, str]) -> None:
+        """Run a request, with one retry if the server had closed the idle connection."""
         deadline = (
             asyncio.get_running_loop().time()
             + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
@@ -228,33 +230,36 @@ class OpenAIClient:
         self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
     ) -> None:
         """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
-        loop, stall_s, reading = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
+        loop, stall_s, reader = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
         exchange.reused = True
         fields: dict[str, Any] = msgspec.json.decode(exchange.payload)
         named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
         api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
-        answer = await api.create(**named_fields, extra_body=fields, extra_headers=headers or None)
+        response = await api.create(
+            **named_fields, extra_body=fields, extra_headers=headers or None
+        )
         if not self._streaming:
-            at = monotonic_ns()
+            received_ns = monotonic_ns()
             exchange.response.status = 200
-            reading.feed([_json(answer)], at)
-            reading.first_event_tokens = (
-                reading.usage().output or 0
-            )  # the whole answer came at once
+            reader.feed([_json(response)], received_ns)
+            reader.first_event_tokens = reader.usage().output or 0  # the whole answer came at once
             return
-        exchange.response.status = answer.response.status_code
+        exchange.response.status = response.response.status_code
         try:
-            async for event in answer:
-                at, waited = monotonic_ns(), reading.first_token < 0
-                reading.feed([_json(event)], at)
-                if waited and reading.first_token >= 0 and exchange.on_first is not None:
-                    exchange.on_first(at)
+            async for event in response:
+                received_ns, is_first = monotonic_ns(), reader.first_token < 0
+                reader.feed([_json(event)], received_ns)
+                if is_first and reader.first_token >= 0 and exchange.on_first is not None:
+                    exchange.on_first(received_ns)
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
         finally:
-            exchange.bytes_received = getattr(answer.response, "num_bytes_downloaded", 0)
+            exchange.bytes_received = getattr(response.response, "num_bytes_downloaded", 0)
 
     def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
-        """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
+        """Return the Failure for an exception of the package.
+
+        Its kind is one of loadgen_sdk.errors.KINDS.
+        """
         failure = classify_library_error(error)
         kind, text = failure.kind, failure.text
         exchange.response.status = failure.http_status or exchange.response.status
@@ -265,18 +270,18 @@ class OpenAIClient:
 
 
 def _json(event: Any) -> bytes:
-    """An object of the package as JSON again, so that our own reader applies its rules."""
+    """Encode an object of the package as JSON again, so that our own reader applies its rules."""
     return event.model_dump_json(exclude_unset=True, warnings=False).encode()  # type: ignore[no-any-return]
 
 
 def _headers(name: str, header_lines: bytes) -> dict[str, str]:
-    """What `Pool.send` sends beside the target's own head."""
+    """Return the headers that `Pool.send` adds to those of the target."""
     lines = [line.partition(": ") for line in header_lines.decode("latin-1").splitlines()]
     return ({"X-Request-Id": name} if name else {}) | {field: value for field, _, value in lines}
 
 
 async def _trace(exchange: Exchange, name: str, _: Any) -> None:
-    """Called by the HTTP library at each of its steps."""
+    """Record the times of the HTTP library's steps; the library calls this at each of them."""
     if name == "connection.connect_tcp.started":
         exchange.reused = False
     elif name == "http11.send_request_headers.started":

@@ -30,163 +30,185 @@ from typing import Any
 import rig
 
 PORT = 18080
-SLOW = 7  # the number of the endpoint that is slower than the others
-KILLED = 3
-BEGIN_S, COMMAND_S = 60.0, 180.0
+SLOW_ENDPOINT = 7  # the number of the endpoint that is slower than the others
+KILLED_ENDPOINT = 3
+START_TIMEOUT_S, COMMAND_TIMEOUT_S = 60.0, 180.0
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
 
 
-def address(number: int) -> str:
+def endpoint_address(number: int) -> str:
+    """Return the loopback address of an endpoint."""
     return f"127.0.2.{number}"
 
 
-def endpoint(number: int) -> subprocess.Popen[bytes]:
-    """`loadgen sim` of one endpoint of the rack, in a process of its own."""
-    times = ["--ttft", "900ms"] if number == SLOW else ["--ttft", "normal:300ms,10ms"]
-    words = [
+def start_endpoint(number: int) -> subprocess.Popen[bytes]:
+    """Start `loadgen sim` as one endpoint of the rack, in its own process."""
+    latencies = ["--ttft", "900ms"] if number == SLOW_ENDPOINT else ["--ttft", "normal:300ms,10ms"]
+    arguments = [
         "sim",
         "--host",
-        address(number),
+        endpoint_address(number),
         "--port",
         str(PORT),
-        *times,
+        *latencies,
         "--itl",
         "1ms",
         "--stream-interval",
         "16",
     ]
-    none = subprocess.DEVNULL
-    return subprocess.Popen([*LOADGEN, *words], stdin=none, stdout=none, stderr=none)
+    devnull = subprocess.DEVNULL
+    return subprocess.Popen([*LOADGEN, *arguments], stdin=devnull, stdout=devnull, stderr=devnull)
 
 
-def listening(number: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address(number), PORT), 1.0):
+def is_listening(number: int) -> bool:
+    """Return whether an endpoint accepts connections."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((endpoint_address(number), PORT), 1.0),
+    ):
         return True
     return False
 
 
-def wait(over: Callable[[], bool], what: str, at_most_s: float = BEGIN_S) -> None:
-    given_up_at = time.monotonic() + at_most_s
-    while not over():
-        if time.monotonic() > given_up_at:
-            raise TimeoutError(what)
+def wait_until(
+    condition: Callable[[], bool], message: str, timeout_s: float = START_TIMEOUT_S
+) -> None:
+    """Wait until a condition holds; raise TimeoutError with `what` if it takes too long."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(message)
         time.sleep(0.05)
 
 
 @contextlib.contextmanager
-def rack(endpoints: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
-    """The endpoints, number -> process."""
-    started: dict[int, subprocess.Popen[bytes]] = {}
+def start_rack(endpoints: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+    """Run the endpoints inside the `with` block; the value maps numbers to processes."""
+    processes: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(1, endpoints + 1):
-            started[number] = endpoint(number)
-        for number in started:
-            wait(partial(listening, number), f"endpoint {number} does not listen")
-        yield started
+            processes[number] = start_endpoint(number)
+        for number in processes:
+            wait_until(partial(is_listening, number), f"endpoint {number} does not listen")
+        yield processes
     finally:
-        for process in started.values():
+        for process in processes.values():
             process.terminate()
-        for process in started.values():
+        for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             process.kill()
 
 
 @contextlib.contextmanager
-def load_machines(count: int) -> Iterator[Any]:
-    """A Ray cluster: a head without a CPU for workers, and nodes of one CPU, each with an address of its own."""
+def start_load_machines(count: int) -> Iterator[Any]:
+    """Run a Ray cluster of a head without CPUs and `count` nodes of one CPU each.
+
+    Each node has an address of its own.
+    """
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
     scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
     os.environ["TMPDIR"] = scratch
     (Path(scratch) / "ray").mkdir()
-    small: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 80_000_000}
+    node_options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 80_000_000}
     head = {
         "num_cpus": 0,
         "temp_dir": f"{scratch}/ray",
         "no_monitor": True,
     }  # nothing grows or shrinks by itself
-    made = Cluster(initialize_head=True, head_node_args=small | head)
+    cluster = Cluster(initialize_head=True, head_node_args=node_options | head)
     try:
         for number in range(1, count + 1):
-            made.add_node(num_cpus=1, node_ip_address=f"127.0.3.{number}", **small)
-        yield made
+            cluster.add_node(num_cpus=1, node_ip_address=f"127.0.3.{number}", **node_options)
+        yield cluster
     finally:
-        made.shutdown()
+        cluster.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-class Typist:
-    """Types commands in a folder, prints what they say that matters, and counts surprises."""
+class CommandRunner:
+    """Runs commands in a folder, prints the lines that matter and counts unexpected results."""
 
-    def __init__(self, folder: Path, fault_s: float) -> None:
-        self.folder, self.fault_s, self.surprises = folder, fault_s, 0
+    def __init__(self, folder: Path, failure_delay_s: float) -> None:
+        self.folder, self.failure_delay_s, self.surprises = folder, failure_delay_s, 0
 
-    def type(
+    def run_command(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         expected: Sequence[int],
-        shown: Sequence[str],
-        fault: Callable[[], object] | None = None,
+        markers: Sequence[str],
+        inject_failure: Callable[[], object] | None = None,
     ) -> None:
-        """Carry out `loadgen WORDS`. `shown`: what the printed lines have in them; `fault`: done in its load."""
-        print(f"$ loadgen {' '.join(words)}", flush=True)
+        """Run `loadgen` with some arguments and check its exit code.
+
+        Lines that contain one of `shown` are printed. `fault` is called while the command sends its
+        load.
+        """
+        print(f"$ loadgen {' '.join(arguments)}", flush=True)
         process = subprocess.Popen(
-            [*LOADGEN, *words],
+            [*LOADGEN, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self.folder,
         )
         try:
-            if fault is not None:
-                self._wait_for_load(process, words)
-                fault()
-            said, _ = process.communicate(timeout=COMMAND_S)
+            if inject_failure is not None:
+                self._wait_for_load(process, arguments)
+                inject_failure()
+            output, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-        lines = said.splitlines()
+        lines = output.splitlines()
         for line in lines:
-            if any(word in line for word in shown):
+            if any(marker in line for marker in markers):
                 print(f"  {line.strip()[:230]}")
-        right = (
-            process.returncode in expected and "Traceback" not in said and "(raylet)" not in said
+        is_expected = (
+            process.returncode in expected
+            and "Traceback" not in output
+            and "(raylet)" not in output
         )
         print(
-            f"  exit {process.returncode}" + ("" if right else f", EXPECTED {expected}:\n{said}"),
+            f"  exit {process.returncode}"
+            + ("" if is_expected else f", EXPECTED {expected}:\n{output}"),
             flush=True,
         )
-        self.surprises += not right
+        self.surprises += not is_expected
 
-    def _wait_for_load(self, process: subprocess.Popen[str], words: Sequence[str]) -> None:
-        out = self.folder / words[words.index("--out") + 1]
+    def _wait_for_load(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> None:
+        """Wait until a command has written its first records, then for `failure_delay_s`."""
+        run_dir = self.folder / arguments[arguments.index("--out") + 1]
 
-        def begun() -> bool:
+        def has_started() -> bool:
             return (
-                any(path.stat().st_size for path in out.rglob("w0.rows"))
+                any(path.stat().st_size for path in run_dir.rglob("w0.rows"))
                 or process.poll() is not None
             )
 
-        wait(begun, f"{words[0]} sends nothing")
-        time.sleep(self.fault_s)
+        wait_until(has_started, f"{arguments[0]} sends nothing")
+        time.sleep(self.failure_delay_s)
 
 
 def rehearse(
     folder: Path, endpoints: int, machines: int, seconds: int, rate: float, *, smoke: bool
 ) -> int:
-    """The rehearsal in a folder; the number of surprises. `smoke`: without the load to which nothing happens."""
-    rows = [
-        f"- {{name: n{i:02}, url: 'http://{address(i)}:{PORT}', gpus: 4}}"
-        for i in range(1, endpoints + 1)
+    """Run the rehearsal in a folder and return the number of unexpected results.
+
+    `smoke` leaves out the load without a failure.
+    """
+    target_lines = [
+        f"- {{name: n{number:02}, url: 'http://{endpoint_address(number)}:{PORT}', gpus: 4}}"
+        for number in range(1, endpoints + 1)
     ]
-    (folder / "rack.yaml").write_text("\n".join(rows) + "\n")
+    (folder / "rack.yaml").write_text("\n".join(target_lines) + "\n")
     (folder / "data.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{i} " * 40}) + "\n" for i in range(100))
+        "".join(json.dumps({"prompt": f"{number} " * 40}) + "\n" for number in range(100))
     )
-    typist = Typist(folder, fault_s=seconds / 4)
-    with rack(endpoints) as started, load_machines(machines) as cluster:
+    typist = CommandRunner(folder, failure_delay_s=seconds / 4)
+    with start_rack(endpoints) as endpoints_by_number, start_load_machines(machines) as cluster:
         ray = ["--ray", cluster.address, "--workers", str(machines)]
         load = [
             "mlperf",
@@ -203,7 +225,7 @@ def rehearse(
             str(seconds),
             *ray,
         ]
-        heard = (
+        run_markers = (
             "cluster:",
             "note:",
             "INVALID",
@@ -214,36 +236,43 @@ def rehearse(
             "warning",
             "error",
         )
-        doctored = ("doctor", "--url", f"http://{address(KILLED)}:{PORT}")
-        typist.type(doctored, (0, 1, 3), ("fail", "warn", "not "))
+        doctor_command = ("doctor", "--url", f"http://{endpoint_address(KILLED_ENDPOINT)}:{PORT}")
+        typist.run_command(doctor_command, (0, 1, 3), ("fail", "warn", "not "))
         if not smoke:
-            typist.type([*load, "--out", "whole"], (0, 1, 3), heard)
+            typist.run_command([*load, "--out", "whole"], (0, 1, 3), run_markers)
 
         def kill_endpoint() -> None:
-            started[KILLED].kill()
-            started[KILLED].wait()
+            """Kill one endpoint."""
+            endpoints_by_number[KILLED_ENDPOINT].kill()
+            endpoints_by_number[KILLED_ENDPOINT].wait()
 
-        typist.type([*load, "--out", "endpoint"], (3,), heard, kill_endpoint)
-        typist.type(doctored, (2, 3), ("fail", "error", "not "))
-        started[KILLED] = endpoint(KILLED)
-        wait(lambda: listening(KILLED), "the endpoint does not come back")
+        typist.run_command([*load, "--out", "endpoint"], (3,), run_markers, kill_endpoint)
+        typist.run_command(doctor_command, (2, 3), ("fail", "error", "not "))
+        endpoints_by_number[KILLED_ENDPOINT] = start_endpoint(KILLED_ENDPOINT)
+        wait_until(lambda: is_listening(KILLED_ENDPOINT), "the endpoint does not come back")
 
         def kill_node() -> None:
+            """Remove the last node of the cluster."""
             cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
 
-        typist.type([*load, "--out", "node"], (3,), heard, kill_node)
-        typist.type([*load, "--out", "again", "--workers", str(machines - 1)], (0, 1, 3), heard)
-        typist.type(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
-        typist.type(["verify", "rack.zip"], (0,), ("",))
+        typist.run_command([*load, "--out", "node"], (3,), run_markers, kill_node)
+        typist.run_command(
+            [*load, "--out", "again", "--workers", str(machines - 1)], (0, 1, 3), run_markers
+        )
+        typist.run_command(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
+        typist.run_command(["verify", "rack.zip"], (0,), ("",))
     return typist.surprises
 
 
 def main() -> int:
+    """Run the rehearsal; return 1 if an exit code was not the expected one."""
     parser = rig.create_parser(__doc__)
-    parser.add_argument("--endpoints", type=int, default=18)
-    parser.add_argument("--machines", type=int, default=3, help="that send the load")
-    parser.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
-    parser.add_argument("--rate", type=float, default=12.0, help="queries/s")
+    parser.add_argument("--endpoints", run_command=int, default=18)
+    parser.add_argument("--machines", run_command=int, default=3, help="that send the load")
+    parser.add_argument(
+        "--seconds", run_command=int, default=16, help="minimum duration of each load"
+    )
+    parser.add_argument("--rate", run_command=float, default=12.0, help="queries/s")
     args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
     if find_spec("ray") is None:
         print("Ray is not installed: pip install 'loadgen[ray]'")

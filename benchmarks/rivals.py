@@ -30,7 +30,7 @@ import rig
 from loadgen.interop.reader import read_result
 from loadgen.sim.server.send_log import parse_log
 
-STOP_S, EVERY_S = 0.05, 0.2
+PAUSE_S, PAUSE_INTERVAL_S = 0.05, 0.2
 INPUT, OUTPUT = 100, 50  # tokens
 OPTIONS: dict[str, Any] = {"ttft": "normal:100ms,10ms", "itl": "10ms", "log_events": "all"}
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ TOOLS = (
         "",
         sys.executable,
         "{bin} -P -m loadgen --version",
-        "{bin} -P -m loadgen run qa --url {url} -c {lanes} -n {requests} --isl {input} --osl {output} --warmup 0"
+        "{bin} -P -m loadgen run qa --url {url} -c {concurrency} -n {requests} --isl {input} --osl {output} --warmup 0"
         " --tokenizer {tokenizer}/tokenizer.json --progress off -o {out}/run",
         "run/summary.json",
     ),
@@ -67,7 +67,7 @@ TOOLS = (
         "guidellm",
         "guidellm",
         "{bin} --version",
-        "{bin} run --backend kind=openai_http,target={url},model=m --profile kind=concurrent,streams={lanes}"
+        "{bin} run --backend kind=openai_http,target={url},model=m --profile kind=concurrent,streams={concurrency}"
         " --constraint kind=max_requests,count={requests} --tokenizer kind=huggingface_auto,model={tokenizer} --data"
         " kind=synthetic_text,prompt_tokens={input},output_tokens={output} --data-loader kind=pytorch,prefetch_factor=8"
         " --output kind=json,path={out}/benchmarks.json --disable-console-interactive",
@@ -79,7 +79,7 @@ TOOLS = (
         "aiperf",
         "{bin} --version",
         "env -u HF_HUB_OFFLINE {bin} profile --model m --url {url} --endpoint-type chat --streaming --concurrency"
-        " {lanes} --request-count {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer"
+        " {concurrency} --request-count {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer"
         " {tokenizer} --use-server-token-count --artifact-dir {out} --ui none",
         "profile_export_aiperf.json",
     ),
@@ -90,7 +90,7 @@ TOOLS = (
         "{bin} --version",
         "{bin} bench serve --backend openai-chat --base-url {url} --endpoint /v1/chat/completions --model m --tokenizer"
         " {tokenizer} --dataset-name random --random-input-len {input} --random-output-len {output} --num-prompts"
-        " {requests} --max-concurrency {lanes} --ignore-eos --save-result --result-dir {out} --result-filename r.json",
+        " {requests} --max-concurrency {concurrency} --ignore-eos --save-result --result-dir {out} --result-filename r.json",
         "r.json",
     ),
     Tool(
@@ -100,7 +100,7 @@ TOOLS = (
         "{bin} -m pip show sglang",
         "{bin} -m sglang.bench_serving --backend sglang-oai-chat --base-url {url} --model m --tokenizer {tokenizer}"
         " --dataset-name random-ids --random-input-len {input} --random-output-len {output} --random-range-ratio 1"
-        " --num-prompts {requests} --max-concurrency {lanes} --output-file {out}/r.jsonl",
+        " --num-prompts {requests} --max-concurrency {concurrency} --output-file {out}/r.jsonl",
         "r.jsonl",
     ),
     Tool(
@@ -114,8 +114,8 @@ TOOLS = (
         "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, max: {input},"
         " std_dev: 0, total_count: {requests}}}, output_distribution: {{type: fixed, mean: {output}, min: {output},"
         " max: {output}, std_dev: 0, total_count: {requests}}}}}\n"
-        "load: {{type: concurrent, num_workers: 1, worker_max_concurrency: {lanes},"
-        " stages: [{{num_requests: {requests}, concurrency_level: {lanes}}}]}}\n"
+        "load: {{type: concurrent, num_workers: 1, worker_max_concurrency: {concurrency},"
+        " stages: [{{num_requests: {requests}, concurrency_level: {concurrency}}}]}}\n"
         "server: {{type: vllm, model_name: m, base_url: '{url}', ignore_eos: true}}\n"
         "tokenizer: {{pretrained_model_name_or_path: {tokenizer}}}\n"
         "report: {{request_lifecycle: {{summary: true, per_request: true, use_server_output_tokens: true}}}}\n"
@@ -124,27 +124,27 @@ TOOLS = (
 )
 
 
-def program(tool: Tool) -> str:
-    """Where it is installed, "" where it is not."""
+def find_program(tool: Tool) -> str:
+    """Return the program of a tool, or "" if it is not installed."""
     if not tool.environment:
         return tool.program
-    found = (
+    installed = (
         Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
         / tool.environment
         / "bin"
         / tool.program
     )
     return (
-        str(found)
-        if found.exists()
+        str(installed)
+        if installed.exists()
         else (shutil.which(tool.program) or "")
         if tool.program != "python"
         else ""
     )
 
 
-class Figures(NamedTuple):
-    """What somebody says of one load; times at p50 in ms. None: nothing."""
+class LoadResult(NamedTuple):
+    """What a source reports of one load; times are p50 in ms, None if it reports nothing."""
 
     ttft: float | None
     itl: float | None  # gaps between events
@@ -154,40 +154,46 @@ class Figures(NamedTuple):
     failed: float | None
 
 
-def true(log: bytes) -> Figures:
-    """Of the endpoint's own log."""
+def read_truth(log: bytes) -> LoadResult:
+    """Return the result according to the endpoint's own log."""
     sent = parse_log(log)
     instants: dict[int, list[int]] = {}
-    for number, at in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
-        instants.setdefault(number, []).append(at)
+    for number, sent_ns in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
+        instants.setdefault(number, []).append(sent_ns)
     chats = (request for request in sent.requests if request.path.endswith("/completions"))
-    asked = [
+    load_requests = [
         request for request in chats if request.fault or request.output_tokens == OUTPUT
     ]  # not a tool's first look
-    whole = [
+    complete_streams = [
         (request.arrival_ns, instants[request.number])
-        for request in asked
+        for request in load_requests
         if len(instants.get(request.number, ())) > 1
     ]
-    if not whole:
-        return Figures(None, None, None, None, 0, len(asked))
-    gaps = np.concatenate([np.diff(sends) for _, sends in whole])
-    seconds = (max(sends[-1] for _, sends in whole) - min(arrival for arrival, _ in whole)) / 1e9
-    return Figures(
-        float(np.median([sends[0] - arrival for arrival, sends in whole])) / 1e6,
+    if not complete_streams:
+        return LoadResult(None, None, None, None, 0, len(load_requests))
+    gaps = np.concatenate([np.diff(sends) for _, sends in complete_streams])
+    seconds = (
+        max(sends[-1] for _, sends in complete_streams)
+        - min(arrival for arrival, _ in complete_streams)
+    ) / 1e9
+    return LoadResult(
+        float(np.median([sends[0] - arrival for arrival, sends in complete_streams])) / 1e6,
         float(np.median(gaps)) / 1e6,
-        float(np.median([(sends[-1] - sends[0]) / (len(sends) - 1) for _, sends in whole])) / 1e6,
-        sum(len(sends) for _, sends in whole) / seconds,
-        len(whole),
-        len(asked) - len(whole),
+        float(
+            np.median([(sends[-1] - sends[0]) / (len(sends) - 1) for _, sends in complete_streams])
+        )
+        / 1e6,
+        sum(len(sends) for _, sends in complete_streams) / seconds,
+        len(complete_streams),
+        len(load_requests) - len(complete_streams),
     )
 
 
-def told(tool: Tool, out: Path) -> tuple[Figures, str]:
-    """What a tool's own file says, and what it says of itself as the limit."""
-    file = out / tool.result
+def read_tool_result(tool: Tool, out: Path) -> tuple[LoadResult, str]:
+    """Return what a tool's result file says, and its own verdict or warnings."""
+    result_path = out / tool.result
     if tool.name != "loadgen":
-        figures = read_result(file).metrics
+        metrics = read_result(result_path).metrics
         names = (
             "ttft_ms.p50",
             "inter_chunk_ms.p50",
@@ -201,38 +207,45 @@ def told(tool: Tool, out: Path) -> tuple[Figures, str]:
             for line in (out / "said.txt").read_text("utf-8").splitlines()
             if "⚠" in line
         ]
-        return Figures(*(figures.get(name) for name in names)), "; ".join(warned)
-    said = json.loads(file.read_bytes())
-    ttft, itl, tpot = ((said[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms"))
-    verdict = (
-        "VALID" if said["verdict"]["valid"] else "INVALID: " + "; ".join(said["verdict"]["reasons"])
+        return LoadResult(*(metrics.get(name) for name in names)), "; ".join(warned)
+    summary = json.loads(result_path.read_bytes())
+    ttft, itl, tpot = (
+        (summary[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms")
     )
-    unsound_metrics = [*said["unsound"], *said["withheld"]]
+    verdict = (
+        "VALID"
+        if summary["verdict"]["valid"]
+        else "INVALID: " + "; ".join(summary["verdict"]["reasons"])
+    )
+    unsound_metrics = [*summary["unsound"], *summary["withheld"]]
     withheld = f"; withheld: {', '.join(unsound_metrics)}" if unsound_metrics else ""
-    counts = said["requests"]
-    output, ok, failed = said["tokens"]["output_per_s"], counts["ok"], counts["failed"]
-    return Figures(ttft, itl, tpot, output, ok, failed), verdict + withheld
+    counts = summary["requests"]
+    output, ok, failed = summary["tokens"]["output_per_s"], counts["ok"], counts["failed"]
+    return LoadResult(ttft, itl, tpot, output, ok, failed), verdict + withheld
 
 
-def drive(command: str, log: Path, starved: bool, at_most_s: float) -> int | None:
-    """Carry it out; its exit code, None where it did not end in time. Starved: stopped and continued all along."""
-    with log.open("wb") as said:
+def run_tool(command: str, output_path: Path, starved: bool, timeout_s: float) -> int | None:
+    """Run a tool; return its exit code, or None if it did not end in time.
+
+    With `starved`, the tool is stopped and continued all the time.
+    """
+    with output_path.open("wb") as output:
         process = subprocess.Popen(
             shlex.split(command),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
-        given_up_at = time.monotonic() + at_most_s
+        deadline_s = time.monotonic() + timeout_s
         try:
-            while process.poll() is None and time.monotonic() < given_up_at:
+            while process.poll() is None and time.monotonic() < deadline_s:
                 if starved:
                     os.killpg(process.pid, signal.SIGSTOP)
-                    time.sleep(STOP_S)
+                    time.sleep(PAUSE_S)
                     os.killpg(process.pid, signal.SIGCONT)
-                time.sleep(EVERY_S - STOP_S)
+                time.sleep(PAUSE_INTERVAL_S - PAUSE_S)
             return process.poll()
         finally:
             if process.poll() is None:
@@ -240,46 +253,50 @@ def drive(command: str, log: Path, starved: bool, at_most_s: float) -> int | Non
                 process.wait()
 
 
-def shown(value: float | None, digits: int) -> str:
+def format_number(value: float | None, digits: int) -> str:
+    """Return a number with so many digits, or "" for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def command(tool: Tool, found: str, url: str, tokenizer: str, out: Path, given: Any) -> str:
-    """What is typed for a load of `given.requests` in `given.lanes`; a configuration that it needs is in `out` then."""
+def build_command(
+    tool: Tool, program: str, url: str, tokenizer: str, output_dir: Path, args: Any
+) -> str:
+    """Return the command line of one load, and write the configuration file it needs."""
     values = {
-        "bin": found,
+        "bin": program,
         "url": url,
-        "lanes": given.lanes,
-        "requests": given.requests,
+        "concurrency": args.lanes,
+        "requests": args.requests,
         "input": INPUT,
         "output": OUTPUT,
-        "out": out,
+        "out": output_dir,
         "tokenizer": tokenizer,
     }
-    (out / "config.yaml").write_text(tool.config.format(**values), "utf-8")
+    (output_dir / "config.yaml").write_text(tool.config.format(**values), "utf-8")
     return tool.command.format(**values)
 
 
-def tokenizer_of(given: Any, options: argparse.ArgumentParser, scratch: str) -> str:
-    """The folder that --tokenizer names; of the smallest form one that is made."""
-    if given.smoke:
-        given.tokenizer = str(Path(scratch) / "model")
+def find_tokenizer(args: Any, parser: argparse.ArgumentParser, scratch: str) -> str:
+    """Return the folder that `--tokenizer` names; with `--smoke`, create one."""
+    if args.smoke:
+        args.tokenizer = str(Path(scratch) / "model")
         subprocess.run(
             [
                 sys.executable,
                 rig.BENCHMARKS_DIR / "gpu/weights.py",
-                given.tokenizer,
+                args.tokenizer,
                 "--form",
                 "config",
             ],
             check=True,
         )
-    if not given.tokenizer:
-        options.error("--tokenizer: which?")
-    return str(Path(given.tokenizer).absolute())
+    if not args.tokenizer:
+        parser.error("--tokenizer: which?")
+    return str(Path(args.tokenizer).absolute())
 
 
 def main() -> None:
+    """Run every tool in every situation and print its result next to the truth."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
@@ -295,41 +312,51 @@ def main() -> None:
     args = rig.parse_arguments(parser, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
     rows, versions = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = tokenizer_of(args, parser, scratch)
+        tokenizer = find_tokenizer(args, parser, scratch)
         for tool in TOOLS:
             if args.only and tool.name not in args.only:
                 continue
-            if not (found := program(tool)):
+            if not (program_path := find_program(tool)):
                 print(f"{tool.name}: not installed")
                 continue
-            told_version = subprocess.run(
-                shlex.split(tool.version.format(bin=found)),
+            version = subprocess.run(
+                shlex.split(tool.version.format(bin=program_path)),
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            versions.append(" ".join(told_version.stdout.split()[:6]))
+            versions.append(" ".join(version.stdout.split()[:6]))
             for situation in args.situation or SITUATIONS:
-                out = (args.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
-                out.mkdir(parents=True)
+                output_dir = (args.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
+                output_dir.mkdir(parents=True)
                 with rig.serve_endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
-                    typed = command(tool, found, server.url, tokenizer, out, args)
-                    code = drive(typed, out / "said.txt", situation == "starved", args.minutes * 60)
+                    command_line = build_command(
+                        tool, program_path, server.url, tokenizer, output_dir, args
+                    )
+                    code = run_tool(
+                        command_line,
+                        output_dir / "said.txt",
+                        situation == "starved",
+                        args.minutes * 60,
+                    )
                     log = rig.read_url(server.url + "/_log")
-                if code is None or not (out / tool.result).exists():
+                if code is None or not (output_dir / tool.result).exists():
                     rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
                     continue
-                said, itself = told(tool, out)
-                for who, figures, words in ((tool.name, said, itself), ("truth", true(log), "")):
-                    times = [shown(value, 2) for value in figures[:3]]
-                    counts = [shown(value, 0) for value in figures[3:]]
+                reported, own_verdict = read_tool_result(tool, output_dir)
+                for source, result, remark in (
+                    (tool.name, reported, own_verdict),
+                    ("truth", read_truth(log), ""),
+                ):
+                    times = [format_number(value, 2) for value in result[:3]]
+                    counts = [format_number(value, 0) for value in result[3:]]
                     rows.append(
                         [
                             situation,
-                            who if who != "truth" else "  its truth",
+                            source if source != "truth" else "  its truth",
                             *times,
                             *counts,
-                            words,
+                            remark,
                         ]
                     )
     columns = [

@@ -50,8 +50,8 @@ from loadgen.sim.server.options import Options
 
 TOKENS_PER_S = 1_000_000
 OPENED_PER_S = 1_000  # streams that begin in a second, until all are open
-BUSY = 0.8  # of each core
-FEW, MOST = 256, 10_000  # streams whose cost per event is compared
+MAX_CORE_FRACTION = 0.8  # of each core
+FEW_STREAMS, MANY_STREAMS = 256, 10_000  # streams whose cost per event is compared
 WIDE_RATE = 200  # requests/s, of 20 events each
 RACK_STREAMS = 6_000  # of one worker: 100,000 over 16
 RACK_CASES = (
@@ -63,7 +63,7 @@ RACK_CASES = (
 )  # tokens an event, events/s
 
 
-def drive(
+def run_load(
     *,
     workers: int,
     servers: int,
@@ -79,7 +79,10 @@ def drive(
     targets: int = 0,
     **flags: str | None,
 ) -> tuple[Summary, dict[str, float]]:
-    """One run; its summary, and what the endpoints used and sent. `targets`: so many names of one endpoint."""
+    """Run one load; return its summary, and what the endpoints used and sent.
+
+    `targets` gives one endpoint so many names.
+    """
     with ExitStack() as stack, tempfile.TemporaryDirectory() as scratch:
         options = Options(
             ttft=f"normal:{ttft_ms[0]}ms,{ttft_ms[1]}ms",
@@ -88,14 +91,19 @@ def drive(
             stream_interval=bundle,
         )
         urls = [stack.enter_context(embedded.start(options)).url for _ in range(servers)]
-        file = Path(scratch) / "w.yaml"
-        file.write_text(f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n")
-        named = [
+        workload_path = Path(scratch) / "w.yaml"
+        workload_path.write_text(
+            f"name: scale\nrequests: {{input_tokens: 20, output_tokens: {tokens}}}\n"
+        )
+        targets_of_one_endpoint = [
             Endpoint(url=urls[0], name=f"vm-{i:03}", api_key=f"key-{i}") for i in range(targets)
         ]
         settings = Settings(
             url=urls[0],
-            targets=tuple(named or (Endpoint(url=url, name=url) for url in urls if servers > 1)),
+            targets=tuple(
+                targets_of_one_endpoint
+                or (Endpoint(url=url, name=url) for url in urls if servers > 1)
+            ),
             model="sim",
             server="trtllm",
             workers=workers,
@@ -103,54 +111,65 @@ def drive(
             out=out or Path(scratch) / "out",
             tuning=tuning or Tuning(),
         )
-        given: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"} | flags
+        workload_options: dict[str, Any] = {
+            "num_requests": str(streams),
+            "warmup": "0",
+            "seed": "1",
+        } | flags
         if "request_rate" not in flags:
-            given["concurrency"] = str(streams)
+            workload_options["concurrency"] = str(streams)
         before = [rig.read_counters(url) for url in urls]
         summary, _ = run.execute(
-            load(str(file), read_flags(**given)), settings, () if on_drive is None else (on_drive,)
+            load(str(workload_path), read_flags(**workload_options)),
+            settings,
+            () if on_drive is None else (on_drive,),
         )
         after = [rig.read_counters(url) for url in urls]
-        found = {
-            "events": sum(b["events"] - a["events"] for a, b in zip(before, after, strict=True)),
+        server_usage = {
+            "events": sum(
+                counters_after["events"] - counters_before["events"]
+                for counters_before, counters_after in zip(before, after, strict=True)
+            ),
             "server_cpu_s": sum(
-                b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True)
+                counters_after["cpu_s"] - counters_before["cpu_s"]
+                for counters_before, counters_after in zip(before, after, strict=True)
             ),
         }
         if summary.requests.ok != summary.requests.scheduled:
             print(f"!! {summary.requests}", flush=True)
-        return summary, found
+        return summary, server_usage
 
 
-def per_event(summary: Summary) -> float:
-    """CPU-seconds of the workers per output event."""
+def cpu_s_per_event(summary: Summary) -> float:
+    """Return CPU-seconds of the workers per output event."""
     assert summary.client.cpu_s is not None
     return summary.client.cpu_s / summary.inter_chunk_ms.count
 
 
-def workers(flags: argparse.Namespace) -> None:
+def print_workers(flags: argparse.Namespace) -> None:
+    """Compare two workers with one, in alternate rounds."""
     rows: list[list[str]] = []
-    cost: dict[int, list[float]] = {1: [], 2: []}
-    each = int(flags.rate * 0.08)
+    costs: dict[int, list[float]] = {1: [], 2: []}
+    streams_per_worker = int(flags.rate * 0.08)
     for _ in range(flags.rounds):
         for count in (1, 2):
-            summary, found = drive(
+            summary, server_usage = run_load(
                 workers=count,
                 servers=count,
-                streams=each * count,
+                streams=streams_per_worker * count,
                 itl_ms=80,
                 tokens=int(flags.seconds * 12.5),
             )
-            cost[count].append(per_event(summary))
+            costs[count].append(cpu_s_per_event(summary))
             steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
             rows.append(
                 [
-                    f"{count} worker(s), {each * count} streams",
+                    f"{count} worker(s), {streams_per_worker * count} streams",
                     f"{steady:,.0f}",
-                    f"{per_event(summary) * 1e6:.2f}",
-                    f"{1 / per_event(summary):,.0f}",
+                    f"{cpu_s_per_event(summary) * 1e6:.2f}",
+                    f"{1 / cpu_s_per_event(summary):,.0f}",
                     f"{summary.client.cpu_share_max or 0:.0%}",
-                    f"{found['server_cpu_s']:.1f}",
+                    f"{server_usage['server_cpu_s']:.1f}",
                     f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
                 ]
             )
@@ -159,19 +178,21 @@ def workers(flags: argparse.Namespace) -> None:
             ["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"], rows
         )
     )
-    more = rig.median_ratio(cost[2], cost[1])
-    carried = 2 / more
+    cost_ratio = rig.median_ratio(costs[2], costs[1])
+    speedup = 2 / cost_ratio
     print(
-        f"\n- CPU per event of two against one: {more:.3f}: {rig.describe_limit(more, 1.1, most=True)}"
+        f"\n- CPU per event of two against one: {cost_ratio:.3f}: {rig.describe_limit(cost_ratio, 1.1, most=True)}"
     )
     print(
-        f"- two cores carry {carried:.2f} times one: {rig.describe_limit(carried, 1.8, most=False)}"
+        f"- two cores carry {speedup:.2f} times one: {rig.describe_limit(speedup, 1.8, most=False)}"
     )
 
 
-class Phases:
-    """Looks at a run from outside: its gaps between events before and after an instant, and the memory of its workers
-    and of their recorder, every `every_s` seconds.
+class RunObserver:
+    """Observes a run from outside, every `every_s` seconds.
+
+    It keeps the gaps between events before and after a time, and the memory of the workers and of
+    their recorder.
     """
 
     def __init__(self, folder: Path, split_s: float, every_s: float = 2.0) -> None:
@@ -187,48 +208,52 @@ class Phases:
 
     @property
     def peak_bytes(self) -> int:
+        """Return the largest memory seen."""
         return max((memory for _, memory, _ in self.sizes), default=0)
 
     def begin(self, event: RunEvent) -> None:
+        """Start to observe when the load starts."""
         if isinstance(event, LoadStarted):
             self._thread.start()
 
     def end(self) -> Histogram:
-        """The gaps from the instant on; call it after the run."""
+        """Return the gaps since the split; call it after the run."""
         self._over.set()
         self._thread.join()
-        late = self._gaps()
-        late.counts -= self.set_up.counts
-        return late
+        gaps = self._gaps()
+        gaps.counts -= self.set_up.counts
+        return gaps
 
     def _watch(self) -> None:
-        began = time.monotonic()
-        split = False
+        """Sample until `end` is called."""
+        started_s = time.monotonic()
+        is_split = False
         while not self._over.wait(self._every_s):
             on_disk = 0
             for file in self._folder.rglob("*"):
                 with contextlib.suppress(OSError):  # it went meanwhile
                     on_disk += file.stat().st_size
-            self.sizes.append((time.monotonic() - began, _memory(), on_disk))
-            if not split and time.monotonic() > began + self._split_s:
-                split, self.set_up = True, self._gaps()
+            self.sizes.append((time.monotonic() - started_s, _resident_bytes(), on_disk))
+            if not is_split and time.monotonic() > started_s + self._split_s:
+                is_split, self.set_up = True, self._gaps()
 
     def _gaps(self) -> Histogram:
-        whole = Histogram()
+        """Return the gaps of all workers so far."""
+        gaps = Histogram()
         for file in (self._folder / "flows").glob("w*.gaps.0"):
-            whole.merge(Histogram.from_bytes(file.read_bytes()))
-        return whole
+            gaps.merge(Histogram.from_bytes(file.read_bytes()))
+        return gaps
 
 
-def _memory() -> int:
-    """Of all that this process started, and of itself; without the endpoints."""
-    total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
+def _resident_bytes() -> int:
+    """Return the resident bytes of this process and its children, without the endpoints."""
+    total_bytes = 0
+    for process_dir in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, StopIteration):
-            status = (folder / "status").read_text()
-            ours = int(folder.name) == os.getpid() or f"\nPPid:\t{os.getpid()}\n" in status
-            if ours and b"loadgen.sim.server" not in (folder / "cmdline").read_bytes():
-                total += (
+            status = (process_dir / "status").read_text()
+            is_ours = int(process_dir.name) == os.getpid() or f"\nPPid:\t{os.getpid()}\n" in status
+            if is_ours and b"loadgen.sim.server" not in (process_dir / "cmdline").read_bytes():
+                total_bytes += (
                     int(
                         next(
                             line for line in status.splitlines() if line.startswith("VmRSS")
@@ -236,51 +261,52 @@ def _memory() -> int:
                     )
                     << 10
                 )
-    return total
+    return total_bytes
 
 
-def _late(gaps: Histogram, itl_ns: int) -> list[str]:
-    """Of gaps that should all be `itl_ns`: how many, and how many are longer by 2, 10, 50 and 200 ms."""
+def _late_gap_cells(gaps: Histogram, itl_ns: int) -> list[str]:
+    """Return the count of gaps and the fractions that exceed `itl_ns` by 2, 10, 50 and 200 ms."""
     shares = [gaps.over(itl_ns + ms * 1_000_000) / max(gaps.count, 1) for ms in (2, 10, 50, 200)]
     return [f"{gaps.count:,}", *(f"{share:.4%}" for share in shares)]
 
 
-def streams(flags: argparse.Namespace) -> None:
-    per_s = min(OPENED_PER_S, flags.streams)
-    opening = flags.streams // per_s
+def print_streams(flags: argparse.Namespace) -> None:
+    """Open many streams and hold them open; print their cost and lateness."""
+    opened_per_s = min(OPENED_PER_S, flags.streams)
+    opening_s = flags.streams // opened_per_s
     with tempfile.TemporaryDirectory() as scratch:
-        phases = Phases(
-            Path(scratch) / "out", opening + 3.0
+        observer = RunObserver(
+            Path(scratch) / "out", opening_s + 3.0
         )  # what is on disk then is of up to two seconds before
-        summary, found = drive(
+        summary, server_usage = run_load(
             workers=2,
             servers=2,
             streams=flags.streams,
             itl_ms=1000,
-            tokens=flags.seconds + opening,
+            tokens=flags.seconds + opening_s,
             out=Path(scratch) / "out",
-            on_drive=phases.begin,
+            on_drive=observer.begin,
             timeout="2000s",
             grace="2000s",
-            request_rate=str(per_s),
+            request_rate=str(opened_per_s),
         )
-        measured = phases.end()
-        shares = [
+        gaps_all_open = observer.end()
+        core_fractions_by_phase = [
             [
-                one.cpu_share
-                for one in store.read_run(Path(scratch) / "out").seconds
-                if low <= one.t_s < high
+                sample.cpu_share
+                for sample in store.read_run(Path(scratch) / "out").seconds
+                if start_s <= sample.t_s < end_s
             ]
-            for low, high in ((0, opening), (opening + 3, opening + flags.seconds))
+            for start_s, end_s in ((0, opening_s), (opening_s + 3, opening_s + flags.seconds))
         ]
     requests = summary.requests
     print(
         f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
-        f"after the {opening} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
+        f"after the {opening_s} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
         f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all but the endpoints "
-        f"{phases.peak_bytes / 1e6:,.0f} MB; {per_event(summary) * 1e6:.1f} µs/event; connect p99 "
+        f"{observer.peak_bytes / 1e6:,.0f} MB; {cpu_s_per_event(summary) * 1e6:.1f} µs/event; connect p99 "
         f"{summary.connect_ms.p99} ms; send lag p50 {summary.send_lag_ms.p50}, p99 {summary.send_lag_ms.p99} ms; "
-        f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {found['server_cpu_s']:.0f} s\n"
+        f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {server_usage['server_cpu_s']:.0f} s\n"
     )
     columns = [
         "",
@@ -293,24 +319,29 @@ def streams(flags: argparse.Namespace) -> None:
         "200 ms",
     ]
     rows = [
-        [name, f"{statistics.fmean(share):.1%}", f"{max(share):.1%}", *_late(gaps, 1_000_000_000)]
-        for name, share, gaps in (
-            ("while they open", shares[0], phases.set_up),
-            ("all open", shares[1], measured),
+        [
+            name,
+            f"{statistics.fmean(core_fractions):.1%}",
+            f"{max(core_fractions):.1%}",
+            *_late_gap_cells(gaps, 1_000_000_000),
+        ]
+        for name, core_fractions, gaps in (
+            ("while they open", core_fractions_by_phase[0], observer.set_up),
+            ("all open", core_fractions_by_phase[1], gaps_all_open),
         )
-        if share
+        if core_fractions
     ]
     print(rig.format_table(columns, rows))
     print(f"\n- lost or failed: {requests.scheduled - requests.ok}")
-    print(f"- memory: {rig.describe_limit(phases.peak_bytes / 1e9, 2.0, most=True)} GB")
+    print(f"- memory: {rig.describe_limit(observer.peak_bytes / 1e9, 2.0, most=True)} GB")
     print("- valid" if summary.verdict.valid else f"- NOT VALID: {summary.verdict.reasons}")
 
 
-def soak(flags: argparse.Namespace) -> None:
-    """Hours in minutes: does anything grow? Answers of 50 events, five a second in each of the streams."""
+def print_soak(flags: argparse.Namespace) -> None:
+    """Find out what grows in minutes of load: responses of 50 events, five a second per stream."""
     with tempfile.TemporaryDirectory() as scratch:
-        phases = Phases(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
-        summary, _ = drive(
+        observer = RunObserver(Path(scratch) / "out", 0, min(2.0, flags.seconds / 10))
+        summary, _ = run_load(
             workers=1,
             servers=1,
             streams=flags.streams,
@@ -318,23 +349,24 @@ def soak(flags: argparse.Namespace) -> None:
             tokens=min(50, 2 * flags.seconds),
             ttft_ms=(600.0, 200.0),
             out=Path(scratch) / "out",
-            on_drive=phases.begin,
+            on_drive=observer.begin,
             duration=f"{flags.seconds}s",
             num_requests=None,
         )
-        phases.end()
-    settled = [look for look in phases.sizes if flags.seconds / 3 < look[0] < flags.seconds]
+        observer.end()
+    settled_sizes = [size for size in observer.sizes if flags.seconds / 3 < size[0] < flags.seconds]
     growth = [""] * 5  # of a short run on a busy host, which was looked at once
-    if len(settled) > 1:
-        at, memory, disk = zip(*settled, strict=True)
+    if len(settled_sizes) > 1:
+        times_s, memory_bytes, disk_bytes = zip(*settled_sizes, strict=True)
         slopes = [
-            statistics.linear_regression(at, sizes).slope * 3600 / 1e6 for sizes in (memory, disk)
+            statistics.linear_regression(times_s, sizes).slope * 3600 / 1e6
+            for sizes in (memory_bytes, disk_bytes)
         ]
         growth = [
-            f"{memory[0] / 1e6:.0f}",
-            f"{memory[-1] / 1e6:.0f}",
+            f"{memory_bytes[0] / 1e6:.0f}",
+            f"{memory_bytes[-1] / 1e6:.0f}",
             f"{slopes[0]:+.1f}",
-            f"{disk[-1] / 1e6:.1f}",
+            f"{disk_bytes[-1] / 1e6:.1f}",
             f"{slopes[1]:+.1f}",
         ]
     drift = summary.drift
@@ -344,7 +376,7 @@ def soak(flags: argparse.Namespace) -> None:
         flush=True,
     )
     title = f"{flags.streams:,} streams, {flags.seconds} s"
-    row = [title, f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *growth]
+    cells = [title, f"{summary.requests.ok:,}", f"{summary.inter_chunk_ms.count:,}", *growth]
     columns = [
         "",
         "ok",
@@ -355,94 +387,111 @@ def soak(flags: argparse.Namespace) -> None:
         "disk MB",
         "disk MB an hour",
     ]
-    print(rig.format_table(columns, [row]))
+    print(rig.format_table(columns, [cells]))
 
 
-def cost(flags: argparse.Namespace) -> None:
-    """As many requests of as many events in the same time: only how many of them are open at once differs."""
+def print_cost(flags: argparse.Namespace) -> None:
+    """Compare the cost per event of many streams with that of few.
+
+    Requests, events and duration are the same; only the number of streams that are open at once
+    differs.
+    """
     rows, ratios = [], []
-    few, most = min(FEW, flags.streams // 2), min(MOST, flags.streams)
-    tokens = max(8, int(flags.seconds * flags.rate / most))
+    few_streams, many_streams = (
+        min(FEW_STREAMS, flags.streams // 2),
+        min(MANY_STREAMS, flags.streams),
+    )
+    tokens = max(8, int(flags.seconds * flags.rate / many_streams))
     for _ in range(flags.rounds):
-        found = {}
-        for count in (few, most):
-            itl = count / flags.rate * 1e3
-            summary, _ = drive(
+        costs = {}
+        for stream_count in (few_streams, many_streams):
+            itl_ms = stream_count / flags.rate * 1e3
+            summary, _ = run_load(
                 workers=1,
                 servers=1,
-                streams=count,
-                itl_ms=itl,
+                streams=stream_count,
+                itl_ms=itl_ms,
                 tokens=tokens,
-                ttft_ms=(2 * itl, itl / 2),
+                ttft_ms=(2 * itl_ms, itl_ms / 2),
                 timeout="600s",
-                num_requests=str(most),
+                num_requests=str(many_streams),
             )
-            found[count] = per_event(summary)
+            costs[stream_count] = cpu_s_per_event(summary)
             steady = summary.inter_chunk_ms.count / (summary.window.duration_s or 1)
             rows.append(
                 [
-                    f"{count:,} streams, {most:,} requests of {tokens} events",
+                    f"{stream_count:,} streams, {many_streams:,} requests of {tokens} events",
                     f"{steady:,.0f}",
-                    f"{found[count] * 1e6:.2f}",
+                    f"{costs[stream_count] * 1e6:.2f}",
                     f"{summary.client.cpu_share_max or 0:.0%}",
                 ]
             )
-        ratios.append(found[most] / found[few])
+        ratios.append(costs[many_streams] / costs[few_streams])
     print(rig.format_table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
     print(
-        f"\n- {most:,} against {few} streams: {ratio:.2f}: {rig.describe_limit(ratio, 1.3, most=True)}"
+        f"\n- {many_streams:,} against {few_streams} streams: {ratio:.2f}: {rig.describe_limit(ratio, 1.3, most=True)}"
     )
 
 
-def million(flags: argparse.Namespace) -> None:
-    """CPU per event falls with the rate, as one look at the sockets finds more to read; so the worker is loaded as the
-    rack would load it, with some thousands of streams, up to what the one core of the endpoint can send.
+def print_million(flags: argparse.Namespace) -> None:
+    """Print the cores that a million streamed tokens a second need.
+
+    CPU per event falls with the rate, because one poll finds more sockets to read. So the worker is
+    loaded as the rack would load it, up to what the one core of the endpoint can send.
     """
-    rows, cores = [], {}
+    rows, cores_by_bundle = [], {}
     streams = min(RACK_STREAMS, flags.streams)
-    for bundle, rack_rate in RACK_CASES[: flags.cases]:
+    for tokens_per_event, rack_rate in RACK_CASES[: flags.cases]:
         rate = rack_rate * streams // RACK_STREAMS
-        found = []
+        costs = []
         for _ in range(flags.rounds):
-            summary, server = drive(
+            summary, server_usage = run_load(
                 workers=1,
                 servers=1,
                 streams=streams,
-                itl_ms=streams / (rate * bundle) * 1e3,
-                bundle=bundle,
-                tokens=max(2, int(flags.seconds * rate / streams)) * bundle,
+                itl_ms=streams / (rate * tokens_per_event) * 1e3,
+                bundle=tokens_per_event,
+                tokens=max(2, int(flags.seconds * rate / streams)) * tokens_per_event,
                 ttft_ms=(1000.0, 300.0),
                 timeout="600s",
             )
             assert summary.client.cpu_s is not None
-            busy = summary.client.cpu_s / (summary.window.duration_s or 1)
-            found.append(
-                (summary.client.cpu_s / (summary.tokens.output or 1), busy, server["server_cpu_s"])
+            core_fraction = summary.client.cpu_s / (summary.window.duration_s or 1)
+            costs.append(
+                (
+                    summary.client.cpu_s / (summary.tokens.output or 1),
+                    core_fraction,
+                    server_usage["server_cpu_s"],
+                )
             )
-        value, busy, served = sorted(found)[len(found) // 2]
-        cores[bundle] = value * TOKENS_PER_S / BUSY
+        cpu_s_per_token, core_fraction, server_cpu_s = sorted(costs)[len(costs) // 2]
+        cores_by_bundle[tokens_per_event] = cpu_s_per_token * TOKENS_PER_S / MAX_CORE_FRACTION
         rows.append(
             [
-                f"{bundle} token(s) per event, {rate:,} events/s",
-                f"{value * 1e6:.2f}",
-                f"{busy:.0%}",
-                f"{served:.0f}",
-                f"{cores[bundle]:.1f}",
+                f"{tokens_per_event} token(s) per event, {rate:,} events/s",
+                f"{cpu_s_per_token * 1e6:.2f}",
+                f"{core_fraction:.0%}",
+                f"{server_cpu_s:.0f}",
+                f"{cores_by_bundle[tokens_per_event]:.1f}",
             ]
         )
     columns = [f"{streams:,} streams", "µs per token", "of a core", "endpoint CPU-s"]
-    print(rig.format_table([*columns, f"cores at {BUSY:.0%} for a million tokens/s"], rows))
     print(
-        f"\n- cores, one token per event: {cores[1]:.1f}: {rig.describe_limit(cores[1], 16, most=True)}"
+        rig.format_table(
+            [*columns, f"cores at {MAX_CORE_FRACTION:.0%} for a million tokens/s"], rows
+        )
+    )
+    print(
+        f"\n- cores, one token per event: {cores_by_bundle[1]:.1f}: {rig.describe_limit(cores_by_bundle[1], 16, most=True)}"
     )
 
 
-def wide(flags: argparse.Namespace) -> None:
-    """More workers than a run would take on so few cores: what is shown is that all shares come together."""
+def print_wide(flags: argparse.Namespace) -> None:
+    """Run more workers than a run would use on so few cores, to show that all shares arrive."""
     plan_checks._MAX_WORKERS_PER_CORE = max(plan_checks._MAX_WORKERS_PER_CORE, flags.workers)
-    seconds, began = 2 * flags.seconds, time.monotonic()
-    summary, found = drive(
+    seconds, started_s = 2 * flags.seconds, time.monotonic()
+    summary, server_usage = run_load(
         workers=flags.workers,
         servers=1,
         targets=flags.targets,
@@ -452,7 +501,7 @@ def wide(flags: argparse.Namespace) -> None:
         ttft_ms=(100.0, 20.0),
         request_rate=str(WIDE_RATE),
     )
-    wall_s, requests, client = time.monotonic() - began, summary.requests, summary.client
+    wall_s, requests, client = time.monotonic() - started_s, summary.requests, summary.client
     shares = [target.requests.ok for target in summary.targets]
     columns = [
         "",
@@ -471,21 +520,21 @@ def wide(flags: argparse.Namespace) -> None:
         f"{requests.ok:,}",
         f"{requests.lost}",
         f"{min(shares, default=0)} to {max(shares, default=0)}",
-        f"{per_event(summary) * 1e6:.0f}",
+        f"{cpu_s_per_event(summary) * 1e6:.0f}",
         f"{client.cpu_share_max or 0:.1%}",
         f"{(client.peak_rss_bytes or 0) / 1e6:,.0f}",
         f"{wall_s:.0f}",
     ]
     print(rig.format_table(columns, [row]))
     print(
-        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {found['events']:,.0f} sent by the endpoint"
+        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {server_usage['events']:,.0f} sent by the endpoint"
     )
     print(
         "- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}"
     )
 
 
-MERGE = """
+QUANTILES_CODE = """
 import resource, sys, time
 from pathlib import Path
 from loadgen.core.metrics import columns as metrics
@@ -497,7 +546,7 @@ for metric in ("ttft", "tpot", "e2e", "send_lag"):
     distribution_of(metrics.drop_undefined(columns.measure(metric)))
 print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
-WHOLE = """
+FULL_SUMMARY_CODE = """
 import resource, sys, time
 from pathlib import Path
 from loadgen.core import run_folder
@@ -507,8 +556,11 @@ print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage
 """
 
 
-def records(folder: Path, count: int, targets: int = 1) -> None:
-    """A finished run of this many records, of drawn latencies, as 16 workers leave it, its first tenth a warm-up."""
+def write_records(folder: Path, count: int, targets: int = 1) -> None:
+    """Write a finished run of this many records with drawn latencies.
+
+    It looks like what 16 workers leave, with the first tenth as the warm-up.
+    """
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -518,53 +570,57 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
 
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()
-    early, gap_ns = count // 10, 300_000
-    made = RunManifest(
+    warm_up_count, gap_ns = count // 10, 300_000
+    manifest = RunManifest(
         run="merge",
         state="finished",
         workers=16,
         slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
         stages=(
-            StagePlan(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
+            StagePlan(
+                name="warm-up", arrival="constant 3,333/s", slots=warm_up_count, measured=False
+            ),
             StagePlan(
                 name="load",
                 arrival="constant 3,333/s",
-                slots=count - early,
-                start_ns=early * gap_ns,
+                slots=count - warm_up_count,
+                start_ns=warm_up_count * gap_ns,
             ),
         ),
         targets=tuple(
             TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)
         ),
     )
-    (folder / "run.json").write_bytes(encode_manifest(made))
-    draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)
+    (folder / "run.json").write_bytes(encode_manifest(manifest))
+    rng, writer, block_rows = np.random.default_rng(1), None, min(count, 1_000_000)
     for stage in (0, 1):
         gaps = Histogram()
-        gaps.add(draw.lognormal(16.8, 0.3, 100_000).astype(np.int64))
+        gaps.add(rng.lognormal(16.8, 0.3, 100_000).astype(np.int64))
         (folder / "flows" / f"w0.gaps.{stage}").write_bytes(gaps.to_bytes())
         bins = np.full(count * gap_ns // BIN_NS, 7_000, "<i8")
         (folder / "flows" / f"w0.timeline.{stage}").write_bytes(bins.tobytes())
-    for first in range(0, count, block):
-        rows = np.zeros(block, ROW)
-        rows["slot"] = rows["request"] = np.arange(first, first + block)
+    for first_slot in range(0, count, block_rows):
+        rows = np.zeros(block_rows, ROW)
+        rows["slot"] = rows["request"] = np.arange(first_slot, first_slot + block_rows)
         rows["session"] = rows["virtual_user"] = rows["cached_tokens"] = rows[
             "reasoning_tokens"
         ] = rows["text"] = -1
         rows["worker"], rows["target"] = rows["slot"] % 16, rows["slot"] % targets
-        rows["stage"] = rows["slot"] >= early
+        rows["stage"] = rows["slot"] >= warm_up_count
         rows["due_ns"] = rows["slot"] * gap_ns
-        rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"] + draw.integers(20_000, 200_000, block)
-        rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = draw.integers(
-            50, 400, block
+        rows["ready_ns"] = rows["sent_ns"] = rows["due_ns"] + rng.integers(
+            20_000, 200_000, block_rows
         )
-        rows["input_tokens"] = rows["built_tokens"] = draw.integers(50, 4000, block)
+        rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = rng.integers(
+            50, 400, block_rows
+        )
+        rows["input_tokens"] = rows["built_tokens"] = rng.integers(50, 4000, block_rows)
         rows["input_source"] = rows["output_source"] = SOURCES.index("server")
-        first_token = rows["due_ns"] + (draw.lognormal(19, 0.4, block)).astype(np.int64)
+        first_token = rows["due_ns"] + (rng.lognormal(19, 0.4, block_rows)).astype(np.int64)
         for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
             rows[name] = first_token
-        rows["last_token_ns"] = first_token + rows["output_tokens"] * draw.normal(
-            20e6, 2e6, block
+        rows["last_token_ns"] = first_token + rows["output_tokens"] * rng.normal(
+            20e6, 2e6, block_rows
         ).astype(np.int64)
         rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] + 100_000
         table = to_table(rows, [])
@@ -576,44 +632,49 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     writer.close()
 
 
-def merge(flags: argparse.Namespace) -> None:
+def print_merge(flags: argparse.Namespace) -> None:
+    """Print the cost of exact quantiles and of a full summary over many records."""
     with tempfile.TemporaryDirectory() as scratch:
-        of_a_rack = flags.records * 21 // 100
-        ten, rack = Path(scratch) / "ten", Path(scratch) / "rack"
-        records(ten, flags.records)
-        records(rack, of_a_rack, targets=18)
+        rack_records = flags.records * 21 // 100
+        plain_run, rack_run = Path(scratch) / "ten", Path(scratch) / "rack"
+        write_records(plain_run, flags.records)
+        write_records(rack_run, rack_records, targets=18)
         rows = []
-        for what, folder, code in (
-            (f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send lag", ten, MERGE),
-            (f"{flags.records:,}: the whole summary", ten, WHOLE),
+        for description, folder, code in (
             (
-                f"{of_a_rack:,}, 18 targets (as of a rack in ten minutes): the whole summary",
-                rack,
-                WHOLE,
+                f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send lag",
+                plain_run,
+                QUANTILES_CODE,
+            ),
+            (f"{flags.records:,}: the whole summary", plain_run, FULL_SUMMARY_CODE),
+            (
+                f"{rack_records:,}, 18 targets (as of a rack in ten minutes): the whole summary",
+                rack_run,
+                FULL_SUMMARY_CODE,
             ),
         ):
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
             )
-            cpu_s, seconds, gb = map(float, done.stdout.split())
-            rows.append([what, f"{cpu_s:.1f}", f"{seconds:.1f}", f"{gb:.2f}"])
+            cpu_s, seconds, peak_gb = map(float, completed.stdout.split())
+            rows.append([description, f"{cpu_s:.1f}", f"{seconds:.1f}", f"{peak_gb:.2f}"])
         print(rig.format_table(["records", "CPU-s", "s", "GB"], rows))
-        cpu_s, gb = float(rows[1][1]), float(rows[1][3])
+        cpu_s, peak_gb = float(rows[1][1]), float(rows[1][3])
         print(
-            f"\n- the whole summary: {rig.describe_limit(cpu_s, 10, most=True)} CPU-s; {rig.describe_limit(gb, 1.5, most=True)} GB"
+            f"\n- the whole summary: {rig.describe_limit(cpu_s, 10, most=True)} CPU-s; {rig.describe_limit(peak_gb, 1.5, most=True)} GB"
         )
 
 
-def report(flags: argparse.Namespace) -> None:
-    """CPU-seconds and peak memory of whole commands over many stored records."""
+def print_report(flags: argparse.Namespace) -> None:
+    """Print CPU-seconds and peak memory of whole commands over many stored records."""
     with tempfile.TemporaryDirectory() as scratch:
-        here, count = Path(scratch), flags.records
-        making = multiprocessing.get_context("spawn").Process(
-            target=records, args=(here / "run", count)
+        scratch_dir, count = Path(scratch), flags.records
+        writer = multiprocessing.get_context("spawn").Process(
+            target=write_records, args=(scratch_dir / "run", count)
         )
-        making.start()  # apart: a command's peak, as the kernel counts it, is never below that of the process it is of
-        making.join()
-        shutil.copytree(here / "run", here / "again")
+        writer.start()  # apart: a command's peak, as the kernel counts it, is never below that of the process it is of
+        writer.join()
+        shutil.copytree(scratch_dir / "run", scratch_dir / "again")
         commands = [
             "report run",
             "compare run again",
@@ -623,12 +684,12 @@ def report(flags: argparse.Namespace) -> None:
             "export run --as vllm -o run.json",
         ]
         rows = []
-        for words in commands:
-            cost = waits.spent([*waits.LOADGEN, *words.split()], here)
-            assert cost is not None, f"{words}: stopped"
+        for command in commands:
+            cost = waits.measure_command([*waits.LOADGEN, *command.split()], scratch_dir)
+            assert cost is not None, f"{command}: stopped"
             rows.append(
                 [
-                    words,
+                    command,
                     f"{cost.cpu_s:.1f}",
                     f"{cost.peak_mb:,.0f}",
                     f"{cost.peak_mb * 1e6 / count:.0f}",
@@ -637,11 +698,12 @@ def report(flags: argparse.Namespace) -> None:
         print(rig.format_table([f"{count:,} records", "CPU-s", "peak MB", "B a record"], rows))
 
 
-def rolling(flags: argparse.Namespace) -> None:
+def print_rolling(flags: argparse.Namespace) -> None:
+    """Print the send delay of a load whose bodies are built ahead, and while it runs."""
     rows = []
-    for most in (1 << 40, 0):
-        summary, _ = drive(
-            tuning=Tuning(most_ahead=most),
+    for max_ahead in (1 << 40, 0):
+        summary, _ = run_load(
+            tuning=Tuning(most_ahead=max_ahead),
             workers=1,
             servers=1,
             streams=1,
@@ -651,46 +713,48 @@ def rolling(flags: argparse.Namespace) -> None:
             num_requests=str(int(flags.seconds * flags.rate / 100)),
             input_tokens="1500",
         )
-        late = [
+        late_bodies = [
             code.values["bodies"]
             for code in summary.verdict.warning_codes
             if code.code == "bodies_late"
         ]
-        lag = summary.send_lag_ms
+        send_delay = summary.send_lag_ms
         rows.append(
             [
-                "ahead" if most else "while it runs",
-                f"{lag.p50}",
-                f"{lag.p99}",
-                f"{lag.max}",
-                str(late or "0"),
+                "ahead" if max_ahead else "while it runs",
+                f"{send_delay.p50}",
+                f"{send_delay.p99}",
+                f"{send_delay.max}",
+                str(late_bodies or "0"),
             ]
         )
     print(rig.format_table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
 
 
-def ray(flags: argparse.Namespace) -> None:
+def print_ray(flags: argparse.Namespace) -> None:
+    """Compare workers on a Ray cluster with local ones, if Ray is installed."""
     if importlib.util.find_spec("ray") is None:
         print("left out: ray is not installed")
         return
-    scale_ray.compare_with_local_workers(flags, drive, per_event)
+    scale_ray.compare_with_local_workers(flags, run_load, cpu_s_per_event)
 
 
 PARTS: dict[str, Any] = {
-    "workers": workers,
-    "streams": streams,
-    "wide": wide,
-    "soak": soak,
-    "cost": cost,
-    "million": million,
-    "merge": merge,
-    "report": report,
-    "rolling": rolling,
-    "ray": ray,
+    "workers": print_workers,
+    "streams": print_streams,
+    "wide": print_wide,
+    "soak": print_soak,
+    "cost": print_cost,
+    "million": print_million,
+    "merge": print_merge,
+    "report": print_report,
+    "rolling": print_rolling,
+    "ray": print_ray,
 }
 
 
 def main() -> None:
+    """Run one part, or all of them."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -716,9 +780,9 @@ def main() -> None:
     )
     rig.raise_open_file_limit()
     for part in PARTS if args.part == "all" else [args.part]:
-        began = time.monotonic()
+        started_s = time.monotonic()
         PARTS[part](args)
-        print(f"\n{part} took {time.monotonic() - began:.0f} s\n", flush=True)
+        print(f"\n{part} took {time.monotonic() - started_s:.0f} s\n", flush=True)
 
 
 if __name__ == "__main__":

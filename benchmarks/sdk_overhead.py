@@ -28,12 +28,12 @@ from loadgen_sdk import TokenPrice, instrument, record_shape
 
 CALL_LIMIT_US, CHUNK_LIMIT_US, OTEL_LIMIT_US, RECORD_LIMIT_US = 10.0, 0.5, 100.0, 50.0
 IMPORT_LIMIT = 1.5  # times the import of msgspec alone
-THROTTLE_LIMIT = 0.02
+MAX_THROTTLE_ERROR = 0.02
 CHUNKS = 500
 CALLS = 10
-OWN_CALLS = 200
+STUB_CALLS = 200
 
-ANSWER = {
+RESPONSE = {
     "id": "c",
     "object": "chat.completion",
     "created": 1,
@@ -52,41 +52,45 @@ CHUNK = {
 }
 
 
-def http() -> Any:
-    """The HTTP library that this version of the package is built on."""
+def http_library() -> Any:
+    """Return the HTTP library that this version of the package is built on."""
     return __import__("httpx2" if "httpx2" in sys.modules else "httpx")
 
 
-def answer(request: Any) -> Any:
-    return http().Response(200, json=ANSWER, headers={"x-request-id": "r"})
+def respond(request: Any) -> Any:
+    """Answer a request with a fixed completion."""
+    return http_library().Response(200, json=RESPONSE, headers={"x-request-id": "r"})
 
 
-def clients() -> tuple[Any, Any]:
-    library = http()
+def create_clients() -> tuple[Any, Any]:
+    """Return a blocking and an async client whose transport is a stub."""
+    library = http_library()
     blocking = openai.OpenAI(
-        api_key="k", http_client=library.Client(transport=library.MockTransport(answer))
+        api_key="k", http_client=library.Client(transport=library.MockTransport(respond))
     )
-    waiting = openai.AsyncOpenAI(
-        api_key="k", http_client=library.AsyncClient(transport=library.MockTransport(answer))
+    asynchronous = openai.AsyncOpenAI(
+        api_key="k", http_client=library.AsyncClient(transport=library.MockTransport(respond))
     )
-    return blocking, waiting
+    return blocking, asynchronous
 
 
-def differences(
-    plain: Callable[[], float], ours: Callable[[], float], rounds: int
+def smallest_of_both(
+    plain: Callable[[], float], measured: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
-    """(smallest plain, smallest ours), in seconds per unit, from alternating rounds."""
-    best = [float("inf"), float("inf")]
+    """Return the smallest seconds per unit without and with us, from alternating rounds."""
+    smallest = [float("inf"), float("inf")]
     for _ in range(rounds):
-        for side, measure in enumerate((plain, ours)):
-            best[side] = min(best[side], measure())
-    return best[0], best[1]
+        for side, measure in enumerate((plain, measured)):
+            smallest[side] = min(smallest[side], measure())
+    return smallest[0], smallest[1]
 
 
-def per_call(create: Any) -> Callable[[], float]:
+def time_call(create: Any) -> Callable[[], float]:
+    """Return a function that times a blocking call, in seconds."""
     messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
     def measure() -> float:
+        """Return the seconds of one call."""
         start = time.thread_time()
         for _ in range(CALLS):
             create(model="m", messages=messages)
@@ -95,10 +99,12 @@ def per_call(create: Any) -> Callable[[], float]:
     return measure
 
 
-def per_call_async(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
+def time_async_call(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
+    """Return a function that times an async call, in seconds."""
     messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
     async def calls() -> float:
+        """Return the seconds of one call."""
         start = time.thread_time()
         for _ in range(CALLS):
             await create(model="m", messages=messages)
@@ -107,58 +113,62 @@ def per_call_async(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
     return lambda: runner.run(calls())
 
 
-def inside_a_real_call(
-    make: Callable[[Any], Any], runner: asyncio.Runner | None, rounds: int
+def measure_added_us(
+    wrap_client: Callable[[Any], Any], runner: asyncio.Runner | None, rounds: int
 ) -> float:
-    """Microseconds between the application's call and the package's own method, before and after it, in real calls.
+    """Return the microseconds that are added before and after the package's own method.
 
-    Not a difference of two long times, so that the noise of the machine is not in it. The smallest of all calls.
+    They are taken inside real calls, as the smallest of all, so that the noise of two long times is
+    not part of it.
     """
     package = __import__("openai.resources.chat.completions", fromlist=["_"])
-    kind = package.Completions if runner is None else package.AsyncCompletions
-    real, stamps = kind.create, [0, 0]
+    method_class = package.Completions if runner is None else package.AsyncCompletions
+    original, timestamps_ns = method_class.create, [0, 0]
 
-    def stamped(*args: Any, **kwargs: Any) -> Any:
-        stamps[0] = time.thread_time_ns()
-        answer = real(*args, **kwargs)
-        stamps[1] = time.thread_time_ns()
-        return answer
+    def record_times(*args: Any, **kwargs: Any) -> Any:
+        timestamps_ns[0] = time.thread_time_ns()
+        response = original(*args, **kwargs)
+        timestamps_ns[1] = time.thread_time_ns()
+        return response
 
-    async def stamped_waiting(*args: Any, **kwargs: Any) -> Any:
-        stamps[0] = time.thread_time_ns()
-        answer = await real(*args, **kwargs)
-        stamps[1] = time.thread_time_ns()
-        return answer
+    async def record_times_async(*args: Any, **kwargs: Any) -> Any:
+        timestamps_ns[0] = time.thread_time_ns()
+        response = await original(*args, **kwargs)
+        timestamps_ns[1] = time.thread_time_ns()
+        return response
 
-    kind.create = stamped if runner is None else stamped_waiting
-    create = make(clients()[runner is not None]).chat.completions.create
+    method_class.create = record_times if runner is None else record_times_async
+    create = wrap_client(create_clients()[runner is not None]).chat.completions.create
     messages = [{"role": "user", "content": "Hello there, how are you?"}]
 
-    def blocking() -> int:
-        start = time.thread_time_ns()
+    def call_blocking() -> int:
+        start_ns = time.thread_time_ns()
         create(model="m", messages=messages)
-        return stamps[0] - start + time.thread_time_ns() - stamps[1]
+        return timestamps_ns[0] - start_ns + time.thread_time_ns() - timestamps_ns[1]
 
-    async def waiting() -> int:
-        start = time.thread_time_ns()
+    async def call_async() -> int:
+        start_ns = time.thread_time_ns()
         await create(model="m", messages=messages)
-        return stamps[0] - start + time.thread_time_ns() - stamps[1]
+        return timestamps_ns[0] - start_ns + time.thread_time_ns() - timestamps_ns[1]
 
     try:
         return (
-            min((runner.run(waiting()) if runner else blocking()) for _ in range(rounds * CALLS))
+            min(
+                (runner.run(call_async()) if runner else call_blocking())
+                for _ in range(rounds * CALLS)
+            )
             / 1e3
         )
     finally:
-        kind.create = real
+        method_class.create = original
 
 
-def counted_later_us() -> float:
-    """CPU of the background thread for each call that Prometheus counts, with a label."""
+def measure_prometheus_us() -> float:
+    """Return the CPU of the background thread per call that Prometheus counts with a label."""
     from loadgen_sdk import Measurement
 
-    observer, one = (
-        prometheus(),
+    observer, measurement = (
+        create_prometheus(),
         Measurement(
             api="chat",
             streamed=False,
@@ -176,63 +186,68 @@ def counted_later_us() -> float:
             labels={"feature": "a"},
         ),
     )
-    best = float("inf")
+    smallest_s = float("inf")
     for _ in range(50):
         for _ in range(99):
-            observer(one)
+            observer(measurement)
         start = time.thread_time_ns()
         observer._backlog.count_all()
-        best = min(best, (time.thread_time_ns() - start) / 99)
-    return best / 1e3
+        smallest_s = min(smallest_s, (time.thread_time_ns() - start) / 99)
+    return smallest_s / 1e3
 
 
-def own_call(
+def time_stub_call(
     create: Callable[..., Any], content: str = "Hello there, how are you?"
 ) -> Callable[[], float]:
-    """The same where the package answers at once: what is ours alone."""
+    """Return a function that times a call whose package responds at once, so that only ours counts."""
     messages = [{"role": "user", "content": content}]
 
     def measure() -> float:
+        """Return the seconds of one call."""
         start = time.thread_time()
-        for _ in range(OWN_CALLS):
+        for _ in range(STUB_CALLS):
             create(model="m", messages=messages)
-        return (time.thread_time() - start) / OWN_CALLS
+        return (time.thread_time() - start) / STUB_CALLS
 
     return measure
 
 
-def own_calls(
+def time_stub_calls(
     sides: tuple[Any, Any], *content: str
 ) -> tuple[Callable[[], float], Callable[[], float]]:
-    return own_call(sides[0], *content), own_call(sides[1], *content)
+    """Return the timers of a plain and a measured method."""
+    return time_stub_call(sides[0], *content), time_stub_call(sides[1], *content)
 
 
-def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def create_stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a method that responds at once, and the same method measured by the SDK."""
     from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.measured_method import head_arrived, measure_method
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
-    made = ChatCompletion.model_validate(ANSWER)
-    head = http().Headers(
+    completion = ChatCompletion.model_validate(RESPONSE)
+    headers = http_library().Headers(
         {"x-request-id": "r", "content-type": "application/json", "date": "now", "server": "s"}
     )
 
     def plain(**_: Any) -> Any:
-        return made
+        """Return the completion."""
+        return completion
 
-    def told(**_: Any) -> Any:
-        head_arrived(head)
-        return made
+    def respond_with_headers(**_: Any) -> Any:
+        """Report the response headers and return the completion."""
+        head_arrived(headers)
+        return completion
 
-    manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
+    policy = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
     return plain, measure_method(
-        told, "chat", CallSettings(manner, "h:1", "k", False), blocking=True
+        respond_with_headers, "chat", CallSettings(policy, "h:1", "k", False), blocking=True
     )
 
 
-class Chunks:
-    """Chunks that cost nothing to make, in the place of the package's own decoder."""
+class PreparedChunks:
+    """Chunks that cost nothing to make, in place of the package's own decoder."""
 
     def __init__(self) -> None:
         from openai.types.chat import ChatCompletionChunk
@@ -247,15 +262,17 @@ class Chunks:
             yield chunk
 
 
-def per_chunk(measured: bool) -> Callable[[], float]:
+def time_chunk(measured: bool) -> Callable[[], float]:
+    """Return a function that times one chunk of a blocking stream, in seconds."""
     from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall
     from loadgen_sdk.app.observed_stream import ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
-    chunks = Chunks()
+    chunks = PreparedChunks()
 
     def measure() -> float:
+        """Return the seconds of one chunk."""
         source: Any = chunks
         if measured:
             source = ObservedEvents(
@@ -270,15 +287,17 @@ def per_chunk(measured: bool) -> Callable[[], float]:
     return measure
 
 
-def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
+def time_async_chunk(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
+    """Return a function that times one chunk of an async stream, in seconds."""
     from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall
     from loadgen_sdk.app.observed_stream import ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
-    chunks = Chunks()
+    chunks = PreparedChunks()
 
     async def run() -> float:
+        """Return the seconds of one chunk."""
         source: Any = chunks
         if measured:
             source = ObservedEvents(
@@ -293,29 +312,35 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
     return lambda: runner.run(run())
 
 
-def import_ms(statement: str, rounds: int) -> float:
-    """Of a fresh interpreter, what this statement adds; the smallest of several."""
+def measure_import_ms(statement: str, rounds: int) -> float:
+    """Return the CPU-ms that a statement adds to a fresh interpreter: the smallest of several."""
 
-    def once(code: str) -> float:
+    def run_code(code: str) -> float:
+        """Return the CPU-seconds of an interpreter that runs this code."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     return (
-        min(once(statement) for _ in range(rounds)) - min(once("pass") for _ in range(rounds))
+        min(run_code(statement) for _ in range(rounds))
+        - min(run_code("pass") for _ in range(rounds))
     ) * 1e3
 
 
-def prometheus() -> Any:
+def create_prometheus() -> Any:
+    """Return an observer for Prometheus with one label."""
     from loadgen_sdk import Prometheus
     from prometheus_client import CollectorRegistry
 
     return Prometheus(CollectorRegistry(), labels=("feature",))
 
 
-def telemetry() -> Any:
-    """OpenTelemetry with the SDK's own providers and a reader, as in an application; spans are sampled and dropped."""
+def create_telemetry() -> Any:
+    """Return an OpenTelemetry observer with the SDK's own providers, as in an application.
+
+    Spans are sampled and dropped.
+    """
     from loadgen_sdk import OpenTelemetry
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -326,8 +351,11 @@ def telemetry() -> Any:
     )
 
 
-def end_of_stream(observer: Any) -> float:
-    """Seconds that `observer` takes at the end of a stream of 2,000 chunks: the loop stands still for them."""
+def measure_end_of_stream_s(observer: Any) -> float:
+    """Return the seconds that `observer` takes at the end of a stream of 2,000 chunks.
+
+    The event loop stands still for so long.
+    """
     from loadgen_sdk import Measurement
 
     measurement = Measurement(
@@ -345,16 +373,16 @@ def end_of_stream(observer: Any) -> float:
         output_tokens=2000,
         token_source="server",
     )
-    best = float("inf")
+    smallest_s = float("inf")
     for _ in range(50):
         start = time.thread_time()
         observer(measurement)
-        best = min(best, time.thread_time() - start)
-    return best
+        smallest_s = min(smallest_s, time.thread_time() - start)
+    return smallest_s
 
 
-def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
-    """How far from its rate a throttle lets calls through, as a share: over `seconds`, after the first period."""
+def measure_throttle(concurrency_kind: str, limit: str, seconds: float, tokens: int) -> float:
+    """Return how far a throttle is off its rate, as a fraction, after the first period."""
     import struct
     import tempfile
     import threading
@@ -363,55 +391,58 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
 
     kind, rate = limit.split("=")
     folder = tempfile.mkdtemp()
-    wanted: dict[str, Any] = {
+    throttle_options: dict[str, Any] = {
         kind: rate,
-        "shared": f"{folder}/limits" if way == "processes" else None,
+        "shared": f"{folder}/limits" if concurrency_kind == "processes" else None,
     }
-    throttle = Throttle(burst_s=0, **wanted)
+    throttle = Throttle(burst_s=0, **throttle_options)
     amount, _, unit = rate.partition("/")
-    per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
+    calls_per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
     start = time.monotonic()
 
-    def thread(counts: list[int]) -> None:
-        n = 0
+    def call_in_thread(counts: list[int]) -> None:
+        """Call until the time is over and append the number of calls."""
+        calls = 0
         try:
-            while (left := start + seconds - time.monotonic()) > 0:
-                throttle.acquire_blocking(tokens=tokens, max_wait_s=left).done(tokens)
-                n += 1
+            while (left_s := start + seconds - time.monotonic()) > 0:
+                throttle.acquire_blocking(tokens=tokens, max_wait_s=left_s).done(tokens)
+                calls += 1
         except ThrottleTimeout:
             pass
-        counts.append(n)
+        counts.append(calls)
 
-    async def tasks() -> int:
-        async def one() -> int:
-            n = 0
+    async def call_in_tasks() -> int:
+        """Return the number of calls of eight tasks."""
+
+        async def call_in_task() -> int:
+            calls = 0
             try:
-                while (left := start + seconds - time.monotonic()) > 0:
-                    (await throttle.acquire(tokens=tokens, max_wait_s=left)).done(tokens)
-                    n += 1
+                while (left_s := start + seconds - time.monotonic()) > 0:
+                    (await throttle.acquire(tokens=tokens, max_wait_s=left_s)).done(tokens)
+                    calls += 1
             except ThrottleTimeout:
                 pass
-            return n
+            return calls
 
-        return sum(await asyncio.gather(*(one() for _ in range(8))))
+        return sum(await asyncio.gather(*(call_in_task() for _ in range(8))))
 
-    if way == "asyncio":
-        got = asyncio.run(tasks())
-    elif way == "threads":
+    if concurrency_kind == "asyncio":
+        call_count = asyncio.run(call_in_tasks())
+    elif concurrency_kind == "threads":
         counts: list[int] = []
-        threads = [threading.Thread(target=thread, args=(counts,)) for _ in range(4)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        got = sum(counts)
+        threads = [threading.Thread(target=call_in_thread, args=(counts,)) for _ in range(4)]
+        for worker_thread in threads:
+            worker_thread.start()
+        for worker_thread in threads:
+            worker_thread.join()
+        call_count = sum(counts)
     else:
         read, write = os.pipe()
         children = []
         for _ in range(4):
             if (child := os.fork()) == 0:
                 counts = []
-                thread(counts)
+                call_in_thread(counts)
                 os.write(write, struct.pack("q", counts[0]))
                 os._exit(0)
             children.append(child)
@@ -419,26 +450,29 @@ def throttled(way: str, limit: str, seconds: float, tokens: int) -> float:
             os.waitpid(child, 0)
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
-            got = sum(n for (n,) in struct.iter_unpack("q", pipe.read()))
-    return got / (per_s * seconds) - 1
+            call_count = sum(calls for (calls,) in struct.iter_unpack("q", pipe.read()))
+    return call_count / (calls_per_s * seconds) - 1
 
 
-def throttle_figures(seconds: float) -> dict[str, float]:
-    """How far off its rate each kind of throttle is, by the way it is used."""
+def measure_throttles(seconds: float) -> dict[str, float]:
+    """Return how far off its rate each kind of throttle is, by the way it is used."""
     cases = {
         "rps": ("requests=50/s", 0),
         "rpm": ("requests=600/min", 0),
         "tpm": ("tokens=60000/min", 100),
     }
     return {
-        f"{name}, {way}": throttled(way, limit, seconds, tokens)
-        for way in ("threads", "asyncio", "processes")
+        f"{name}, {concurrency_kind}": measure_throttle(concurrency_kind, limit, seconds, tokens)
+        for concurrency_kind in ("threads", "asyncio", "processes")
         for name, (limit, tokens) in cases.items()
     }
 
 
-class Pair(NamedTuple):
-    """What is done without us, and with us. units: how often a measure of either does it."""
+class TimedPair(NamedTuple):
+    """The same work without us and with us.
+
+    `units` is how often one measurement of either does it.
+    """
 
     name: str
     limit: float
@@ -447,104 +481,122 @@ class Pair(NamedTuple):
     ours: Callable[[], float]
 
 
-def pairs(runner: asyncio.Runner, told: list[Any]) -> list[Pair]:
-    """What is timed, and counted in instructions. told: gets the measurements."""
-    blocking, waiting = clients()
-    options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
+def create_pairs(runner: asyncio.Runner, measurements: list[Any]) -> list[TimedPair]:
+    """Return what is timed and counted in instructions. `told` receives the measurements."""
+    blocking, asynchronous = create_clients()
+    instrument_options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
     messages = "many words " * 4000
-    recorded = own_calls(stubs(record=record_shape(os.devnull)), messages)
+    recorded = time_stub_calls(create_stubs(record=record_shape(os.devnull)), messages)
     return [
-        Pair(
+        TimedPair(
             "a call, blocking",
             CALL_LIMIT_US,
             CALLS,
-            per_call(blocking.chat.completions.create),
-            per_call(instrument(blocking, told.append, **options).chat.completions.create),
+            time_call(blocking.chat.completions.create),
+            time_call(
+                instrument(
+                    blocking, measurements.append, **instrument_options
+                ).chat.completions.create
+            ),
         ),
-        Pair(
+        TimedPair(
             "a call, async",
             CALL_LIMIT_US,
             CALLS,
-            per_call_async(waiting.chat.completions.create, runner),
-            per_call_async(
-                instrument(waiting, told.append, **options).chat.completions.create, runner
+            time_async_call(asynchronous.chat.completions.create, runner),
+            time_async_call(
+                instrument(
+                    asynchronous, measurements.append, **instrument_options
+                ).chat.completions.create,
+                runner,
             ),
         ),
-        Pair("a call, ours alone", CALL_LIMIT_US, OWN_CALLS, *own_calls(stubs(told.append))),
-        Pair(
+        TimedPair(
+            "a call, ours alone",
+            CALL_LIMIT_US,
+            STUB_CALLS,
+            *time_stub_calls(create_stubs(measurements.append)),
+        ),
+        TimedPair(
             "the same with labels for Prometheus",
             CALL_LIMIT_US,
-            OWN_CALLS,
-            *own_calls(stubs(prometheus(), labels={"feature": "a"})),
+            STUB_CALLS,
+            *time_stub_calls(create_stubs(create_prometheus(), labels={"feature": "a"})),
         ),
-        Pair(
-            "the same with OpenTelemetry", OTEL_LIMIT_US, OWN_CALLS, *own_calls(stubs(telemetry()))
+        TimedPair(
+            "the same with OpenTelemetry",
+            OTEL_LIMIT_US,
+            STUB_CALLS,
+            *time_stub_calls(create_stubs(create_telemetry())),
         ),
-        Pair(
+        TimedPair(
             "the same with the record of a prompt of 44,000 characters",
             RECORD_LIMIT_US,
-            OWN_CALLS,
+            STUB_CALLS,
             *recorded,
         ),
-        Pair("a chunk, blocking", CHUNK_LIMIT_US, CHUNKS, per_chunk(False), per_chunk(True)),
-        Pair(
+        TimedPair("a chunk, blocking", CHUNK_LIMIT_US, CHUNKS, time_chunk(False), time_chunk(True)),
+        TimedPair(
             "a chunk, async",
             CHUNK_LIMIT_US,
             CHUNKS,
-            per_chunk_async(False, runner),
-            per_chunk_async(True, runner),
+            time_async_chunk(False, runner),
+            time_async_chunk(True, runner),
         ),
     ]
 
 
-def added_us(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
-    """Name, microseconds without us, microseconds added, and their limit, for each thing that is timed."""
-    told: list[Any] = []
-    found: list[tuple[str, float | None, float, float | None]] = []
+def measure_pairs(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
+    """Return name, microseconds without us, microseconds added and limit of each item."""
+    measurements: list[Any] = []
+    results: list[tuple[str, float | None, float, float | None]] = []
     with asyncio.Runner() as runner:
-        for name, limit, _, plain, ours in pairs(runner, told):
-            base, with_us = differences(plain, ours, rounds)
-            told.clear()
-            found.append((name, base * 1e6, (with_us - base) * 1e6, limit))
-        measure = partial(instrument, on_measurement=told.append, prices=TokenPrice(1, 2))
-        for way, within in (("blocking", None), ("async", runner)):
-            found.append(
+        for name, limit, _, plain, ours in create_pairs(runner, measurements):
+            base_s, measured_s = smallest_of_both(plain, ours, rounds)
+            measurements.clear()
+            results.append((name, base_s * 1e6, (measured_s - base_s) * 1e6, limit))
+        measure = partial(instrument, on_measurement=measurements.append, prices=TokenPrice(1, 2))
+        for kind, event_loop in (("blocking", None), ("async", runner)):
+            results.append(
                 (
-                    f"inside a real call, {way}",
+                    f"inside a real call, {kind}",
                     None,
-                    inside_a_real_call(measure, within, rounds),
+                    measure_added_us(measure, event_loop, rounds),
                     CALL_LIMIT_US,
                 )
             )
-    found.append(
-        ("counted for Prometheus, off the caller's thread", None, counted_later_us(), None)
+    results.append(
+        ("counted for Prometheus, off the caller's thread", None, measure_prometheus_us(), None)
     )
-    found.append(
+    results.append(
         (
             "OpenTelemetry at the end of 2,000 chunks",
             None,
-            end_of_stream(telemetry()) * 1e6,
+            measure_end_of_stream_s(create_telemetry()) * 1e6,
             OTEL_LIMIT_US,
         )
     )
-    return found
+    return results
 
 
 def count_in_children(rounds: int) -> None:
-    """Under valgrind, which tells what each process has counted: a child for each measure, once and again with more."""
+    """Run each measurement once and again with more rounds, in child processes.
+
+    It runs under valgrind, which prints the instructions of each process.
+    """
     from loadgen_sdk.app.finishing import _State
 
     with asyncio.Runner() as runner:
-        sides = [side for pair in pairs(runner, []) for side in (pair.plain, pair.ours)]
-        for measure in sides:
+        functions = [side for pair in create_pairs(runner, []) for side in (pair.plain, pair.ours)]
+        for measure in functions:
             measure()  # all are warm
         gc.disable()
 
-        def nothing() -> float:
+        def do_nothing() -> float:
             return 0.0
 
         # What lies between two forks is taken off each. The first fork has more there: it is not counted.
-        for number, measure in enumerate([nothing, *sides, nothing], -1):
+        for number, measure in enumerate([do_nothing, *functions, do_nothing], -1):
             for times in (rounds, 2 * rounds):
                 if (child := os.fork()) == 0:
                     _State.is_started = (
@@ -557,34 +609,35 @@ def count_in_children(rounds: int) -> None:
                 print(child, number, times, flush=True)
 
 
-def instructions(rounds: int) -> list[tuple[str, float, float]]:
-    """Machine instructions: name, without us, added."""
+def count_instructions(rounds: int) -> list[tuple[str, float, float]]:
+    """Return name, machine instructions without us and added instructions of each item."""
     code = f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); import sdk_overhead as own"
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    ran = subprocess.run(
+    completed = subprocess.run(
         [*command, sys.executable, "-c", f"{code}; own.count_in_children({rounds})"],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "0"},
     )
-    lines = re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", ran.stderr)
-    counted = {int(process): int(refs.replace(",", "")) for process, refs in lines}
+    lines = re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", completed.stderr)
+    instructions_by_process = {int(process): int(refs.replace(",", "")) for process, refs in lines}
     refs = {}
-    for child, number, times in (map(int, line.split()) for line in ran.stdout.splitlines()):
-        refs[number, times] = counted[child]
-    *each, between = (
+    for child, number, times in (map(int, line.split()) for line in completed.stdout.splitlines()):
+        refs[number, times] = instructions_by_process[child]
+    *counts, overhead = (
         refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2 - 1)
     )
     with asyncio.Runner() as runner:
-        names = [(pair.name, rounds * pair.units) for pair in pairs(runner, [])]
-    found = []
-    for (name, units), plain, ours in zip(names, each[::2], each[1::2], strict=True):
-        found.append((name, (plain - between) / units, (ours - plain) / units))
-    return found
+        names = [(pair.name, rounds * pair.units) for pair in create_pairs(runner, [])]
+    results = []
+    for (name, units), plain, ours in zip(names, counts[::2], counts[1::2], strict=True):
+        results.append((name, (plain - overhead) / units, (ours - plain) / units))
+    return results
 
 
 def main() -> int:
+    """Print the tables; return 1 if something is above its limit."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument(
@@ -602,7 +655,7 @@ def main() -> int:
     args = rig.parse_arguments(parser, rounds=2, imports=1, throttle_seconds=0.1)
     gc.collect()
     gc.freeze()
-    found = added_us(args.rounds)
+    results = measure_pairs(args.rounds)
     rows = [
         [
             name,
@@ -610,36 +663,38 @@ def main() -> int:
             f"{added:.2f}",
             "" if limit is None else f"{limit:g}",
         ]
-        for name, plain, added, limit in found
+        for name, plain, added, limit in results
     ]
     print(f"openai {openai.__version__}\n")
     print(rig.format_table(["CPU-µs", "without", "added", "at most"], rows) + "\n")
     statements = ["import msgspec", "import loadgen_sdk", "from loadgen_sdk import Client"]
     statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
-    imports = {statement: import_ms(statement, args.imports) for statement in statements}
+    imports = {statement: measure_import_ms(statement, args.imports) for statement in statements}
     print(
         rig.format_table(
-            ["statement", "CPU-ms"], [[f"`{name}`", f"{ms:.1f}"] for name, ms in imports.items()]
+            ["statement", "CPU-ms"],
+            [[f"`{name}`", f"{cpu_ms:.1f}"] for name, cpu_ms in imports.items()],
         )
     )
     if args.instructions:
         thousands = [
             [name, f"{plain / 1e3:,.1f}", f"{added / 1e3:,.1f}"]
-            for name, plain, added in instructions(args.instructions)
+            for name, plain, added in count_instructions(args.instructions)
         ]
         print("\n" + rig.format_table(["thousand instructions", "without", "added"], thousands))
-    over = any(limit is not None and added > limit for _, _, added, limit in found)
-    over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
+    is_over = any(limit is not None and added > limit for _, _, added, limit in results)
+    is_over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
     if args.throttle_seconds:
-        off = throttle_figures(args.throttle_seconds)
+        throttle_errors = measure_throttles(args.throttle_seconds)
         print(
             "\n"
             + rig.format_table(
-                ["throttle", "off its rate by"], [[name, f"{by:+.2%}"] for name, by in off.items()]
+                ["throttle", "off its rate by"],
+                [[name, f"{error:+.2%}"] for name, error in throttle_errors.items()],
             )
         )
-        over |= any(abs(by) > THROTTLE_LIMIT for by in off.values())
-    return 0 if args.smoke or not over else 1
+        is_over |= any(abs(error) > MAX_THROTTLE_ERROR for error in throttle_errors.values())
+    return 0 if args.smoke or not is_over else 1
 
 
 if __name__ == "__main__":

@@ -126,8 +126,8 @@ def is_sustained(case: Case, rate_per_s: float, seed: int, folder: Path) -> bool
     """Return whether a load is sustained: by one long run that is, or by most of RUNS."""
     if sustains(case, rate_per_s, seed, folder, number=0):
         return True
-    others = [sustains(case, rate_per_s, seed, folder, number=n) for n in range(1, RUNS)]
-    return sum(others) > RUNS // 2
+    further_results = [sustains(case, rate_per_s, seed, folder, number=n) for n in range(1, RUNS)]
+    return sum(further_results) > RUNS // 2
 
 
 def sustains(case: Case, rate_per_s: float, seed: int, folder: Path, *, number: int) -> bool:
@@ -177,17 +177,17 @@ def judge(seed: int, *, bounds: bool) -> Judged:
     start_s = time.process_time()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = search(case, seed, folder)
-        is_confirmed = found.state in ("sustained", "confirmed")
+        capacity = search(case, seed, folder)
+        is_confirmed = capacity.state in ("sustained", "confirmed")
         is_too_high = is_confirmed and not is_sustained(
-            case, found.rate_per_s / ALLOWED, seed, folder
+            case, capacity.rate_per_s / ALLOWED, seed, folder
         )
         is_too_low = None
         if bounds and is_confirmed and not is_too_high:
-            is_too_low = is_sustained(case, found.rate_per_s * TOO_LOW, seed, folder)
+            is_too_low = is_sustained(case, capacity.rate_per_s * TOO_LOW, seed, folder)
     spent_s = time.process_time() - start_s
-    state = found.state or ""
-    return Judged(seed, case.title, state, found.rate_per_s, is_too_high, is_too_low, spent_s)
+    state = capacity.state or ""
+    return Judged(seed, case.title, state, capacity.rate_per_s, is_too_high, is_too_low, spent_s)
 
 
 def print_totals(results: Sequence[Judged]) -> None:

@@ -41,16 +41,19 @@ from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.request_lengths import RequestSize
 
-S = 1_000_000_000
-FULL_S = 600
-LOOK_S = 5
+NS_PER_S = 1_000_000_000
+FULL_LENGTH_S = 600
+WATCH_INTERVAL_S = 5
 PRECISION = {"server": 0.01, "interactive": 0.03}
-FIRST = (0.85, 1.09)  # first loads of searches of nine packaged workloads, over what they found
-SHARE = {"server": 0.70, "interactive": 0.40}  # of plain bisection's time, at most
+FIRST_LOAD_FACTORS = (
+    0.85,
+    1.09,
+)  # first loads of searches of nine packaged workloads, over what they found
+MAX_TIME_FRACTION = {"server": 0.70, "interactive": 0.40}  # of plain bisection's time, at most
 
 
-class World(NamedTuple):
-    """A preset under a benchmark's limits."""
+class SearchProblem(NamedTuple):
+    """A preset under the latency limits of a benchmark."""
 
     preset: Any
     goal: Goal
@@ -59,15 +62,16 @@ class World(NamedTuple):
     full_s: float  # of a run
 
 
-def world(name: str, scenario: Any, full_s: float) -> World:
-    asked = rules.test("llama2-70b", scenario)
-    assert asked.ttft_ns is not None and asked.tpot_ns is not None
+def create_problem(name: str, scenario: Any, full_s: float) -> SearchProblem:
+    """Create the problem of a preset and a scenario."""
+    test = rules.test("llama2-70b", scenario)
+    assert test.ttft_ns is not None and test.tpot_ns is not None
     terms = (
-        Term(metric="ttft", limit_ns=asked.ttft_ns),
-        Term(metric="tpot_mlperf", limit_ns=asked.tpot_ns),
+        Term(metric="ttft", limit_ns=test.ttft_ns),
+        Term(metric="tpot_mlperf", limit_ns=test.tpot_ns),
     )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(
+    return SearchProblem(
         presets.load_preset(name),
         Goal(slo=Slo(terms=terms)),
         lengths,
@@ -76,207 +80,254 @@ def world(name: str, scenario: Any, full_s: float) -> World:
     )
 
 
-def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
-    """The schedule and the rows, in the order of their end, of one run from empty."""
-    order = seeds.stream(seed, "order").permutation(len(where.lengths.input))
+def simulate_from_empty(
+    problem: SearchProblem, rate: float, seed: int, length_s: float
+) -> tuple[Any, Any]:
+    """Return the schedule and the rows of one run from empty, in the order of their end."""
+    order = seeds.stream(seed, "order").permutation(len(problem.lengths.input))
     inputs, outputs = (
-        where.lengths.input[order].tolist(),
-        where.lengths.output[order].tolist(),
+        problem.lengths.input[order].tolist(),
+        problem.lengths.output[order].tolist(),
     )
-    size = len(inputs)
-    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
-    one: Any = FixedTokens(value=1)
+    sample_count = len(inputs)
+    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * NS_PER_S))
+    one_token: Any = FixedTokens(value=1)
     planned = build_schedule(
         Workload(
-            name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
+            name="x",
+            requests=Synthetic(input_tokens=one_token, output_tokens=one_token),
+            stages=(stage,),
         ),
         seed,
     )
-    made, _ = virtual.simulate(
+    result, _ = virtual.simulate(
         planned,
-        lambda number: RequestSize(inputs[number % size], outputs[number % size]),
+        lambda number: RequestSize(inputs[number % sample_count], outputs[number % sample_count]),
         SimulatedSystem(
-            costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds
+            costs=problem.preset.costs, limits=problem.preset.limits, speeds=problem.preset.speeds
         ),
     )
-    return planned.stages[0].arrivals_ns, made.records[
-        np.argsort(made.records["done_ns"], kind="stable")
+    return planned.stages[0].arrivals_ns, result.records[
+        np.argsort(result.records["done_ns"], kind="stable")
     ]
 
 
-def passes(where: World, due: Any, rows: Any) -> bool:
-    missed = where.goal.find_misses(rows).sum(axis=1)
+def passes_slo(problem: SearchProblem, due_ns: Any, rows: Any) -> bool:
+    """Return whether a run meets its SLO."""
+    violations = problem.goal.find_misses(rows).sum(axis=1)
     return all(
-        count <= most
-        for count, most in zip(missed, where.goal.allowed_misses(len(due)), strict=True)
+        count <= allowed
+        for count, allowed in zip(violations, problem.goal.allowed_misses(len(due_ns)), strict=True)
     )
 
 
-def probe(where: World, trial: PlannedTrial, seed: int) -> TrialResult:
-    """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
-    due, rows = run(where, trial.load, seed, where.full_s)
-    trial_watch = TrialMonitor(where.goal, PlannedLoad(due), may_pass_early=trial.may_pass_early)
-    outcome, why, early, spent_s, now = None, "", False, 0.0, 0
+def run_trial(problem: SearchProblem, trial: PlannedTrial, seed: int) -> TrialResult:
+    """Run one trial, watched every WATCH_INTERVAL_S seconds.
+
+    Its duration includes the time in which requests in flight at its decision end.
+    """
+    due_ns, rows = simulate_from_empty(problem, trial.load, seed, problem.full_s)
+    trial_watch = TrialMonitor(
+        problem.goal, PlannedLoad(due_ns), may_pass_early=trial.may_pass_early
+    )
+    outcome, reason, ended_early, spent_s, now_ns = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
-    for now in range(LOOK_S * S, full_ns, LOOK_S * S):
-        begin, end = np.searchsorted(rows["done_ns"], (now - LOOK_S * S, now), "right")
-        if decision := trial_watch.add_rows(now, rows[begin:end]):
-            outcome, why, early = decision.outcome, decision.reason, True
-            stop_s = min(now / S, where.full_s)
-            _, cut = run(where, trial.load, seed, stop_s)
-            spent_s = max(now, int(cut["done_ns"].max())) / S
+    for now_ns in range(WATCH_INTERVAL_S * NS_PER_S, full_ns, WATCH_INTERVAL_S * NS_PER_S):
+        first_row, end_row = np.searchsorted(
+            rows["done_ns"], (now_ns - WATCH_INTERVAL_S * NS_PER_S, now_ns), "right"
+        )
+        if decision := trial_watch.add_rows(now_ns, rows[first_row:end_row]):
+            outcome, reason, ended_early = decision.outcome, decision.reason, True
+            stop_s = min(now_ns / NS_PER_S, problem.full_s)
+            _, shortened_rows = simulate_from_empty(problem, trial.load, seed, stop_s)
+            spent_s = max(now_ns, int(shortened_rows["done_ns"].max())) / NS_PER_S
             break
     if outcome is None:
-        outcome, spent_s = ("under" if passes(where, due, rows) else "over"), full_ns / S
-    seen_s = min(now / S, where.full_s) if early else where.full_s
-    offered = float((due < seen_s * S).sum()) / seen_s
-    noise = 1 / math.sqrt(len(due))
+        outcome, spent_s = (
+            ("under" if passes_slo(problem, due_ns, rows) else "over"),
+            full_ns / NS_PER_S,
+        )
+    seen_s = min(now_ns / NS_PER_S, problem.full_s) if ended_early else problem.full_s
+    offered = float((due_ns < seen_s * NS_PER_S).sum()) / seen_s
+    noise = 1 / math.sqrt(len(due_ns))
     return TrialResult(
         trial=trial,
         outcome=outcome,
-        ended_early=early,
+        ended_early=ended_early,
         duration_s=spent_s,
         offered_load=offered,
         sampling_noise=noise,
-        reason=why,
+        reason=reason,
     )
 
 
-def bracket(guess: float, seed: int) -> tuple[float, float]:
-    """A factor of four that lies at random around a guess."""
+def draw_bracket(guess: float, seed: int) -> tuple[float, float]:
+    """Return a bracket of a factor of four that lies at random around a guess."""
     low = guess / 4 ** float(seeds.stream(seed, "bracket").uniform(0.2, 0.8))
     return low, 4 * low
 
 
-def searched(
-    where: World, guess: float, seed: int, *, near: bool
+def run_search(
+    problem: SearchProblem, guess: float, seed: int, *, near: bool
 ) -> tuple[LoadSearch, list[TrialResult]]:
-    low, high = bracket(guess, seed)
-    found = LoadSearch(SearchSettings(low=low, high=high, precision=where.precision))
+    """Run a search and return it with its trials."""
+    low, high = draw_bracket(guess, seed)
+    search = LoadSearch(SearchSettings(low=low, high=high, precision=problem.precision))
     if near:
-        first = guess * float(seeds.stream(seed, "first load").uniform(*FIRST))
-        found = LoadSearch(
+        first_load = guess * float(seeds.stream(seed, "first load").uniform(*FIRST_LOAD_FACTORS))
+        search = LoadSearch(
             SearchSettings(
-                low=1e-3, high=1e6, start=first, first_step=ESTIMATE_STEP, precision=where.precision
+                low=1e-3,
+                high=1e6,
+                start=first_load,
+                first_step=ESTIMATE_STEP,
+                precision=problem.precision,
             )
         )
-    while (trial := found.next_trial()) is not None:
-        found.add_result(probe(where, trial, seeds.derived(seed, "probe", trial.number)))
-    return found, found.results
+    while (trial := search.next_trial()) is not None:
+        search.add_result(run_trial(problem, trial, seeds.derived(seed, "probe", trial.number)))
+    return search, search.results
 
 
-def bisected(where: World, guess: float, seed: int) -> tuple[float, float, int]:
-    """Plain bisection of the same bracket: its answer, its simulated time, its probes."""
-    low, high = bracket(guess, seed)
-    spent, number = 0.0, 0
-    while high / low > 1 + where.precision:
+def run_bisection(problem: SearchProblem, guess: float, seed: int) -> tuple[float, float, int]:
+    """Bisect the same bracket; return the load, the simulated time and the number of trials."""
+    low, high = draw_bracket(guess, seed)
+    spent_s, trial_count = 0.0, 0
+    while high / low > 1 + problem.precision:
         rate = math.sqrt(low * high)
-        due, rows = run(where, rate, seeds.derived(seed, "bisect", number), where.full_s)
-        low, high = (rate, high) if passes(where, due, rows) else (low, rate)
-        spent += int(rows["done_ns"].max()) / S
-        number += 1
-    return math.sqrt(low * high), spent, number
+        due_ns, rows = simulate_from_empty(
+            problem, rate, seeds.derived(seed, "bisect", trial_count), problem.full_s
+        )
+        low, high = (rate, high) if passes_slo(problem, due_ns, rows) else (low, rate)
+        spent_s += int(rows["done_ns"].max()) / NS_PER_S
+        trial_count += 1
+    return math.sqrt(low * high), spent_s, trial_count
 
 
-def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tuple[float, int]]]:
-    """The rate that half of the runs pass and the curve's sigma, by maximum likelihood on a ladder in 1 % steps."""
+def fit_truth(
+    problem: SearchProblem, guess: float, count: int
+) -> tuple[float, float, list[tuple[float, int]]]:
+    """Return the rate that half of the runs pass, the sigma of the curve and the ladder.
+
+    The fit is a probit curve of maximum likelihood on rates in 1 % steps.
+    """
     ladder: dict[int, int] = {}
 
-    def passed(step: int) -> int:
+    def count_passes(step: int) -> int:
+        """Return how many seeds pass a step of the ladder."""
         if step not in ladder:
             rate = guess * 1.01**step
             ladder[step] = sum(
-                passes(where, *run(where, rate, 10_000 + seed, where.full_s))
+                passes_slo(
+                    problem, *simulate_from_empty(problem, rate, 10_000 + seed, problem.full_s)
+                )
                 for seed in range(count)
             )
         return ladder[step]
 
     step = 0
-    while passed(step) < count:
+    while count_passes(step) < count:
         step -= 1
-    while passed(step + 1) > 0:
+    while count_passes(step + 1) > 0:
         step += 1
-    while passed(min(ladder)) < count:
-        passed(min(ladder) - 1)
+    while count_passes(min(ladder)) < count:
+        count_passes(min(ladder) - 1)
     rows = sorted((guess * 1.01**step, hits) for step, hits in ladder.items())
-    rates, hits = np.log([rate for rate, _ in rows]), np.array([hit for _, hit in rows])
-    best, at = -math.inf, (0.0, 0.0)
+    rates, hits = (
+        np.log([rate for rate, _ in rows]),
+        np.array([pass_count for _, pass_count in rows]),
+    )
+    best_likelihood, best_fit = -math.inf, (0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(rates.min(), rates.max(), 1200):
-            p = np.clip(students_t.normal_cdf((theta - rates) / sigma), 1e-9, 1 - 1e-9)
-            likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
-            if likelihood > best:
-                best, at = likelihood, (math.exp(theta), float(sigma))
-    return at[0], at[1], rows
+            pass_probability = np.clip(
+                students_t.normal_cdf((theta - rates) / sigma), 1e-9, 1 - 1e-9
+            )
+            likelihood = float(
+                (
+                    hits * np.log(pass_probability) + (count - hits) * np.log(1 - pass_probability)
+                ).sum()
+            )
+            if likelihood > best_likelihood:
+                best_likelihood, best_fit = likelihood, (math.exp(theta), float(sigma))
+    return best_fit[0], best_fit[1], rows
 
 
-def knee(where: World, around: float) -> float:
-    """The highest rate in 1 % steps at which requests in flight do not grow over 1,800 s after 600 s (one seed)."""
+def find_steady_state_knee(problem: SearchProblem, around: float) -> float:
+    """Return the highest rate at which requests in flight do not grow over 1,800 s.
+
+    It looks in 1 % steps, after 600 s, with one seed.
+    """
     rate = around * 1.05
     while rate > around * 0.7:
-        due, rows = run(where, rate, 77, 2400)
-        edges = np.arange(600, 2400, 30) * S
-        flying = np.searchsorted(due, edges, "right") - np.searchsorted(
+        due_ns, rows = simulate_from_empty(problem, rate, 77, 2400)
+        edges = np.arange(600, 2400, 30) * NS_PER_S
+        in_flight = np.searchsorted(due_ns, edges, "right") - np.searchsorted(
             rows["done_ns"], edges, "right"
         )
-        more, _ = intervals.extrapolate_growth(flying.astype(float), len(flying))
-        if more < 0.2 * flying.mean():
+        growth, _ = intervals.extrapolate_growth(in_flight.astype(float), len(in_flight))
+        if growth < 0.2 * in_flight.mean():
             return rate
         rate /= 1.01
     return rate
 
 
-def coverage(
-    spread: float, count: int, *, told: float | None = None, sampling: float = 0.002
+def measure_coverage(
+    spread: float, count: int, *, run_spread: float | None = None, sampling: float = 0.002
 ) -> tuple[int, float]:
-    """How many of so many searches have the truth in their 95 % interval, and their mean number of probes.
+    """Return how many searches cover the truth, and their mean number of trials.
 
-    Each run of the server has a level of its own: the load that it passes differs by `spread` from run to run, and by
-    `sampling` with its arrivals. No simulator: the outcome of a run is drawn. `told`: of --run-spread; None: learned.
+    The load that a run passes differs by `spread` from run to run and by `sampling` with its
+    arrivals. Outcomes are drawn, without a simulator. `told` is the value of `--run-spread`; None
+    lets the search learn it.
     """
-    hits, probes = 0, 0
+    hits, trials = 0, 0
     for seed in range(count):
         rng = seeds.stream(seed, f"run spread {spread}")
-        true = float(rng.uniform(70, 140))
+        true_load = float(rng.uniform(70, 140))
         search = LoadSearch(
-            SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=told)
+            SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
         )
         while (trial := search.next_trial()) is not None:
-            own = true * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
-            outcome: Any = "under" if trial.load < own else "over"
+            run_capacity = true_load * math.exp(
+                math.hypot(spread, sampling) * float(rng.standard_normal())
+            )
+            outcome: Any = "under" if trial.load < run_capacity else "over"
             noise = sampling / SIGMA_PER_NOISE
             search.add_result(
                 TrialResult(
                     trial=trial,
                     outcome=outcome,
                     ended_early=False,
-                    duration_s=FULL_S,
+                    duration_s=FULL_LENGTH_S,
                     offered_load=trial.load,
                     sampling_noise=noise,
                 )
             )
         interval = search.result.interval
-        hits += interval is not None and interval.low <= true <= interval.high
-        probes += len(search.results)
-    return hits, probes / count
+        hits += interval is not None and interval.low <= true_load <= interval.high
+        trials += len(search.results)
+    return hits, trials / count
 
 
 def print_coverage(count: int) -> None:
+    """Print the coverage for several spreads, learned and configured."""
     for spread in (0.0, 0.004, 0.01, 0.02):
-        for told in (None, spread):
-            hits, probes = coverage(spread, count, told=told)
-            words = "learned" if told is None else "told"
+        for run_spread in (None, spread):
+            hits, trials = measure_coverage(spread, count, run_spread=run_spread)
+            source = "learned" if run_spread is None else "told"
             print(
-                f"run-to-run spread {spread:.1%}, {words}: {hits} of {count} cover, {probes:.1f} probes",
+                f"run-to-run spread {spread:.1%}, {source}: {hits} of {count} cover, {trials:.1f} probes",
                 flush=True,
             )
 
 
 def main() -> None:
+    """Print the truth, the cost of bisection and the errors of all searches."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("preset", nargs="?", default="gb200-vm", help="or: coverage")
     parser.add_argument("scenario", nargs="?", default="server", choices=list(PRECISION))
-    parser.add_argument("--length", type=float, default=FULL_S, help="of a run, s")
+    parser.add_argument("--length", type=float, default=FULL_LENGTH_S, help="of a run, s")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--ladder", type=int, default=20)
@@ -291,63 +342,63 @@ def main() -> None:
     if args.preset == "coverage":
         print_coverage(args.seeds)
         return
-    where = world(args.preset, args.scenario, args.length)
-    print(f"SIMULATED: {args.preset}, {args.scenario} limits, {where.lengths.name}")
+    problem = create_problem(args.preset, args.scenario, args.length)
+    print(f"SIMULATED: {args.preset}, {args.scenario} limits, {problem.lengths.name}")
     if args.truth:
         theta = args.truth
     else:
-        theta, sigma, rows = truth(where, args.guess, args.ladder)
+        theta, sigma, rows = fit_truth(problem, args.guess, args.ladder)
         print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{args.ladder}" for rate, hits in rows))
         print(
-            f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {knee(where, theta):.1f}/s",
+            f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {find_steady_state_knee(problem, theta):.1f}/s",
             flush=True,
         )
-    plain = [bisected(where, args.guess, seed)[1:] for seed in range(args.bisections)]
-    plain_s = float(np.mean([spent for spent, _ in plain])) if plain else math.nan
-    if plain:
+    bisections = [run_bisection(problem, args.guess, seed)[1:] for seed in range(args.bisections)]
+    plain_s = float(np.mean([spent_s for spent_s, _ in bisections])) if bisections else math.nan
+    if bisections:
         print(
-            f"plain bisection: {plain_s:.0f} s, {np.mean([n for _, n in plain]):.1f} probes",
+            f"plain bisection: {plain_s:.0f} s, {np.mean([trial_count for _, trial_count in bisections]):.1f} probes",
             flush=True,
         )
     results = []
     for seed in range(args.first, args.first + args.seeds):
-        began = time.process_time()
-        found, told = searched(where, args.guess, seed, near=args.near)
-        answer = found.result
-        assert answer.load is not None and answer.interval is not None
-        spent = answer.duration_s - answer.confirmation_s
+        started_s = time.process_time()
+        search, trials = run_search(problem, args.guess, seed, near=args.near)
+        result = search.result
+        assert result.load is not None and result.interval is not None
+        spent_s = result.duration_s - result.confirmation_s
         results.append(
             {
                 "seed": seed,
-                "answer": answer.load,
-                "error": answer.load / theta - 1,
-                "covers": answer.interval.low <= theta <= answer.interval.high,
-                "half_width": answer.interval.half_width / answer.load,
-                "confirmed": answer.confirmed_load,
-                "reason": answer.stop_reason,
-                "probes": answer.trial_count,
-                "spent_s": spent,
-                "cpu_s": time.process_time() - began,
+                "answer": result.load,
+                "error": result.load / theta - 1,
+                "covers": result.interval.low <= theta <= result.interval.high,
+                "half_width": result.interval.half_width / result.load,
+                "confirmed": result.confirmed_load,
+                "reason": result.stop_reason,
+                "probes": result.trial_count,
+                "spent_s": spent_s,
+                "cpu_s": time.process_time() - started_s,
                 "told": [
                     (
-                        one.kind,
-                        round(one.load, 2),
-                        one.outcome,
-                        one.ended_early,
-                        round(one.duration_s),
+                        trial.kind,
+                        round(trial.load, 2),
+                        trial.outcome,
+                        trial.ended_early,
+                        round(trial.duration_s),
                     )
-                    for one in told
+                    for trial in trials
                 ],
             }
         )
         print(json.dumps(results[-1]), flush=True)
-    errors = np.abs([one["error"] for one in results])
-    spent = float(np.mean([one["spent_s"] for one in results]))
+    errors = np.abs([trial["error"] for trial in results])
+    spent_s = float(np.mean([trial["spent_s"] for trial in results]))
     print(
-        f"{len(results)} seeds: within {where.precision:.0%} in {np.mean(errors <= where.precision):.0%}, mean error "
+        f"{len(results)} seeds: within {problem.precision:.0%} in {np.mean(errors <= problem.precision):.0%}, mean error "
         f"{errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}; interval covers the truth in "
-        f"{np.mean([one['covers'] for one in results]):.0%}; {spent:.0f} s, {spent / plain_s:.0%} of plain bisection "
-        f"(at most {SHARE[args.scenario]:.0%}), confirmation left out"
+        f"{np.mean([trial['covers'] for trial in results]):.0%}; {spent_s:.0f} s, {spent_s / plain_s:.0%} of plain bisection "
+        f"(at most {MAX_TIME_FRACTION[args.scenario]:.0%}), confirmation left out"
     )
     if args.out:
         args.out.write_text(

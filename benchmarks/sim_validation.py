@@ -39,7 +39,7 @@ SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
 SIGMA_OUT = 0.62  # of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean
 SIGMA_IN = 0.8  # of input lengths: an assumption
 LONGEST = 1024  # of both, by the rules
-OF_RUN = {
+PRESET_OF_RUN = {
     "Azure GB200": "gb200-vm",
     "NVIDIA GB200": "gb200-vm",
     "NVIDIA B200": "b200x8",
@@ -53,15 +53,15 @@ FITTED_TPOT = (
 )  # the one latency that was fitted on (Blackwell's overhead)
 
 
-class Size:
-    """What --smoke makes small: the share of the requests of each run, and the rows of each table."""
+class SmokeSize:
+    """What `--smoke` reduces: the fraction of the requests of each run, and the rows of each table."""
 
     share, rows = 1.0, 100
 
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A published Offline result: whose, on what, how many samples a GPU did, of how many tokens."""
+    """A published Offline result: submitter, preset, samples per GPU and tokens per sample."""
 
     submitter: str
     preset: str
@@ -88,7 +88,7 @@ OFFLINE = (
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedLengths:
     """What is assumed of the requests, beside a published mean of output tokens."""
 
     input_tokens: float
@@ -97,8 +97,8 @@ class Assumed:
 
 
 @lru_cache(maxsize=8)  # those of one row; every rate that is tried has its own
-def lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
-    """N lengths from 1 to LONGEST, lognormal before they are cut, of this mean."""
+def draw_lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
+    """Draw `n` lognormal lengths that have this mean after they were clipped to 1 to LONGEST."""
     shape = np.random.default_rng(seed).lognormal(0.0, sigma, n)
     low, high = 0.1, 20.0 * mean
     for _ in range(50):
@@ -111,7 +111,7 @@ def lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
 
 
 @dataclass(frozen=True)
-class Found:
+class SimulatedResult:
     """What one simulated run shows, as LoadGen would report it."""
 
     ttft_p50_ms: float
@@ -127,43 +127,48 @@ class Found:
     cpu_s: float
 
 
-def run(
-    system: Preset, gpus: int, arrival: Evenly | Poisson, n: int, tokens: float, assumed: Assumed
-) -> Found:
-    """`n` requests against `gpus` GPUs of a system."""
-    n = math.ceil(n * Size.share)
-    shown = FixedTokens(value=1)  # lengths are given below
+def simulate_run(
+    system: Preset,
+    gpus: int,
+    arrival: Evenly | Poisson,
+    n: int,
+    tokens: float,
+    assumed: AssumedLengths,
+) -> SimulatedResult:
+    """Simulate `n` requests against `gpus` GPUs of a system."""
+    n = math.ceil(n * SmokeSize.share)
+    one_token = FixedTokens(value=1)  # lengths are given below
     stage = Stage.model_construct(
         name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None
     )
-    requests = Synthetic(input_tokens=shown, output_tokens=shown)
+    requests = Synthetic(input_tokens=one_token, output_tokens=one_token)
     workload = Workload.model_construct(
         name="validation", requests=requests, stages=(stage,), schedule_seed=None
     )
-    into = lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
-    out = lengths(n, tokens, assumed.sigma_out, 2)
-    repeat = gpus // system.gpus if gpus > system.gpus else 1
-    speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
-    began = time.process_time()
-    made, simulation = simulate(
+    input_lengths = draw_lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
+    output_lengths = draw_lengths(n, tokens, assumed.sigma_out, 2)
+    copies = gpus // system.gpus if gpus > system.gpus else 1
+    speeds = (system.speeds * copies)[: gpus // system.gpus_per_replica]
+    started_s = time.process_time()
+    result, simulation = simulate(
         build_schedule(workload, 1),
-        lambda number: RequestSize(into[number], out[number]),
+        lambda number: RequestSize(input_lengths[number], output_lengths[number]),
         SimulatedSystem(
             costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing
         ),
     )
-    used = time.process_time() - began
-    rows = made.records
-    first, last, due, got = (
+    cpu_s = time.process_time() - started_s
+    rows = result.records
+    first, last, due_ns, output_tokens = (
         rows[name].astype(np.float64)
         for name in ("first_token_ns", "last_token_ns", "due_ns", "output_tokens")
     )
-    ttft = (first - due) / 1e6
-    many = got > 1
-    tpot = (last - first)[many] / (got[many] - 1) / 1e6
-    latency = (last - due) / 1e9
+    ttft = (first - due_ns) / 1e6
+    has_many_tokens = output_tokens > 1
+    tpot = (last - first)[has_many_tokens] / (output_tokens[has_many_tokens] - 1) / 1e6
+    latency = (last - due_ns) / 1e9
     p50, p99 = 0.5, 0.99
-    return Found(
+    return SimulatedResult(
         ttft_p50_ms=float(np.quantile(ttft, p50)),
         ttft_p99_ms=float(np.quantile(ttft, p99)),
         tpot_p50_ms=float(np.quantile(tpot, p50)),
@@ -171,45 +176,46 @@ def run(
         latency_p50_s=float(np.quantile(latency, p50)),
         latency_p99_s=float(np.quantile(latency, p99)),
         least_ttft_ms=float(ttft.min()),
-        tokens_per_s=float(got.sum() / (last.max() / 1e9)),
-        middle_tokens_per_s=_middle(made.timeline[0]),
-        sequences=_sequences(simulation),
-        cpu_s=used,
+        tokens_per_s=float(output_tokens.sum() / (last.max() / 1e9)),
+        middle_tokens_per_s=_middle_tokens_per_s(result.timeline[0]),
+        sequences=_mean_sequences(simulation),
+        cpu_s=cpu_s,
     )
 
 
-def _middle(events: NDArray[np.int64]) -> float:
-    """Tokens per second in the middle half of a run, of events per bin."""
-    part = events[len(events) // 4 : 3 * len(events) // 4]
-    return float(part.sum() / (len(part) * BIN_NS / 1e9)) if len(part) else 0.0
+def _middle_tokens_per_s(events: NDArray[np.int64]) -> float:
+    """Return tokens per second in the middle half of a run, from events per bin."""
+    middle_half = events[len(events) // 4 : 3 * len(events) // 4]
+    return float(middle_half.sum() / (len(middle_half) * BIN_NS / 1e9)) if len(middle_half) else 0.0
 
 
-def _sequences(simulation: Simulation) -> float:
+def _mean_sequences(simulation: Simulation) -> float:
+    """Return the mean number of sequences that decode in an iteration."""
     steps = sum(len(replica.ends) for replica in simulation.replicas)
     return sum(replica.decoded for replica in simulation.replicas) / steps
 
 
-def serve(
+def simulate_server(
     system: Preset,
     gpus: int,
     rate: float,
     tokens: float,
-    assumed: Assumed,
+    assumed: AssumedLengths,
     seconds: float = SERVER_S,
-) -> Found:
-    """A Server or Interactive run."""
-    return run(system, gpus, Poisson(rate=rate), int(rate * seconds), tokens, assumed)
+) -> SimulatedResult:
+    """Simulate a Server or Interactive run."""
+    return simulate_run(system, gpus, Poisson(rate=rate), int(rate * seconds), tokens, assumed)
 
 
-def offline(system: Preset, samples: int, tokens: float, assumed: Assumed) -> float:
-    """Output tokens per second and GPU of an Offline run, ramp and tail included."""
+def simulate_offline(system: Preset, samples: int, tokens: float, assumed: AssumedLengths) -> float:
+    """Return output tokens per second and GPU of an Offline run, ramp and tail included."""
     gpus = system.gpus_per_replica
-    found = run(system, gpus, Evenly(rate=math.inf), samples * gpus, tokens, assumed)
-    return found.tokens_per_s / gpus
+    result = simulate_run(system, gpus, Evenly(rate=math.inf), samples * gpus, tokens, assumed)
+    return result.tokens_per_s / gpus
 
 
 def with_constants(system: Preset, **values: float) -> Preset:
-    """The system with other constants of its hardware or server."""
+    """Return the system with other constants of its hardware or server."""
     hardware = {
         name: SourcedNumber(value=value, source="")
         for name, value in values.items()
@@ -223,144 +229,176 @@ def with_constants(system: Preset, **values: float) -> Preset:
     return system.model_copy(update={"hardware": changed_hardware, "server": changed_server})
 
 
-def assumed_of(system: Preset) -> Assumed:
-    return Assumed(input_tokens=system.assumed_input_tokens.value)
+def assumed_lengths(system: Preset) -> AssumedLengths:
+    """Return the assumed lengths of a preset."""
+    return AssumedLengths(input_tokens=system.assumed_input_tokens.value)
 
 
-def published_offline(one: OfflineRun) -> tuple[float, int]:
-    """Tokens per second and GPU, and how many GPUs."""
-    row = next(row for row in reference.mlperf().rows if row.submitter == one.submitter)
+def published_offline(offline_run: OfflineRun) -> tuple[float, int]:
+    """Return published tokens per second and GPU, and the number of GPUs."""
+    row = next(row for row in reference.mlperf().rows if row.submitter == offline_run.submitter)
     assert row.offline is not None
     return row.offline / row.gpus, row.gpus
 
 
-def capacity(system: Preset, gpus: int, tokens: float, samples: int = 40_000) -> float:
-    """Requests per second at which the model's queue grows without end: what it does with its batch always full."""
+def find_capacity(system: Preset, gpus: int, tokens: float, samples: int = 40_000) -> float:
+    """Return the requests per second at which the model's queue grows without end.
+
+    It is the rate that the model reaches with its batch always full.
+    """
     replica = system.gpus_per_replica
-    full = run(
-        system, replica, Evenly(rate=math.inf), samples * replica, tokens, assumed_of(system)
+    full = simulate_run(
+        system, replica, Evenly(rate=math.inf), samples * replica, tokens, assumed_lengths(system)
     )
     return full.middle_tokens_per_s / replica * gpus / tokens
 
 
 def bisect(
-    shows: Callable[[float], float], wanted: float, low: float, high: float, steps: int
+    function: Callable[[float], float], wanted: float, low: float, high: float, steps: int
 ) -> float:
-    """The argument at which a growing function shows `wanted`."""
+    """Return the argument at which a growing function reaches `wanted`."""
     for _ in range(steps):
         middle = (low + high) / 2
-        if shows(middle) < wanted:
+        if function(middle) < wanted:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
     print(rig.format_table(head, rows) + "\n", flush=True)
 
 
-def percent(model: float, published: float) -> str:
+def format_difference(model: float, published: float) -> str:
+    """Return the difference of the model from a published value in percent."""
     return f"{(model / published - 1) * 100:+.1f} %"
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------
 
 
-def fit() -> None:
-    """The constants as a fit gives them: overhead on GB200 Interactive, compute share on each Offline run."""
+def print_fit() -> None:
+    """Print the constants that a fit gives.
+
+    The overhead is fitted on GB200 Interactive, the compute share on each Offline run.
+    """
     print("## Fit\n")
     row = next(row for row in reference.latency().rows if (row.run, row.scenario) == FITTED_TPOT)
     base = presets.load_preset("gb200-vm")
     overhead = base.hardware.overhead_ms.value
     for _ in range(3):
         system = with_constants(
-            base, overhead_ms=overhead, compute_share=_share(OFFLINE[0], base, overhead)
+            base, overhead_ms=overhead, compute_share=_fit_compute_share(OFFLINE[0], base, overhead)
         )
-        shown = serve(
-            system, row.gpus, row.target_qps, row.tokens_per_request, assumed_of(system)
+        tpot_p50_ms = simulate_server(
+            system, row.gpus, row.target_qps, row.tokens_per_request, assumed_lengths(system)
         ).tpot_p50_ms
-        overhead += (row.tpot_p50_ms - shown) * 0.48  # the rest of a change comes back as batch
+        overhead += (
+            row.tpot_p50_ms - tpot_p50_ms
+        ) * 0.48  # the rest of a change comes back as batch
     rows = []
-    for one in OFFLINE:
-        if one.fitted:
-            stored = presets.load_preset(one.preset).hardware
-            share = _share(one, presets.load_preset(one.preset), stored.overhead_ms.value)
-            rows.append((one.preset, f"{share:.4f}", f"{stored.compute_share.value:.4f}"))
+    for offline_run in OFFLINE:
+        if offline_run.fitted:
+            hardware = presets.load_preset(offline_run.preset).hardware
+            compute_share = _fit_compute_share(
+                offline_run, presets.load_preset(offline_run.preset), hardware.overhead_ms.value
+            )
+            rows.append(
+                (offline_run.preset, f"{compute_share:.4f}", f"{hardware.compute_share.value:.4f}")
+            )
     print(f"overhead: fitted {overhead:.2f} ms, stored {base.hardware.overhead_ms.value} ms\n")
-    table(("preset", "compute share, fitted", "stored"), rows)
+    print_table(("preset", "compute share, fitted", "stored"), rows)
 
 
-def _share(one: OfflineRun, base: Preset, overhead: float) -> float:
-    wanted, _ = published_offline(one)
-    low = base.hardware.compute_share.value
+def _fit_compute_share(offline_run: OfflineRun, base: Preset, overhead: float) -> float:
+    """Return the compute share with which the model shows the published Offline rate."""
+    wanted, _ = published_offline(offline_run)
+    stored_share = base.hardware.compute_share.value
 
     def shows(share: float) -> float:
         system = with_constants(base, overhead_ms=overhead, compute_share=share)
-        return offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
+        return simulate_offline(
+            system, offline_run.samples_per_gpu, offline_run.tokens, assumed_lengths(system)
+        )
 
-    return bisect(shows, wanted, low * 0.9, low * 1.1, 10)
+    return bisect(shows, wanted, stored_share * 0.9, stored_share * 1.1, 10)
 
 
-def offline_table() -> None:
+def print_offline() -> None:
+    """Print published and simulated Offline results."""
     print(
         "## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n"
     )
     rows = []
-    for one in OFFLINE[: Size.rows]:
-        system = presets.load_preset(one.preset)
-        wanted, gpus = published_offline(one)
-        found = offline(system, one.samples_per_gpu, one.tokens, assumed_of(system))
-        use = "fitted on it" if one.fitted else "not fitted"
+    for offline_run in OFFLINE[: SmokeSize.rows]:
+        system = presets.load_preset(offline_run.preset)
+        wanted, gpus = published_offline(offline_run)
+        tokens_per_s = simulate_offline(
+            system, offline_run.samples_per_gpu, offline_run.tokens, assumed_lengths(system)
+        )
+        role = "fitted on it" if offline_run.fitted else "not fitted"
         rows.append(
             (
-                one.submitter,
-                one.preset,
+                offline_run.submitter,
+                offline_run.preset,
                 str(gpus),
                 f"{wanted:,.0f}",
-                f"{found:,.0f}",
-                percent(found, wanted),
-                use,
+                f"{tokens_per_s:,.0f}",
+                format_difference(tokens_per_s, wanted),
+                role,
             )
         )
-    table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
+    print_table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
 
 
-def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
+def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
+    """Print latencies at published rates, and return the rows for the sensitivity tables."""
     print("## Latency at published rates\n")
-    rows, scores, kept = [], [], []
-    for row in [row for row in reference.latency().rows if row.run in OF_RUN][: Size.rows]:
-        system = presets.load_preset(OF_RUN[row.run])
-        assumed = assumed_of(system)
-        found = serve(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
-        load = row.target_qps / capacity(system, row.gpus, row.tokens_per_request)
+    rows, scores, scored_rows = [], [], []
+    for row in [row for row in reference.latency().rows if row.run in PRESET_OF_RUN][
+        : SmokeSize.rows
+    ]:
+        system = presets.load_preset(PRESET_OF_RUN[row.run])
+        assumed = assumed_lengths(system)
+        result = simulate_server(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
+        load_fraction = row.target_qps / find_capacity(system, row.gpus, row.tokens_per_request)
 
         def tpot(
-            rate: float, s: Preset = system, r: reference.Latency = row, a: Assumed = assumed
+            rate: float,
+            system: Preset = system,
+            row: reference.Latency = row,
+            assumed: AssumedLengths = assumed,
         ) -> float:
-            return serve(s, r.gpus, rate, r.tokens_per_request, a).tpot_p50_ms
+            """Return TPOT p50 in ms at a rate."""
+            return simulate_server(
+                system, row.gpus, rate, row.tokens_per_request, assumed
+            ).tpot_p50_ms
 
-        at = bisect(tpot, row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8)
+        matching_rate = bisect(
+            tpot, row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8
+        )
         pairs = (
-            (row.ttft_p50_ms, found.ttft_p50_ms),
-            (row.ttft_p99_ms, found.ttft_p99_ms),
-            (row.tpot_p50_ms, found.tpot_p50_ms),
-            (row.tpot_p99_ms, found.tpot_p99_ms),
-            (row.latency_p50_s, found.latency_p50_s),
-            (row.latency_p99_s, found.latency_p99_s),
+            (row.ttft_p50_ms, result.ttft_p50_ms),
+            (row.ttft_p99_ms, result.ttft_p99_ms),
+            (row.tpot_p50_ms, result.tpot_p50_ms),
+            (row.tpot_p99_ms, result.tpot_p99_ms),
+            (row.latency_p50_s, result.latency_p50_s),
+            (row.latency_p99_s, result.latency_p99_s),
         )
         name = f"{row.run} {row.scenario} {row.target_qps:g}/s"
         rows.append(
             (
                 name,
-                f"{load:.0%}",
-                *(f"{p:g} → {m:.3g}" for p, m in pairs),
-                f"{found.sequences:,.0f}",
+                f"{load_fraction:.0%}",
+                *(f"{published:g} → {simulated:.3g}" for published, simulated in pairs),
+                f"{result.sequences:,.0f}",
             )
         )
-        scores.append(_score(name, row, found, load, at))
-        kept.append((row, system, at))
-    head = (
+        scores.append(_score_row(name, row, result, load_fraction, matching_rate))
+        scored_rows.append((row, system, matching_rate))
+    columns = (
         "published → model",
         "load / model's capacity",
         "TTFT p50 ms",
@@ -371,17 +409,17 @@ def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
         "p99",
         "sequences",
     )
-    table(head, rows)
-    least = serve(
+    print_table(columns, rows)
+    least_ttft_ms = simulate_server(
         presets.load_preset("gb200-vm"),
         4,
         170,
         274.35,
-        assumed_of(presets.load_preset("gb200-vm")),
+        assumed_lengths(presets.load_preset("gb200-vm")),
         60,
     ).least_ttft_ms
     print(
-        f"A prompt that meets an empty server: least TTFT {least:.1f} ms in the model, 20.25 ms in the public log of"
+        f"A prompt that meets an empty server: least TTFT {least_ttft_ms:.1f} ms in the model, 20.25 ms in the public log of"
     )
     print(
         "Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n"
@@ -392,18 +430,28 @@ def latency_table() -> list[tuple[reference.Latency, Preset, float]]:
     print(
         "(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n"
     )
-    table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
-    return kept
+    print_table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
+    return scored_rows
 
 
-def _score(
-    name: str, row: reference.Latency, found: Found, load: float, at: float
+def _score_row(
+    name: str,
+    row: reference.Latency,
+    result: SimulatedResult,
+    load_fraction: float,
+    matching_rate: float,
 ) -> tuple[str, ...]:
-    off_rate = at / row.target_qps - 1
-    off_tpot = found.tpot_p50_ms / row.tpot_p50_ms - 1
-    off_ttft = found.ttft_p50_ms / row.ttft_p50_ms - 1
-    cells = (name, f"{at:,.1f}/s ({off_rate:+.1%})", f"{off_tpot:+.1%}", f"{off_ttft:+.1%}")
-    if load > 0.95:
+    """Return the cells of a scored row, with its verdict."""
+    off_rate = matching_rate / row.target_qps - 1
+    off_tpot = result.tpot_p50_ms / row.tpot_p50_ms - 1
+    off_ttft = result.ttft_p50_ms / row.ttft_p50_ms - 1
+    cells = (
+        name,
+        f"{matching_rate:,.1f}/s ({off_rate:+.1%})",
+        f"{off_tpot:+.1%}",
+        f"{off_ttft:+.1%}",
+    )
+    if load_fraction > 0.95:
         return (*cells, "listed, not scored: saturated")
     fitted = (row.run, row.scenario) == FITTED_TPOT
     verdicts = [("TTFT", abs(off_ttft) <= 0.30)]
@@ -411,42 +459,70 @@ def _score(
         verdicts.append(("rate", abs(off_rate) <= 0.05))
     elif not fitted:
         verdicts.append(("TPOT", abs(off_tpot) <= 0.10))
-    said = ", ".join(f"{what} {'holds' if good else 'MISSES'}" for what, good in verdicts)
-    return (*cells, said + ("; TPOT was fitted on" if fitted else ""))
+    verdict_text = ", ".join(
+        f"{metric} {'holds' if holds else 'MISSES'}" for metric, holds in verdicts
+    )
+    return (*cells, verdict_text + ("; TPOT was fitted on" if fitted else ""))
 
 
-Change = Callable[[Preset, Assumed], tuple[Preset, Assumed]]
+Change = Callable[[Preset, AssumedLengths], tuple[Preset, AssumedLengths]]
 
 
-def changes() -> list[tuple[str, Change]]:
-    """Each constant 5 % larger, all others as they are."""
+def list_changes() -> list[tuple[str, Change]]:
+    """Return each constant with a function that makes it 5 % larger."""
 
-    def larger(name: str) -> Change:
-        return lambda s, a: (with_constants(s, **{name: getattr(s.hardware, name).value * 1.05}), a)
+    def enlarge(name: str) -> Change:
+        """Return a function that makes a hardware constant 5 % larger."""
+        return lambda system, assumed: (
+            with_constants(system, **{name: getattr(system.hardware, name).value * 1.05}),
+            assumed,
+        )
 
     return [
         *(
-            (name, larger(name))
+            (name, enlarge(name))
             for name in ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
         ),
         (
             "max_num_tokens",
-            lambda s, a: (with_constants(s, max_num_tokens=int(s.server.max_num_tokens * 1.05)), a),
+            lambda system, assumed: (
+                with_constants(system, max_num_tokens=int(system.server.max_num_tokens * 1.05)),
+                assumed,
+            ),
         ),
         (
             "reserve_gib",
-            lambda s, a: (with_constants(s, reserve_gib=s.server.reserve_gib * 1.05), a),
+            lambda system, assumed: (
+                with_constants(system, reserve_gib=system.server.reserve_gib * 1.05),
+                assumed,
+            ),
         ),
-        ("input tokens", lambda s, a: (s, Assumed(a.input_tokens * 1.05, a.sigma_in, a.sigma_out))),
-        ("input spread", lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in * 1.05, a.sigma_out))),
+        (
+            "input tokens",
+            lambda system, assumed: (
+                system,
+                AssumedLengths(assumed.input_tokens * 1.05, assumed.sigma_in, assumed.sigma_out),
+            ),
+        ),
+        (
+            "input spread",
+            lambda system, assumed: (
+                system,
+                AssumedLengths(assumed.input_tokens, assumed.sigma_in * 1.05, assumed.sigma_out),
+            ),
+        ),
         (
             "output spread",
-            lambda s, a: (s, Assumed(a.input_tokens, a.sigma_in, a.sigma_out * 1.05)),
+            lambda system, assumed: (
+                system,
+                AssumedLengths(assumed.input_tokens, assumed.sigma_in, assumed.sigma_out * 1.05),
+            ),
         ),
     ]
 
 
-def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) -> None:
+def print_sensitivity(scored_rows: Sequence[tuple[reference.Latency, Preset, float]]) -> None:
+    """Print how much each prediction changes with each constant."""
     print("## Sensitivity\n")
     print(
         "Change in %, when one constant is 5 % larger (all others as they are, nothing fitted again). Close to"
@@ -454,22 +530,24 @@ def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) 
     print(
         "saturation latencies change a lot: that is the knife edge. The rate that shows a given TPOT does not.\n"
     )
-    names = [name for name, _ in changes()]
+    names = [name for name, _ in list_changes()]
     middle: list[tuple[str, ...]] = []
     tail: list[tuple[str, ...]] = []
     rates: list[tuple[str, ...]] = []
-    for row, system, at in kept:
-        assumed = assumed_of(system)
+    for row, system, matching_rate in scored_rows:
+        assumed = assumed_lengths(system)
         tokens = row.tokens_per_request
-        base = serve(system, row.gpus, row.target_qps, tokens, assumed)
-        of_row: tuple[list[str], list[str], list[str]] = ([], [], [])
-        for _, change in changes():
-            changed, asked = change(system, assumed)
-            new = serve(changed, row.gpus, row.target_qps, tokens, asked)
-            for cells, quantile in zip(of_row, ("p50", "p99"), strict=False):
+        base_result = simulate_server(system, row.gpus, row.target_qps, tokens, assumed)
+        cells_of_row: tuple[list[str], list[str], list[str]] = ([], [], [])
+        for _, change in list_changes():
+            changed, changed_lengths = change(system, assumed)
+            changed_result = simulate_server(
+                changed, row.gpus, row.target_qps, tokens, changed_lengths
+            )
+            for cells, quantile in zip(cells_of_row, ("p50", "p99"), strict=False):
                 cells.append(
                     " / ".join(
-                        _moved(getattr(new, name), getattr(base, name))
+                        _format_change(getattr(changed_result, name), getattr(base_result, name))
                         for name in (
                             f"ttft_{quantile}_ms",
                             f"tpot_{quantile}_ms",
@@ -480,57 +558,69 @@ def sensitivity_tables(kept: Sequence[tuple[reference.Latency, Preset, float]]) 
 
             def tpot(
                 rate: float,
-                s: Preset = changed,
-                r: reference.Latency = row,
-                a: Assumed = asked,
-                t: float = tokens,
+                system: Preset = changed,
+                row: reference.Latency = row,
+                assumed: AssumedLengths = changed_lengths,
+                tokens: float = tokens,
             ) -> float:
-                return serve(s, r.gpus, rate, t, a).tpot_p50_ms
+                """Return TPOT p50 in ms at a rate."""
+                return simulate_server(system, row.gpus, rate, tokens, assumed).tpot_p50_ms
 
-            of_row[2].append(_moved(bisect(tpot, row.tpot_p50_ms, at * 0.9, at * 1.1, 6), at))
-        for rows, cells in zip((middle, tail, rates), of_row, strict=True):
+            cells_of_row[2].append(
+                _format_change(
+                    bisect(tpot, row.tpot_p50_ms, matching_rate * 0.9, matching_rate * 1.1, 6),
+                    matching_rate,
+                )
+            )
+        for rows, cells in zip((middle, tail, rates), cells_of_row, strict=True):
             rows.append((f"{row.run} {row.scenario} {row.target_qps:g}/s", *cells))
     for title, rows in (
         ("TTFT / TPOT / latency, p50", middle),
         ("TTFT / TPOT / latency, p99", tail),
         ("rate at published TPOT p50", rates),
     ):
-        table((title, *names), rows)
+        print_table((title, *names), rows)
 
 
-def _moved(new: float, base: float) -> str:
+def _format_change(new: float, base: float) -> str:
+    """Return a change in percent."""
     return f"{(new / base - 1) * 100:+.0f}"
 
 
-def peak(
+def find_peak(
     system: Preset,
     tokens: float,
     scenario: str,
-    assumed: Assumed,
+    assumed: AssumedLengths,
     low: float,
     high: float,
     steps: int,
 ) -> float:
-    """The highest rate between these that keeps both p99 limits; the lower one where none does."""
-    limit = limits_of(scenario)
+    """Return the highest rate in an interval that meets both p99 limits, or its lower end."""
+    limit = find_limits(scenario)
 
-    def misses(rate: float) -> float:
-        found = serve(system, system.gpus, rate, tokens, assumed)
-        return float(found.ttft_p99_ms > limit.ttft_p99_ms or found.tpot_p99_ms > limit.tpot_p99_ms)
+    def violates_limits(rate: float) -> float:
+        """Return 1.0 if a limit is violated at this rate."""
+        result = simulate_server(system, system.gpus, rate, tokens, assumed)
+        return float(
+            result.ttft_p99_ms > limit.ttft_p99_ms or result.tpot_p99_ms > limit.tpot_p99_ms
+        )
 
     for _ in range(steps):
         rate = (low + high) / 2
-        low, high = (low, rate) if misses(rate) else (rate, high)
+        low, high = (low, rate) if violates_limits(rate) else (rate, high)
     return low
 
 
-def limits_of(scenario: str) -> reference.PublishedLimit:
+def find_limits(scenario: str) -> reference.PublishedLimit:
+    """Return the published limits of a scenario."""
     return next(
         r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario)
     )
 
 
-def throughput_table() -> None:
+def print_throughput() -> None:
+    """Print the model's peak rates beside published rates."""
     print("## Server and Interactive throughput\n")
     print(
         "Published rates are what submitters chose to run, so lower bounds; the model's peak is the highest rate that"
@@ -539,9 +629,11 @@ def throughput_table() -> None:
         "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s leave of their limits.\n"
     )
     slack = {
-        (OF_RUN[r.run], r.scenario, r.run): r for r in reference.latency().rows if r.run in OF_RUN
+        (PRESET_OF_RUN[row.run], row.scenario, row.run): row
+        for row in reference.latency().rows
+        if row.run in PRESET_OF_RUN
     }
-    rows, moved = [], []
+    rows, change_rows = [], []
     of_system = {
         "H100": "h100x8",
         "H200": "h200x8",
@@ -549,45 +641,64 @@ def throughput_table() -> None:
         "GB200": "gb200-vm",
         "B200": "b200x8",
     }
-    for name, scenario in [(n, s) for n in of_system.values() for s in ("Server", "Interactive")][
-        : Size.rows
-    ]:
+    for name, scenario in [
+        (name, scenario) for name in of_system.values() for scenario in ("Server", "Interactive")
+    ][: SmokeSize.rows]:
         system = presets.load_preset(name)
         tokens = 274.35 if system.generation == "blackwell" else 293.6
-        assumed, limit = assumed_of(system), limits_of(scenario)
-        most = peak(
-            system, tokens, scenario, assumed, 0.0, capacity(system, system.gpus, tokens) * 1.1, 9
+        assumed, limit = assumed_lengths(system), find_limits(scenario)
+        peak_rate = find_peak(
+            system,
+            tokens,
+            scenario,
+            assumed,
+            0.0,
+            find_capacity(system, system.gpus, tokens) * 1.1,
+            9,
         )
-        found = serve(system, system.gpus, most, tokens, assumed)
+        result = simulate_server(system, system.gpus, peak_rate, tokens, assumed)
         cells = []
-        for _, change in changes():
-            changed, asked = change(system, assumed)
+        for _, change in list_changes():
+            changed, changed_lengths = change(system, assumed)
             cells.append(
-                _moved(peak(changed, tokens, scenario, asked, most * 0.88, most * 1.12, 6), most)
+                _format_change(
+                    find_peak(
+                        changed,
+                        tokens,
+                        scenario,
+                        changed_lengths,
+                        peak_rate * 0.88,
+                        peak_rate * 1.12,
+                        6,
+                    ),
+                    peak_rate,
+                )
             )
-        moved.append((f"{name} {scenario}", *cells))
+        change_rows.append((f"{name} {scenario}", *cells))
         published = []
         for row in reference.mlperf().rows:
-            kind = next(
+            matching_preset = next(
                 (
-                    of
-                    for part, of in of_system.items()
-                    if part in row.system and "B300 1" not in row.system
+                    preset_name
+                    for gpu_name, preset_name in of_system.items()
+                    if gpu_name in row.system and "B300 1" not in row.system
                 ),
                 "",
             )
             value = row.server if scenario == "Server" else row.interactive
-            if kind == name and value is not None:
+            if matching_preset == name and value is not None:
                 published.append(f"{row.submitter} {value / row.gpus:,.0f}")
-        left = [
-            f"{run}: TTFT {1 - r.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT {1 - r.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
-            for (of, kind, run), r in slack.items()
-            if (of, kind) == (name, scenario)
+        slack_texts = [
+            f"{run}: TTFT {1 - row.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT {1 - row.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
+            for (preset_name, matching_preset, run), row in slack.items()
+            if (preset_name, matching_preset) == (name, scenario)
         ]
-        at = f"{found.ttft_p99_ms:,.0f} / {found.tpot_p99_ms:.0f}"
-        shown = "; ".join(published) or "none", "; ".join(left) or "not published"
-        rows.append((name, scenario, f"{most * tokens / system.gpus:,.0f}", at, *shown))
-    head = (
+        p99_text = f"{result.ttft_p99_ms:,.0f} / {result.tpot_p99_ms:.0f}"
+        published_cells = "; ".join(published) or "none", "; ".join(slack_texts) or "not published"
+        rows.append(
+            (name, scenario, f"{peak_rate * tokens / system.gpus:,.0f}", p99_text, *published_cells)
+        )
+    columns = (
         "system",
         "scenario",
         "model's peak tok/s/GPU",
@@ -595,36 +706,41 @@ def throughput_table() -> None:
         "published tok/s/GPU",
         "slack",
     )
-    table(head, rows)
+    print_table(columns, rows)
     print("Change of the peak in %, when one constant is 5 % larger:\n")
-    table(("peak", *(name for name, _ in changes())), moved)
+    print_table(("peak", *(name for name, _ in list_changes())), change_rows)
 
 
-def rack_tables() -> None:
+def print_rack() -> None:
+    """Print the simulated rack with both routings."""
     print("## The rack\n")
     vm, rack = presets.load_preset("gb300-vm"), presets.load_preset("gb300-rack")
-    assumed, tokens = assumed_of(vm), 272.73
+    assumed, tokens = assumed_lengths(vm), 272.73
     rows: list[tuple[str, ...]] = []
     for routing in get_args(presets.Routing):
         system = rack.model_copy(update={"routing": routing})
-        found = run(system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed)
-        rows.append((routing, f"{found.tokens_per_s:,.0f}"))
-    first, second = (float(row[1].replace(",", "")) for row in rows)
-    rows.append(("weighted over round robin", percent(second, first)))
-    table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
+        result = simulate_run(
+            system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed
+        )
+        rows.append((routing, f"{result.tokens_per_s:,.0f}"))
+    first_rate, second_rate = (float(row[1].replace(",", "")) for row in rows)
+    rows.append(("weighted over round robin", format_difference(second_rate, first_rate)))
+    print_table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
     tokens = 274.35
     rows = []
     peer = next(
-        r for r in reference.mlperf().rows if r.submitter == "CoreWeave" and "GB300" in r.system
+        row
+        for row in reference.mlperf().rows
+        if row.submitter == "CoreWeave" and "GB300" in row.system
     ).server
     assert peer is not None
     for routing in get_args(presets.Routing):
         system = rack.model_copy(update={"routing": routing})
-        found = serve(system, rack.gpus, peer / tokens, tokens, assumed)
-        ttft = f"{found.ttft_p50_ms:.0f} / {found.ttft_p99_ms:.0f}"
-        tpot = f"{found.tpot_p50_ms:.0f} / {found.tpot_p99_ms:.0f}"
-        rows.append((routing, f"{peer / tokens:,.0f}", ttft, tpot, f"{found.cpu_s:.1f}"))
-    table(
+        result = simulate_server(system, rack.gpus, peer / tokens, tokens, assumed)
+        ttft = f"{result.ttft_p50_ms:.0f} / {result.ttft_p99_ms:.0f}"
+        tpot = f"{result.tpot_p50_ms:.0f} / {result.tpot_p99_ms:.0f}"
+        rows.append((routing, f"{peer / tokens:,.0f}", ttft, tpot, f"{result.cpu_s:.1f}"))
+    print_table(
         (
             f"Server at the peer's {peer:,.0f} tok/s, 600 s",
             "requests/s",
@@ -639,6 +755,7 @@ def rack_tables() -> None:
 
 
 def main() -> None:
+    """Print the selected parts."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--fit",
@@ -647,26 +764,26 @@ def main() -> None:
     )
     parser.add_argument("--parts", default=PARTS, help="sensitivity needs latency")
     parser.add_argument(
-        "--share", type=float, default=Size.share, help="of the requests of each run"
+        "--share", type=float, default=SmokeSize.share, help="of the requests of each run"
     )
     parser.add_argument(
-        "--rows", type=int, default=Size.rows, help="of each table, the first so many"
+        "--rows", type=int, default=SmokeSize.rows, help="of each table, the first so many"
     )
     args = rig.parse_arguments(parser, fit=True, share=0.002, rows=1)
-    Size.share, Size.rows, parts = args.share, args.rows, args.parts.split(",")
+    SmokeSize.share, SmokeSize.rows, parts = args.share, args.rows, args.parts.split(",")
     print("# SIMULATED: the model against published figures, Llama 2 70B\n")
     if args.fit:
-        fit()
+        print_fit()
     if "offline" in parts:
-        offline_table()
+        print_offline()
     if "latency" in parts:
-        kept = latency_table()
+        scored_rows = print_latency()
         if "sensitivity" in parts:
-            sensitivity_tables(kept)
+            print_sensitivity(scored_rows)
     if "throughput" in parts:
-        throughput_table()
+        print_throughput()
     if "rack" in parts:
-        rack_tables()
+        print_rack()
 
 
 if __name__ == "__main__":

@@ -47,21 +47,25 @@ from loadgen.core.stats.intervals import wilson
 from loadgen.core.stats.quantiles import Distribution, deciding_quantile, distribution_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
-FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
-LOG_MS = 0.5
+MAX_FALSE_VALID, MAX_FALSE_INVALID = 1 / 60, 3 / 60
+LOG_UNCERTAINTY_MS = 0.5
 RATE, TTFT_MS = 40.0, 100
 DEFAULTS = ValidityLimits()
-FAMILIES = {
+METRIC_LIMITS = {
     "ttft": DEFAULTS.stamp_error_share,
     "itl": DEFAULTS.event_error_share,
     "tpot": DEFAULTS.tpot_error_share,
     "max_gap": DEFAULTS.event_error_share,
 }
-HOG = "while True: pass"
+BUSY_LOOP = "while True: pass"
 
 
-class Way(NamedTuple):
-    """One way to starve the client: stopped for `stop_ms` of every `every_ms`, `hogs` beside it, niceness of both."""
+class Starvation(NamedTuple):
+    """One way to starve the client of CPU time.
+
+    The client is stopped for `stop_ms` of every `every_ms`, shares its core with `hogs` busy
+    processes, or runs with niceness `nice`.
+    """
 
     itl_ms: int
     stop_ms: float = 0
@@ -100,7 +104,7 @@ STOPS = (
     (200, 600),
     (300, 2000),
 )
-SHARED = (
+SHARED_CORE = (
     {"hogs": 1},
     {"hogs": 1, "hog_nice": 5},
     {"hogs": 1, "hog_nice": 19},
@@ -114,25 +118,25 @@ SHARED = (
     {"hogs": 1, "stop_ms": 20, "every_ms": 200},
     {"hogs": 1, "hog_nice": 10, "stop_ms": 5, "every_ms": 100},
 )
-ALONE = 4
+UNDISTURBED_RUNS = 4
 
 
-def ways(every: int) -> list[Way]:
-    """Every nth of all ways."""
-    found = [
-        way
+def list_starvations(every: int) -> list[Starvation]:
+    """Return every nth way to starve a client."""
+    starvations = [
+        starvation
         for itl_ms in (5, 20)
-        for way in (
-            *(Way(itl_ms, stop_ms, every_ms) for stop_ms, every_ms in STOPS),
-            *(Way(itl_ms=itl_ms, **shared) for shared in SHARED),
-            *([Way(itl_ms)] * ALONE),
+        for starvation in (
+            *(Starvation(itl_ms, stop_ms, every_ms) for stop_ms, every_ms in STOPS),
+            *(Starvation(itl_ms=itl_ms, **shared) for shared in SHARED_CORE),
+            *([Starvation(itl_ms)] * UNDISTURBED_RUNS),
         )
     ]
-    return found[::every]
+    return starvations[::every]
 
 
-def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
-    """A process on the client's core, at this niceness."""
+def start_on_client_core(command: list[str], nice: int) -> subprocess.Popen[str]:
+    """Start a process on the client's core with a niceness."""
     core = ",".join(map(str, sorted(rig.client_and_server_cores()[0])))
     return subprocess.Popen(
         ["taskset", "-c", core, "nice", "-n", str(nice), *command],
@@ -141,22 +145,25 @@ def placed(command: list[str], nice: int) -> subprocess.Popen[str]:
     )
 
 
-def starve(client: subprocess.Popen[str], way: Way, seconds: float) -> None:
-    """Starve the client for the length of a run, or until it has ended; then let it go on."""
-    os.setpriority(os.PRIO_PROCESS, client.pid, way.nice)
+def starve_client(client: subprocess.Popen[str], starvation: Starvation, seconds: float) -> None:
+    """Starve the client during a run, or until it ends; then let it run freely."""
+    os.setpriority(os.PRIO_PROCESS, client.pid, starvation.nice)
     if rig.RealtimePriority.is_enabled:
         rig.pin_process(client.pid, rig.client_and_server_cores()[0])
-    hogs = [placed([sys.executable, "-c", HOG], way.hog_nice) for _ in range(way.hogs)]
-    ends = time.monotonic() + seconds + 2
+    hogs = [
+        start_on_client_core([sys.executable, "-c", BUSY_LOOP], starvation.hog_nice)
+        for _ in range(starvation.hogs)
+    ]
+    end_s = time.monotonic() + seconds + 2
     try:
-        while client.poll() is None and time.monotonic() < ends:
-            if not way.stop_ms:
+        while client.poll() is None and time.monotonic() < end_s:
+            if not starvation.stop_ms:
                 time.sleep(0.1)
                 continue
             client.send_signal(signal.SIGSTOP)
-            time.sleep(way.stop_ms / 1e3)
+            time.sleep(starvation.stop_ms / 1e3)
             client.send_signal(signal.SIGCONT)
-            time.sleep((way.every_ms - way.stop_ms) / 1e3)
+            time.sleep((starvation.every_ms - starvation.stop_ms) / 1e3)
     finally:
         for hog in hogs:
             hog.kill()
@@ -166,9 +173,11 @@ def starve(client: subprocess.Popen[str], way: Way, seconds: float) -> None:
             os.setpriority(os.PRIO_PROCESS, client.pid, 0)
 
 
-def drive(url: str, folder: str, way: Way, seconds: float) -> dict[str, Any]:
-    """One run that is starved while its load goes; what `ours.py` says of it."""
-    tokens = 100 if way.itl_ms < 10 else 40
+def run_starved_load(
+    url: str, folder: str, starvation: Starvation, seconds: float
+) -> dict[str, Any]:
+    """Run one load that is starved while it is sent, and return its result."""
+    tokens = 100 if starvation.itl_ms < 10 else 40
     arguments = {
         "url": url,
         "folder": folder,
@@ -179,34 +188,37 @@ def drive(url: str, folder: str, way: Way, seconds: float) -> dict[str, Any]:
         "warmup": "0",
     }
     command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
-    spool = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
-    with placed(command, 0) as client:
+    record_log = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
+    with start_on_client_core(command, 0) as client:
         try:
-            while not spool.exists() and client.poll() is None:
+            while not record_log.exists() and client.poll() is None:
                 time.sleep(0.01)
-            starve(client, way, seconds)
-            said = client.communicate(timeout=120)[0]
+            starve_client(client, starvation, seconds)
+            output = client.communicate(timeout=120)[0]
         finally:
             client.kill()
     if client.returncode:
-        raise SystemExit(f"{way}: the client ended with {client.returncode}")
-    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
-    return found
+        raise SystemExit(f"{starvation}: the client ended with {client.returncode}")
+    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return result
 
 
-class Sent(NamedTuple):
-    """What the endpoint sent: per slot of the run TTFT, TPOT and the largest gap, and all gaps together, ns."""
+class SentEvents(NamedTuple):
+    """What the endpoint sent, in ns.
+
+    `by_slot` holds TTFT, TPOT and the largest gap of each request; `gaps` all gaps together.
+    """
 
     by_slot: dict[int, tuple[int, int, int]]
     gaps: NDArray[np.int64]
 
 
-def sent(log: SentRequests, run_id: str, start_ns: int) -> Sent:
-    """The endpoint's log of one run."""
+def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvents:
+    """Return what the endpoint's log shows of one run."""
     by_request: dict[int, list[int]] = {}
-    for number, at in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
-        by_request.setdefault(number, []).append(at)
-    by_slot, pooled = {}, []
+    for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
+        by_request.setdefault(number, []).append(sent_ns)
+    by_slot, all_gaps = {}, []
     for request in log.requests:
         instants = by_request.get(request.number, [])
         if (
@@ -216,70 +228,81 @@ def sent(log: SentRequests, run_id: str, start_ns: int) -> Sent:
         ):
             continue
         gaps = np.diff(instants)
-        pooled.append(gaps)
+        all_gaps.append(gaps)
         tpot = (instants[-1] - instants[0]) // len(gaps)
         by_slot[int(request.id.removeprefix(run_id + "-"))] = (
             instants[0] - request.arrival_ns,
             tpot,
             int(gaps.max()),
         )
-    return Sent(by_slot, np.concatenate(pooled))
+    return SentEvents(by_slot, np.concatenate(all_gaps))
 
 
 class Outcome(NamedTuple):
-    """One family of one run: printed, or refused by its guard (neither: the run is INVALID for another reason).
+    """One metric of one run: printed, or refused by its own validity check.
 
-    With its largest error, in ms and as a share of the true value.
+    Neither means that the run is INVALID for another reason. The largest error is given in ms and
+    as a fraction of the true value.
     """
 
     printed: bool
     refused: bool
     error_ms: float
-    share: float
+    error_fraction: float
 
-    def false_valid(self, limit: float) -> bool:
-        return self.printed and self.share > 2 * limit and self.error_ms > LOG_MS
+    def is_false_valid(self, limit: float) -> bool:
+        """Return whether a wrong value was printed."""
+        return (
+            self.printed and self.error_fraction > 2 * limit and self.error_ms > LOG_UNCERTAINTY_MS
+        )
 
-    def false_invalid(self, limit: float) -> bool:
-        return self.refused and self.share <= limit / 2
+    def is_false_invalid(self, limit: float) -> bool:
+        """Return whether a right value was refused."""
+        return self.refused and self.error_fraction <= limit / 2
 
 
-def usual(way: Way) -> dict[str, str]:
-    """The latencies of the server that every way meets."""
-    return {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{way.itl_ms}ms"}
+def usual_latencies(starvation: Starvation) -> dict[str, str]:
+    """Return the latencies of the server that every starvation meets."""
+    return {"ttft": f"normal:{TTFT_MS}ms,{TTFT_MS / 10}ms", "itl": f"{starvation.itl_ms}ms"}
 
 
-def of_family(way: Way, seed: int) -> dict[str, str]:
-    """The latencies of a server of drawn.py for the seconds of a run: its level at some instant of ten minutes, the
-    tail of its requests, or the share of them that a slow replica answers.
+def drawn_latencies(starvation: Starvation, seed: int) -> dict[str, str]:
+    """Return the latencies of a server drawn from a seed, for the seconds of one run.
+
+    They are its level at some time within ten minutes, the tail of its requests, or the fraction of
+    them that a slow replica serves.
     """
-    one, draw = (
+    server, rng = (
         drawn.draw_server(drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)], seed),
         np.random.default_rng([seed, 11]),
     )
-    level = float(draw.choice(drawn.draw_slowness(one, np.arange(0, 600.0), draw, steady=False)))
-    if one.member == "tails":
+    level = float(rng.choice(drawn.draw_slowness(server, np.arange(0, 600.0), rng, steady=False)))
+    if server.member == "tails":
         return {
-            "ttft": f"lognormal:{TTFT_MS}ms,{one.size:.2f}",
-            "itl": f"lognormal:{way.itl_ms}ms,{one.size:.2f}",
+            "ttft": f"lognormal:{TTFT_MS}ms,{server.size:.2f}",
+            "itl": f"lognormal:{starvation.itl_ms}ms,{server.size:.2f}",
         }
-    if one.member == "replicas":
-        return usual(way) | {
-            "faults": f"slow_first_byte@{one.size * TTFT_MS:.0f}ms:{1 / one.parts:.2f}"
+    if server.member == "replicas":
+        return usual_latencies(starvation) | {
+            "faults": f"slow_first_byte@{server.size * TTFT_MS:.0f}ms:{1 / server.parts:.2f}"
         }
     return {
         "ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms",
-        "itl": f"{level * way.itl_ms:.3f}ms",
+        "itl": f"{level * starvation.itl_ms:.3f}ms",
     }
 
 
-def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outcome]:
-    """Starve one run, and hold each family against the log."""
+def measure_outcomes(
+    starvation: Starvation, seconds: float, latencies: dict[str, str]
+) -> dict[str, Outcome]:
+    """Starve one run and compare each metric with the endpoint's log."""
     with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
         log_file = f"{scratch}/sends"
         with rig.serve_endpoint(**latencies, log_events="all", log=log_file) as server:
-            found = drive(server.url, scratch, way, seconds)
-        truth = sent(parse_log(Path(log_file).read_bytes()), found["run_id"], found["start_ns"])
+            result = run_starved_load(server.url, scratch, starvation, seconds)
+        truth = read_sent_events(
+            parse_log(Path(log_file).read_bytes()), result["run_id"], result["start_ns"]
+        )
         stored = store.read_run(Path(scratch))
         summary = summarize(*stored)
     rows = stored.rows[
@@ -287,109 +310,130 @@ def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outco
     ]
     columns = Columns(rows)
     by_row = np.array([truth.by_slot[slot] for slot in rows["slot"].tolist()], np.int64)
-    true = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {"itl": truth.gaps}
+    true_values = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {
+        "itl": truth.gaps
+    }
     outcomes = {}
-    for family in FAMILIES:
-        expected = distribution_of(true[family])
-        assert expected.p50, f"{way}: the endpoint sent nothing"
-        if family == "itl":
+    for metric in METRIC_LIMITS:
+        expected = distribution_of(true_values[metric])
+        assert expected.p50, f"{starvation}: the endpoint sent nothing"
+        if metric == "itl":
             reported = stored.gaps[0].distribution()
         else:
-            reported = distribution_of(columns.measure(family))
-        shown = getattr(summary, f"{family}_ms") or Distribution()
-        highest = decides[0] if (decides := deciding_quantile(reported)) else "p50"
+            reported = distribution_of(columns.measure(metric))
+        printed_values = getattr(summary, f"{metric}_ms") or Distribution()
+        highest = quantiles[0] if (quantiles := deciding_quantile(reported)) else "p50"
         errors = {
             name: abs(getattr(reported, name) - getattr(expected, name))
             for name in ("mean", "p50", highest)
         }
-        printed = [name for name in errors if getattr(shown, name) is not None]
+        printed = [name for name in errors if getattr(printed_values, name) is not None]
         is_invalid = not summary.verdict.valid
-        is_refused = not printed or (is_invalid and family == "ttft")
-        worst = max(printed or errors, key=lambda name: errors[name] / getattr(expected, name))
-        share = errors[worst] / getattr(expected, worst)
-        outcomes[family] = Outcome(
-            not is_refused and not is_invalid, is_refused, errors[worst], share
+        is_refused = not printed or (is_invalid and metric == "ttft")
+        worst_name = max(printed or errors, key=lambda name: errors[name] / getattr(expected, name))
+        error_fraction = errors[worst_name] / getattr(expected, worst_name)
+        outcomes[metric] = Outcome(
+            not is_refused and not is_invalid, is_refused, errors[worst_name], error_fraction
         )
     return outcomes
 
 
-class Row(NamedTuple):
-    """The result of one family over all ways."""
+class FamilyResult(NamedTuple):
+    """The result of one metric over all starvations."""
 
     family: str
     ways: int
     printed: int
-    false_valid: int
-    false_invalid: int
+    is_false_valid: int
+    is_false_invalid: int
 
     @property
-    def met(self) -> bool:
-        """Whether both counts are within their limits; at least one false answer is allowed in a short series."""
-        return self.false_valid <= max(1, FALSE_VALID * self.ways) and self.false_invalid <= max(
-            1, FALSE_INVALID * self.ways
-        )
+    def is_met(self) -> bool:
+        """Return whether both counts are within their limits.
+
+        A short series may have one false answer of each kind.
+        """
+        return self.is_false_valid <= max(
+            1, MAX_FALSE_VALID * self.ways
+        ) and self.is_false_invalid <= max(1, MAX_FALSE_INVALID * self.ways)
 
 
-def cannot(way: Way) -> bool:
-    """Whether it could not take the core from a client with real-time priority."""
-    return rig.RealtimePriority.is_enabled and bool(way.hogs or way.nice)
+def has_no_effect(starvation: Starvation) -> bool:
+    """Return whether a starvation cannot affect a client with real-time priority."""
+    return rig.RealtimePriority.is_enabled and bool(starvation.hogs or starvation.nice)
 
 
-def rows(
-    every: int, seconds: float = 4.0, verbose: bool = False, family: bool = False, servers: int = 1
-) -> list[Row]:
-    """Starve the client in every nth way (about 8 s each) and count the false answers per family of figures.
+def count_false_answers(
+    every: int,
+    seconds: float = 4.0,
+    verbose: bool = False,
+    on_drawn_servers: bool = False,
+    servers: int = 1,
+) -> list[FamilyResult]:
+    """Starve the client in every nth way and count the false answers per metric.
 
-    family: each way on a server drawn from a seed; on so many `servers`.
+    A run takes about 8 s. `family` runs each on a server drawn from a seed, on so many `servers`.
     """
-    results: list[tuple[Way, dict[str, Outcome]]] = []
-    for seed, way in enumerate(ways(every) * servers):
-        if cannot(way):
+    results: list[tuple[Starvation, dict[str, Outcome]]] = []
+    for seed, starvation in enumerate(list_starvations(every) * servers):
+        if has_no_effect(starvation):
             continue
-        results.append((way, once(way, seconds, of_family(way, seed) if family else usual(way))))
-        if verbose:
-            print(f"{way}: {describe(results[-1][1])}", file=sys.stderr, flush=True)
-    return [
-        Row(
-            family,
-            len(results),
-            sum(outcomes[family].printed for _, outcomes in results),
-            sum(outcomes[family].false_valid(limit) for _, outcomes in results),
-            sum(outcomes[family].false_invalid(limit) for _, outcomes in results),
+        results.append(
+            (
+                starvation,
+                measure_outcomes(
+                    starvation,
+                    seconds,
+                    drawn_latencies(starvation, seed)
+                    if on_drawn_servers
+                    else usual_latencies(starvation),
+                ),
+            )
         )
-        for family, limit in FAMILIES.items()
+        if verbose:
+            print(f"{starvation}: {describe_outcomes(results[-1][1])}", file=sys.stderr, flush=True)
+    return [
+        FamilyResult(
+            on_drawn_servers,
+            len(results),
+            sum(outcomes[on_drawn_servers].printed for _, outcomes in results),
+            sum(outcomes[on_drawn_servers].is_false_valid(limit) for _, outcomes in results),
+            sum(outcomes[on_drawn_servers].is_false_invalid(limit) for _, outcomes in results),
+        )
+        for on_drawn_servers, limit in METRIC_LIMITS.items()
     ]
 
 
-def describe(outcomes: dict[str, Outcome]) -> str:
-    """The outcomes of one run in a line."""
+def describe_outcomes(outcomes: dict[str, Outcome]) -> str:
+    """Return the outcomes of one run in a line."""
 
-    def one(family: str, limit: float) -> str:
-        outcome = outcomes[family]
-        wrong = " FALSE VALID" if outcome.false_valid(limit) else ""
-        wrong += " FALSE INVALID" if outcome.false_invalid(limit) else ""
+    def describe_metric(metric: str, limit: float) -> str:
+        """Return the outcome of one metric."""
+        outcome = outcomes[metric]
+        mistake = " FALSE VALID" if outcome.is_false_valid(limit) else ""
+        mistake += " FALSE INVALID" if outcome.is_false_invalid(limit) else ""
         state = "printed" if outcome.printed else "refused" if outcome.refused else "not judged"
-        return f"{family} {state}, off {outcome.share:.1%}{wrong}"
+        return f"{metric} {state}, off {outcome.error_fraction:.1%}{mistake}"
 
-    return "; ".join(one(family, limit) for family, limit in FAMILIES.items())
-
-
-def counted(wrong: int, ways: int) -> str:
-    """A count of false answers, with the 95 % interval of their share."""
-    low, high = wilson(wrong / ways, ways)
-    return f"{wrong} of {ways} ({low:.1%} to {high:.1%})"
+    return "; ".join(describe_metric(family, limit) for family, limit in METRIC_LIMITS.items())
 
 
-def table(results: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+def format_count(count: int, ways: int) -> str:
+    """Return a count of false answers with the 95 % interval of their fraction."""
+    low, high = wilson(count / ways, ways)
+    return f"{count} of {ways} ({low:.1%} to {high:.1%})"
+
+
+def format_results(results: Sequence[FamilyResult]) -> str:
+    """Return the results as a Markdown table."""
     lines = [
         [
             row.family,
             str(row.ways),
             str(row.printed),
-            counted(row.false_valid, row.ways),
-            counted(row.false_invalid, row.ways),
-            "met" if row.met else "**missed**",
+            format_count(row.is_false_valid, row.ways),
+            format_count(row.is_false_invalid, row.ways),
+            "met" if row.is_met else "**missed**",
         ]
         for row in results
     ]
@@ -399,6 +443,7 @@ def table(results: Sequence[Row]) -> str:
 
 
 def main() -> None:
+    """Print the counts of false answers by metric."""
     parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--verbose", action="store_true", help="a line for each way, on stderr")
     parser.add_argument("--every", type=int, default=1, help="every nth way only")
@@ -409,9 +454,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     args = rig.parse_arguments(parser, every=60, seconds=1.0)
     servers = f" on {args.servers} servers each" if args.servers > 1 else ""
-    tried = sum(not cannot(way) for way in ways(args.every))
-    print(f"{tried} ways{servers}, {args.seconds:g} s at {RATE:g} requests/s each.\n")
-    print(table(rows(args.every, args.seconds, args.verbose, args.family, args.servers)))
+    run_count = sum(not has_no_effect(starvation) for starvation in list_starvations(args.every))
+    print(f"{run_count} ways{servers}, {args.seconds:g} s at {RATE:g} requests/s each.\n")
+    print(
+        format_results(
+            count_false_answers(args.every, args.seconds, args.verbose, args.family, args.servers)
+        )
+    )
 
 
 if __name__ == "__main__":

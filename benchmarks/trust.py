@@ -81,7 +81,7 @@ from loadgen.search.search_settings import SearchSettings
 
 RATE = 5.0
 TOKENS = 100
-GAP_S, TTFT_S = 0.010, 0.020
+BASE_ITL_S, BASE_TTFT_S = 0.010, 0.020
 KINDS = (
     "independent",
     "ar10",
@@ -100,7 +100,7 @@ KINDS = (
     "replica90",
 )
 LENGTHS_S = (150, 600, 2400)
-COMES_BACK_S = {
+RECURRENCE_S = {
     "ar60": 300,
     "onoff300": 300,
     "rare": 600,
@@ -109,83 +109,94 @@ COMES_BACK_S = {
     "replica90": 300,
 }  # the others sooner
 TERMS = tuple((metric, at) for metric in ("tpot", "e2e", "ttft") for at in (50, 95, 99))
-WRONG_PASSES = 6 / 200
-WRONG_OF_A_MEMBER = 6 / 100
-FAMILY_TRUTH_S = 20_000.0  # the requests of a member's truth are at unlike times, so fewer do
-WRONG_AFTER_LOOKS = 10 / 200  # 1 - confidence
+MAX_WRONG_PASSES = 6 / 200
+MAX_WRONG_PER_MEMBER = 6 / 100
+FAMILY_TRUTH_LENGTH_S = (
+    20_000.0  # the requests of a member's truth are at unlike times, so fewer do
+)
+MAX_WRONG_EXTENDED = 10 / 200  # 1 - confidence
 EXTENSIONS = 3
-FALSE_ALARMS = 0.07
-COVERED = 0.90
-GROWING = 0.03
+MAX_FALSE_ALARMS = 0.07
+MIN_COVERED = 0.90
+MAX_CALLED_GROWING = 0.03
 REPLICAS = 72
 SPREADS = (0.004, 0.01, 0.02)
-PLACES = 20
+SERVER_SLOTS = 20
 SHORT_LOADS = (0.7, 0.9, 2.0)
 REPEATS = 3
-TRUTH_S = 200_000.0
+TRUTH_LENGTH_S = 200_000.0
 
 
-def slowness(
-    kind: str, due: NDArray[np.float64], draw: np.random.Generator, *, steady: bool, number: int = 0
+def draw_slowness_of_kind(
+    kind: str,
+    due_s: NDArray[np.float64],
+    rng: np.random.Generator,
+    *,
+    steady: bool,
+    number: int = 0,
 ) -> NDArray[np.float64]:
-    """By how much each request is slower than the base. `steady`: without start-up and level of the start.
+    """Return the factor by which each request is slower than the base.
 
-    number: of the server, of a member of the family.
+    `steady` leaves out the start-up and the level of one start. `number` identifies the server
+    within a member of the family.
     """
-    n = len(due)
-    end = float(due[-1])
+    request_count = len(due_s)
+    end_s = float(due_s[-1])
     match kind:
         case "ar10" | "ar60":
-            step, tau = 1.0, float(kind[2:])
-            steps = int(end / step) + 2
-            keep = math.exp(-step / tau)
-            noise = draw.normal(size=steps)
+            step, tau_s = 1.0, float(kind[2:])
+            steps = int(end_s / step) + 2
+            correlation = math.exp(-step / tau_s)
+            noise = rng.normal(size=steps)
             level = np.empty(steps)
             level[0] = noise[0]
-            for i in range(1, steps):
-                level[i] = keep * level[i - 1] + math.sqrt(1 - keep * keep) * noise[i]
-            slow: NDArray[np.float64] = np.exp(0.15 * level[(due / step).astype(int)])
-            return slow
+            for index in range(1, steps):
+                level[index] = (
+                    correlation * level[index - 1]
+                    + math.sqrt(1 - correlation * correlation) * noise[index]
+                )
+            factors: NDArray[np.float64] = np.exp(0.15 * level[(due_s / step).astype(int)])
+            return factors
         case "stalls":
-            return np.where((due + draw.uniform(0, 30)) % 30 < 1, 3.0, 1.0)
+            return np.where((due_s + rng.uniform(0, 30)) % 30 < 1, 3.0, 1.0)
         case "onoff25" | "onoff300":
             cycle = float(kind[5:])
-            return np.where((due + draw.uniform(0, cycle)) % cycle >= 0.8 * cycle, 1.5, 1.0)
+            return np.where((due_s + rng.uniform(0, cycle)) % cycle >= 0.8 * cycle, 1.5, 1.0)
         case "rare":
-            phase = draw.uniform(0, 600)
-            block = ((due + phase) / 600).astype(int)
-            starts = draw.uniform(0, 592, int(block[-1]) + 1)
-            inside = (due + phase) % 600 - starts[block]
-            return np.where((inside >= 0) & (inside < 8), 3.0, 1.0)
+            phase = rng.uniform(0, 600)
+            block = ((due_s + phase) / 600).astype(int)
+            starts = rng.uniform(0, 592, int(block[-1]) + 1)
+            since_stall_s = (due_s + phase) % 600 - starts[block]
+            return np.where((since_stall_s >= 0) & (since_stall_s < 8), 3.0, 1.0)
         case "spells":
-            starts = np.sort(draw.uniform(-8, end, draw.poisson((end + 8) / 600)))
+            starts = np.sort(rng.uniform(-8, end_s, rng.poisson((end_s + 8) / 600)))
             if not len(starts):
-                return np.ones(n)
-            last = np.searchsorted(starts, due, "right") - 1
-            return np.where((last >= 0) & (due - starts[np.maximum(last, 0)] < 8), 3.0, 1.0)
+                return np.ones(request_count)
+            last = np.searchsorted(starts, due_s, "right") - 1
+            return np.where((last >= 0) & (due_s - starts[np.maximum(last, 0)] < 8), 3.0, 1.0)
         case "heavy":
-            return draw.lognormal(0, 0.8, n)
+            return rng.lognormal(0, 0.8, request_count)
         case "level":
-            return np.full(n, 1.0 if steady else float(draw.lognormal(0, 0.05)))
+            return np.full(request_count, 1.0 if steady else float(rng.lognormal(0, 0.05)))
         case "warm":
-            return np.ones(n) if steady else 1 - 0.3 * np.exp(-due / 60)
+            return np.ones(request_count) if steady else 1 - 0.3 * np.exp(-due_s / 60)
         case "cold":
-            return np.ones(n) if steady else 1 + np.exp(-due / 60)
+            return np.ones(request_count) if steady else 1 + np.exp(-due_s / 60)
         case "bimodal":
-            return np.where(draw.random(n) < 0.2, 2.0, 1.0)
+            return np.where(rng.random(request_count) < 0.2, 2.0, 1.0)
         case "levels400":
-            return np.array([0.85, 1.0, 1.25])[drawn.draw_level_indices(due, 400.0, 3, draw)]
+            return np.array([0.85, 1.0, 1.25])[drawn.draw_level_indices(due_s, 400.0, 3, rng)]
         case "replica90":
-            high = drawn.draw_wandering_load(due, 90.0, draw) > 0.5
+            is_load_high = drawn.draw_wandering_load(due_s, 90.0, rng) > 0.5
             return drawn.slow_replica_factors(
-                high, drawn.DrawnServer("replicas", 90.0, 0.8, 4, 0.31), draw
+                is_load_high, drawn.DrawnServer("replicas", 90.0, 0.8, 4, 0.31), rng
             )
     if kind in drawn.FAMILY_MEMBERS:
-        return drawn.draw_slowness(drawn.draw_server(kind, number), due, draw, steady=steady)
-    return np.ones(n)
+        return drawn.draw_slowness(drawn.draw_server(kind, number), due_s, rng, steady=steady)
+    return np.ones(request_count)
 
 
-def rows(
+def simulate_rows(
     kind: str,
     seed: int,
     length_s: float,
@@ -194,60 +205,83 @@ def rows(
     slower: float = 1.0,
     number: int = 0,
 ) -> NDArray[np.void]:
-    """One run of a kind of server. `number`: of the server, of a member of the family."""
-    draw = np.random.default_rng([seed, (*KINDS, *drawn.FAMILY_MEMBERS).index(kind)])
-    due = np.cumsum(draw.exponential(1 / RATE, int(length_s * RATE * 1.2) + 50))
-    due = due[due < length_s]
-    n = len(due)
-    factor = slowness(kind, due, draw, steady=steady, number=number) * slower
-    made = blank(n)
-    made["due_ns"] = (due * S).astype(np.int64)
-    made["output_tokens"] = made["output_events"] = TOKENS
-    made["first_event_tokens"] = 1
-    made["input_tokens"] = made["built_tokens"] = 150
-    made["input_source"] = made["output_source"] = SOURCES.index("server")
-    ttft = TTFT_S * draw.lognormal(0, 0.15, n) * factor
-    gap = GAP_S * draw.lognormal(0, 0.08, n) * factor
-    stream(made, (ttft * S).astype(np.int64), (gap * S).astype(np.int64), np.full(n, MS // 20))
-    return made
+    """Simulate one run of a kind of server.
+
+    `number` identifies the server within a member of the family.
+    """
+    rng = np.random.default_rng([seed, (*KINDS, *drawn.FAMILY_MEMBERS).index(kind)])
+    due_s = np.cumsum(rng.exponential(1 / RATE, int(length_s * RATE * 1.2) + 50))
+    due_s = due_s[due_s < length_s]
+    request_count = len(due_s)
+    factor = draw_slowness_of_kind(kind, due_s, rng, steady=steady, number=number) * slower
+    records = blank(request_count)
+    records["due_ns"] = (due_s * S).astype(np.int64)
+    records["output_tokens"] = records["output_events"] = TOKENS
+    records["first_event_tokens"] = 1
+    records["input_tokens"] = records["built_tokens"] = 150
+    records["input_source"] = records["output_source"] = SOURCES.index("server")
+    ttft_s = BASE_TTFT_S * rng.lognormal(0, 0.15, request_count) * factor
+    itl_s = BASE_ITL_S * rng.lognormal(0, 0.08, request_count) * factor
+    stream(
+        records,
+        (ttft_s * S).astype(np.int64),
+        (itl_s * S).astype(np.int64),
+        np.full(request_count, MS // 20),
+    )
+    return records
 
 
 @cache
-def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[str, int], float]:
-    """The quantiles of two days of it, in ns; for levels of starts, of the middle level."""
-    columns = Columns(rows(kind, 999_999, length_s, steady=True, number=number))
+def find_true_quantiles(
+    kind: str, number: int = 0, length_s: float = TRUTH_LENGTH_S
+) -> dict[tuple[str, int], float]:
+    """Return the quantiles of a very long run, in ns.
+
+    For servers whose starts differ, they are those of the middle level.
+    """
+    columns = Columns(simulate_rows(kind, 999_999, length_s, steady=True, number=number))
     ordered = {metric: np.sort(metric_values(columns, metric)) for metric, _ in TERMS}
     return {
-        (metric, at): float(ordered[metric][quantile_index(len(ordered[metric]), at / 100)])
-        for metric, at in TERMS
+        (metric, percentile): float(
+            ordered[metric][quantile_index(len(ordered[metric]), percentile / 100)]
+        )
+        for metric, percentile in TERMS
     }
 
 
-def signed_s(length_s: float) -> float:
-    """The horizon of a contract for a load of this length: the usual one, or what the load can see."""
+def signed_horizon_s(length_s: float) -> float:
+    """Return the recurrence horizon of a contract for a load of this length.
+
+    It is the default one, or the longest that the load can see.
+    """
     return min(intervals.longest_recurrence_s(length_s) * 0.99 / NEARLY_FULL_LENGTH, HORIZON_NS / S)
 
 
-def validated(
-    kind: str, truth: dict[tuple[str, int], float], off: float, length_s: float, seeds: range
+def count_verdicts(
+    kind: str,
+    truth: dict[tuple[str, int], float],
+    limit_factor: float,
+    length_s: float,
+    seeds: range,
 ) -> Counter[str]:
-    """Counts by "METRIC pN VERDICT"."""
+    """Count the verdicts of all terms by "METRIC pN VERDICT"."""
     terms = ", ".join(
-        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}"
-        for (metric, at), value in truth.items()
+        f"{{{metric}: {{limit: {round(value * limit_factor)}ns, at: p{percentile}}}}}"
+        for (metric, percentile), value in truth.items()
     )
-    contract = promised(terms, length_s)
+    contract = create_contract(terms, length_s)
     counts: Counter[str] = Counter()
     for seed in seeds:
-        one = run(rows(kind, seed, length_s, number=seed))
-        (level,) = judge_levels(contract, {"a": MeasuredLevel(runs=(one,))})
-        for (metric, at), term in zip(truth, level.terms, strict=True):
-            counts[f"{metric} p{at} {term.verdict}"] += 1
+        recorded = run(simulate_rows(kind, seed, length_s, number=seed))
+        (level,) = judge_levels(contract, {"a": MeasuredLevel(runs=(recorded,))})
+        for (metric, percentile), term in zip(truth, level.terms, strict=True):
+            counts[f"{metric} p{percentile} {term.verdict}"] += 1
     return counts
 
 
-def promised(terms: str, length_s: float) -> Contract:
-    horizon = f"horizon: {signed_s(length_s):.1f}s"
+def create_contract(terms: str, length_s: float) -> Contract:
+    """Return a contract with these terms."""
+    horizon = f"horizon: {signed_horizon_s(length_s):.1f}s"
     return parse_contract(
         f"name: trust\n{horizon}\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n",
         "trust",
@@ -255,44 +289,51 @@ def promised(terms: str, length_s: float) -> Contract:
     )
 
 
-def worst(counts: Counter[str], word: str) -> tuple[int, str]:
-    return max((counts[f"{metric} p{at} {word}"], f"{metric} p{at}") for metric, at in TERMS)
+def find_worst_term(counts: Counter[str], verdict_name: str) -> tuple[int, str]:
+    """Return the term with the most verdicts of a kind, and their number."""
+    return max(
+        (counts[f"{metric} p{percentile} {verdict_name}"], f"{metric} p{percentile}")
+        for metric, percentile in TERMS
+    )
 
 
-def validate_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
-    """Prints the table; yields whether each kind is within the limit."""
+def print_validations(kinds: list[str], seeds: range) -> Iterator[bool]:
+    """Print the validations of each kind; yield whether its wrong PASSes are within the limit."""
     print(
-        f"\nvalidate: wrong PASS of {len(seeds)}, promises 10 % below the truth (limit {len(seeds) * WRONG_PASSES:g})"
+        f"\nvalidate: wrong PASS of {len(seeds)}, promises 10 % below the truth (limit {len(seeds) * MAX_WRONG_PASSES:g})"
     )
     print(
         f"{'server':<12}"
-        + "".join(f"{f'{s:,} s':>16}" for s in LENGTHS_S)
+        + "".join(f"{f'{length_s:,} s':>16}" for length_s in LENGTHS_S)
         + f"{'10 % above: PASS':>22}{'FAIL':>16}"
     )
     for kind in kinds:
-        truth = truths(kind)
-        cells, good = "", True
+        truth = find_true_quantiles(kind)
+        cells, is_good = "", True
         for length_s in LENGTHS_S:
-            count, term = worst(validated(kind, truth, 0.9, length_s, seeds), verdict.PASS)
-            told = f"{count} {term if count else ''}".strip()
-            if COMES_BACK_S.get(kind, 0) > signed_s(length_s) and length_s < LENGTHS_S[-1]:
-                told = f"({told})"
+            count, term = find_worst_term(
+                count_verdicts(kind, truth, 0.9, length_s, seeds), verdict.PASS
+            )
+            cell = f"{count} {term if count else ''}".strip()
+            if RECURRENCE_S.get(kind, 0) > signed_horizon_s(length_s) and length_s < LENGTHS_S[-1]:
+                cell = f"({cell})"
             else:
-                good &= count <= len(seeds) * WRONG_PASSES
-            cells += f"{told:>16}"
-        above = validated(kind, truth, 1.1, LENGTHS_S[-1], seeds[: max(len(seeds) // 4, 5)])
-        asked = max(len(seeds) // 4, 5)
-        passes, fails = worst(above, verdict.PASS), worst(above, verdict.FAIL)
-        cells += f"{f'{passes[0]} of {asked} {passes[1]}':>22}{f'{fails[0]} {fails[1] if fails[0] else str()}'.strip():>16}"
-        print(f"{kind:<12}{cells}{'' if good else '   OVER'}", flush=True)
-        yield good
+                is_good &= count <= len(seeds) * MAX_WRONG_PASSES
+            cells += f"{cell:>16}"
+        above = count_verdicts(kind, truth, 1.1, LENGTHS_S[-1], seeds[: max(len(seeds) // 4, 5)])
+        above_count = max(len(seeds) // 4, 5)
+        passes, fails = find_worst_term(above, verdict.PASS), find_worst_term(above, verdict.FAIL)
+        cells += f"{f'{passes[0]} of {above_count} {passes[1]}':>22}{f'{fails[0]} {fails[1] if fails[0] else str()}'.strip():>16}"
+        print(f"{kind:<12}{cells}{'' if is_good else '   OVER'}", flush=True)
+        yield is_good
 
 
-def family_rows(members: list[str], seeds: range) -> Iterator[bool]:
-    """Prints the table of the family, a server of its own for each measurement; yields whether each limit is kept.
+def print_family(members: list[str], seeds: range) -> Iterator[bool]:
+    """Print the validations of the family; yield whether each limit is met.
 
-    The limits are of the worst term; beside it how often any of the nine passes, and of promises 10 % above the truth
-    the share of all terms that pass, and that fail.
+    Each measurement has a server of its own. The limits are those of the worst term. Next to it are
+    how often any of the nine terms passes, and of limits 10 % above the truth the fractions of
+    terms that pass and fail.
     """
     print(
         f"\nfamily: servers drawn from a seed, {len(seeds)} a member; wrong PASS 10 % below the truth (95 % interval)"
@@ -304,396 +345,477 @@ def family_rows(members: list[str], seeds: range) -> Iterator[bool]:
         totals: Counter[str] = Counter()
         measured = 0
         for member in members:
-            found: Counter[str] = Counter()
+            counts: Counter[str] = Counter()
             for seed in seeds:
-                truth = truths(member, seed, FAMILY_TRUTH_S)
-                below = validated(member, truth, 0.9, length_s, range(seed, seed + 1))
-                found.update(below)
-                found["wrong"] += any(key.endswith(verdict.PASS) for key in below)
+                truth = find_true_quantiles(member, seed, FAMILY_TRUTH_LENGTH_S)
+                below = count_verdicts(member, truth, 0.9, length_s, range(seed, seed + 1))
+                counts.update(below)
+                counts["wrong"] += any(key.endswith(verdict.PASS) for key in below)
                 if seed % 4 == 0:
-                    above = validated(member, truth, 1.1, length_s, range(seed, seed + 1))
-                    found["asked above"] += len(TERMS)
-                    found["above"] += sum(
-                        n for key, n in above.items() if key.endswith(verdict.PASS)
+                    above = count_verdicts(member, truth, 1.1, length_s, range(seed, seed + 1))
+                    counts["asked above"] += len(TERMS)
+                    counts["above"] += sum(
+                        verdict_count
+                        for key, verdict_count in above.items()
+                        if key.endswith(verdict.PASS)
                     )
-                    found["missed"] += sum(
-                        n for key, n in above.items() if key.endswith(verdict.FAIL)
+                    counts["missed"] += sum(
+                        verdict_count
+                        for key, verdict_count in above.items()
+                        if key.endswith(verdict.FAIL)
                     )
-            yield _family_line(member, found, length_s, len(seeds), WRONG_OF_A_MEMBER)
-            totals.update(found)
+            yield _print_family_line(member, counts, length_s, len(seeds), MAX_WRONG_PER_MEMBER)
+            totals.update(counts)
             measured += len(seeds)
-        yield _family_line("all of them", totals, length_s, measured, WRONG_PASSES)
+        yield _print_family_line("all of them", totals, length_s, measured, MAX_WRONG_PASSES)
 
 
-def _family_line(
-    name: str, found: Counter[str], length_s: float, measured: int, limit: float
+def _print_family_line(
+    name: str, counts: Counter[str], length_s: float, measured: int, limit: float
 ) -> bool:
-    count, term = worst(found, verdict.PASS)
-    any_term = f"{found['wrong'] / measured:.1%}"
-    shown = f"{of(count, measured)} {term if count else ''}".strip()
-    asked = max(found["asked above"], 1)
-    good = count <= limit * measured
+    """Print one line of the family and return whether it is within its limit."""
+    count, term = find_worst_term(counts, verdict.PASS)
+    any_term = f"{counts['wrong'] / measured:.1%}"
+    worst_text = f"{format_fraction(count, measured)} {term if count else ''}".strip()
+    above_count = max(counts["asked above"], 1)
+    is_good = count <= limit * measured
     print(
-        f"{name:<14}{f'{length_s:,} s':>9}{any_term:>10}{shown:>36}{found['above'] / asked:>18.0%}"
-        f"{found['missed'] / asked:>8.1%}{'' if good else '   OVER'}",
+        f"{name:<14}{f'{length_s:,} s':>9}{any_term:>10}{worst_text:>36}{counts['above'] / above_count:>18.0%}"
+        f"{counts['missed'] / above_count:>8.1%}{'' if is_good else '   OVER'}",
         flush=True,
     )
-    return good
+    return is_good
 
 
-def extended(
-    kind: str, truth: dict[tuple[str, int], float], off: float, length_s: float, seeds: range
+def count_extended_verdicts(
+    kind: str,
+    truth: dict[tuple[str, int], float],
+    limit_factor: float,
+    length_s: float,
+    seeds: range,
 ) -> tuple[Counter[str], Counter[str]]:
-    """Counts by "METRIC pN VERDICT" of validations that are extended: by the rule, and where each look is the first."""
+    """Count verdicts of extended validations: by the rule, and with each analysis as the first.
+
+    The keys are "METRIC pN VERDICT".
+    """
     terms = ", ".join(
-        f"{{{metric}: {{limit: {round(value * off)}ns, at: p{at}}}}}"
-        for (metric, at), value in truth.items()
+        f"{{{metric}: {{limit: {round(value * limit_factor)}ns, at: p{percentile}}}}}"
+        for (metric, percentile), value in truth.items()
     )
-    contract = promised(terms, length_s)
-    looks = [{"a": runs} for runs in range(1, EXTENSIONS + 2)]
+    contract = create_contract(terms, length_s)
+    run_counts = [{"a": runs} for runs in range(1, EXTENSIONS + 2)]
     by_rule: Counter[str] = Counter()
     careless: Counter[str] = Counter()
     for seed in seeds:
         runs = tuple(
-            run(rows(kind, seed + 100_000 * look, length_s)) for look in range(EXTENSIONS + 1)
+            run(simulate_rows(kind, seed + 100_000 * judged, length_s))
+            for judged in range(EXTENSIONS + 1)
         )
-        (level,) = judge_interim_analyses(contract, {"a": MeasuredLevel(runs=runs)}, looks)
-        at_looks = [
-            judge_levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0]
-            for k in range(len(runs))
+        (level,) = judge_interim_analyses(contract, {"a": MeasuredLevel(runs=runs)}, run_counts)
+        judged_by_analysis = [
+            judge_levels(contract, {"a": MeasuredLevel(runs=runs[: index + 1])})[0]
+            for index in range(len(runs))
         ]
-        for place, (metric, at) in enumerate(truth):
-            by_rule[f"{metric} p{at} {level.terms[place].verdict}"] += 1
-            passed = any(look.terms[place].verdict == verdict.PASS for look in at_looks)
-            careless[f"{metric} p{at} {verdict.PASS}"] += passed
+        for term_index, (metric, percentile) in enumerate(truth):
+            by_rule[f"{metric} p{percentile} {level.terms[term_index].verdict}"] += 1
+            passed = any(
+                judged.terms[term_index].verdict == verdict.PASS for judged in judged_by_analysis
+            )
+            careless[f"{metric} p{percentile} {verdict.PASS}"] += passed
     return by_rule, careless
 
 
-def extend_rows(kinds: list[str], seeds: range) -> Iterator[bool]:
-    """Prints the table; yields whether each kind is within the limit."""
-    limit = len(seeds) * WRONG_AFTER_LOOKS
+def print_extensions(kinds: list[str], seeds: range) -> Iterator[bool]:
+    """Print the extended validations; yield whether each kind is within the limit."""
+    limit = len(seeds) * MAX_WRONG_EXTENDED
     title = f"extend: wrong PASS of {len(seeds)} in {EXTENSIONS + 1} looks, promises 10 % below the truth"
     print(f"\n{title} (limit {limit:g})")
     print(
         f"{'server':<12}{'first run':>10}{'by the rule':>16}{'careless':>16}{'10 % above: PASS':>22}"
     )
     for kind in kinds:
-        truth = truths(kind)
+        truth = find_true_quantiles(kind)
         for length_s in LENGTHS_S[:2]:
             by_rule, careless = (
-                worst(counts, verdict.PASS)
-                for counts in extended(kind, truth, 0.9, length_s, seeds)
+                find_worst_term(counts, verdict.PASS)
+                for counts in count_extended_verdicts(kind, truth, 0.9, length_s, seeds)
             )
-            asked = seeds[: max(len(seeds) // 4, 5)]
-            above = worst(extended(kind, truth, 1.1, length_s, asked)[0], verdict.PASS)
-            good = by_rule[0] <= limit
+            above_seeds = seeds[: max(len(seeds) // 4, 5)]
+            above = find_worst_term(
+                count_extended_verdicts(kind, truth, 1.1, length_s, above_seeds)[0], verdict.PASS
+            )
+            is_good = by_rule[0] <= limit
             cells = [
                 f"{count} {term if count else ''}".strip() for count, term in (by_rule, careless)
             ]
             print(
                 f"{kind:<12}{f'{length_s} s':>10}{cells[0]:>16}{cells[1]:>16}"
-                f"{f'{above[0]} of {len(asked)} {above[1]}':>22}{'' if good else '   OVER'}",
+                f"{f'{above[0]} of {len(above_seeds)} {above[1]}':>22}{'' if is_good else '   OVER'}",
                 flush=True,
             )
-            yield good
+            yield is_good
 
 
-def of(count: int, all_of_them: int) -> str:
-    """A share with its 95 % interval."""
-    low, high = intervals.wilson(count / all_of_them, all_of_them, 0.95)
-    return f"{count / all_of_them:.1%} [{low:.1%}, {high:.1%}]"
+def format_fraction(count: int, total: int) -> str:
+    """Return a fraction with its 95 % interval."""
+    low, high = intervals.wilson(count / total, total, 0.95)
+    return f"{count / total:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def side(
+def create_side(
     name: str, kind: str, seeds: range, length_s: float, slower: float = 1.0, number: int = 0
 ) -> Side:
+    """Return a side of a comparison with one run per seed."""
     runs = []
     for seed in seeds:
-        made = rows(kind, seed, length_s, slower=slower, number=number)
+        rows = simulate_rows(kind, seed, length_s, slower=slower, number=number)
         manifest = RunManifest(
             run=f"{name}{seed}",
             state="finished",
             targets=(TargetFacts(simulated=True),),
-            stages=(StagePlan(name="load", arrival="poisson", slots=len(made), rate=RATE),),
+            stages=(StagePlan(name="load", arrival="poisson", slots=len(rows), rate=RATE),),
             fingerprints=Fingerprints(recipe="1"),
         )
         runs.append(
             ComparedRun(
-                name=f"r{seed}", summary=summarize(manifest, made), manifest=manifest, rows=made
+                name=f"r{seed}", summary=summarize(manifest, rows), manifest=manifest, rows=rows
             )
         )
     return Side(name=name, runs=tuple(runs))
 
 
-def compare_rows(
+def print_comparisons(
     kinds: list[str],
     members: list[str],
     pairs: int,
     length_s: float = 300.0,
     repeats: int = REPEATS,
 ) -> Iterator[bool]:
+    """Print the comparisons of equal servers; yield whether false alarms are within the limit."""
     print(
-        f"\ncompare: {pairs} pairs of equal servers, {repeats} runs of {length_s:g} s a side (limit {FALSE_ALARMS:.0%})"
+        f"\ncompare: {pairs} pairs of equal servers, {repeats} runs of {length_s:g} s a side (limit {MAX_FALSE_ALARMS:.0%})"
     )
     print(f"{'server':<14}{'false alarms':>30}{'15 % slower found':>20}{'found from (median)':>22}")
     of_family = total = 0
     for kind in (*kinds, *members):
-        alarms = found = 0
-        words: Counter[str] = Counter()
-        reach = []
+        alarms = detected = 0
+        alarm_metrics: Counter[str] = Counter()
+        detectable_changes = []
         for pair in range(pairs):
             first = 1 + 2 * repeats * pair
             number = pair + 1 if kind in members else 0
-            before = side("A", kind, range(first, first + repeats), length_s, number=number)
+            before = create_side("A", kind, range(first, first + repeats), length_s, number=number)
             seeds = range(first + repeats, first + 2 * repeats)
-            same = comparison.compare([before, side("B", kind, seeds, length_s, number=number)])
-            wrong = [one.metric for one in same.differences if one.word in ("better", "worse")]
-            words.update(wrong)
-            alarms += bool(wrong)
+            equal_comparison = comparison.compare(
+                [before, create_side("B", kind, seeds, length_s, number=number)]
+            )
+            alarmed = [
+                difference.metric
+                for difference in equal_comparison.differences
+                if difference.word in ("better", "worse")
+            ]
+            alarm_metrics.update(alarmed)
+            alarms += bool(alarmed)
             if pair < pairs // 2:
                 shifted = comparison.compare(
-                    [before, side("B", kind, seeds, length_s, 1.15, number)]
+                    [before, create_side("B", kind, seeds, length_s, 1.15, number)]
                 )
-                (tpot,) = (one for one in shifted.differences if one.metric == "tpot_ms.p50")
-                found += tpot.word == "worse"
+                (tpot,) = (
+                    difference
+                    for difference in shifted.differences
+                    if difference.metric == "tpot_ms.p50"
+                )
+                detected += tpot.word == "worse"
                 if tpot.detectable is not None:
-                    reach.append(tpot.detectable)
-        good = kind in members or alarms <= pairs * FALSE_ALARMS
+                    detectable_changes.append(tpot.detectable)
+        is_good = kind in members or alarms <= pairs * MAX_FALSE_ALARMS
         of_family, total = of_family + alarms * (kind in members), total + pairs * (kind in members)
-        most = f"   OVER {words.most_common(3)}" if not good else ""
-        smallest = f"{np.median(reach):.1%}" if reach else "-"
+        over_text = f"   OVER {alarm_metrics.most_common(3)}" if not is_good else ""
+        smallest = f"{np.median(detectable_changes):.1%}" if detectable_changes else "-"
         print(
-            f"{kind:<14}{of(alarms, pairs):>30}{f'{found} of {pairs // 2}':>20}{smallest:>22}{most}",
+            f"{kind:<14}{format_fraction(alarms, pairs):>30}{f'{detected} of {pairs // 2}':>20}{smallest:>22}{over_text}",
             flush=True,
         )
-        yield good
+        yield is_good
     if total:
-        good = of_family <= total * FALSE_ALARMS
+        is_good = of_family <= total * MAX_FALSE_ALARMS
         print(
-            f"{'all of them':<14}{of(of_family, total):>30}{'' if good else '   OVER'}", flush=True
+            f"{'all of them':<14}{format_fraction(of_family, total):>30}{'' if is_good else '   OVER'}",
+            flush=True,
         )
-        yield good
+        yield is_good
 
 
-def capacities(
-    member: str, number: int, draw: np.random.Generator, length_s: float = 600.0
+def trial_capacities(
+    member: str, number: int, rng: np.random.Generator, length_s: float = 600.0
 ) -> Iterator[float]:
-    """What a server of the family bears in one trial after the other, over what it bears on average."""
-    one = drawn.draw_server(member, number)
-    path = drawn.draw_slowness(one, np.arange(0, 60 * length_s, 1.0), draw, steady=False)
-    long = np.arange(0, FAMILY_TRUTH_S, 1.0)
+    """Yield the capacity of a drawn server in one trial after another, relative to its mean."""
+    server = drawn.draw_server(member, number)
+    factors = drawn.draw_slowness(server, np.arange(0, 60 * length_s, 1.0), rng, steady=False)
+    long_times_s = np.arange(0, FAMILY_TRUTH_LENGTH_S, 1.0)
     average = float(
-        np.mean(1 / drawn.draw_slowness(one, long, np.random.default_rng([number, 5]), steady=True))
+        np.mean(
+            1
+            / drawn.draw_slowness(
+                server, long_times_s, np.random.default_rng([number, 5]), steady=True
+            )
+        )
     )
-    for trial in np.split(path, 60):
+    for trial in np.split(factors, 60):
         yield float(np.mean(1 / trial)) / average
 
 
-def searched(
-    seed: int, starts: Callable[[np.random.Generator], Iterator[float]]
+def run_search(
+    seed: int, create_factors: Callable[[np.random.Generator], Iterator[float]]
 ) -> tuple[bool, SearchResult]:
-    """A search on a server whose capacity each start changes by a factor; whether its interval covers the middle."""
-    draw = np.random.default_rng([seed, 77])
+    """Run a search on a server whose capacity changes with each start.
+
+    Return whether its interval covers the middle capacity, and the result.
+    """
+    rng = np.random.default_rng([seed, 77])
     truth = 100.0
-    low = truth / 4 ** float(draw.uniform(0.2, 0.8))
+    low = truth / 4 ** float(rng.uniform(0.2, 0.8))
     search = LoadSearch(SearchSettings(low=low, high=4 * low, run_spread=None))
-    factors = starts(draw)
+    factors = create_factors(rng)
     while (trial := search.next_trial()) is not None:
-        n = trial.load * 600
-        offered = trial.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
-        holds = offered < truth * next(factors)
+        request_count = trial.load * 600
+        offered = trial.load * math.exp(rng.normal(0, 1 / math.sqrt(request_count)))
+        is_passed = offered < truth * next(factors)
         search.add_result(
             TrialResult(
                 trial=trial,
-                outcome="under" if holds else "over",
+                outcome="under" if is_passed else "over",
                 ended_early=False,
                 duration_s=600.0,
                 offered_load=offered,
-                sampling_noise=1 / math.sqrt(n),
+                sampling_noise=1 / math.sqrt(request_count),
                 reason="",
             )
         )
-    answer = search.result
+    result = search.result
     return (
-        answer.interval is not None and answer.interval.low <= truth <= answer.interval.high,
-        answer,
+        result.interval is not None and result.interval.low <= truth <= result.interval.high,
+        result,
     )
 
 
-def spread_by(spread: float) -> Callable[[np.random.Generator], Iterator[float]]:
+def start_factors(spread: float) -> Callable[[np.random.Generator], Iterator[float]]:
+    """Return a function that yields lognormal factors of this spread."""
     return lambda draw: (math.exp(draw.normal(0, spread)) for _ in count())
 
 
-def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
+def print_searches(members: list[str], seeds: range) -> Iterator[bool]:
+    """Print the coverage of the searches; yield whether it is within the limit."""
     print(
-        f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {COVERED:.0%})"
+        f"\nsearch: 95 % intervals of {len(seeds)} searches that cover the truth (limit {MIN_COVERED:.0%})"
     )
     print(f"{'server':<22}{'covered':>10}{'half width':>12}{'trials':>8}")
     names: tuple[str | float, ...] = (*SPREADS, *members)
     for name in names:
         results = []
         for seed in seeds:
-            starts = partial(capacities, name, seed) if isinstance(name, str) else spread_by(name)
-            results.append(searched(seed, starts))
+            create_factors = (
+                partial(trial_capacities, name, seed)
+                if isinstance(name, str)
+                else start_factors(name)
+            )
+            results.append(run_search(seed, create_factors))
         covered = sum(covers for covers, _ in results)
         widths = [
-            one.interval.half_width / one.interval.value
-            for _, one in results
-            if one.interval is not None
+            result.interval.half_width / result.interval.value
+            for _, result in results
+            if result.interval is not None
         ]
-        good = covered >= COVERED * len(seeds)
+        is_good = covered >= MIN_COVERED * len(seeds)
         server = name if isinstance(name, str) else f"starts {name:.1%} apart"
         width, trials = (
             f"{np.median(widths):.2%}",
-            f"{np.mean([one.trial_count for _, one in results]):.1f}",
+            f"{np.mean([result.trial_count for _, result in results]):.1f}",
         )
         print(
-            f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if good else '   OVER'}",
+            f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if is_good else '   OVER'}",
             flush=True,
         )
-        yield good
+        yield is_good
 
 
-def wandering(
-    draw: np.random.Generator, series: int, length_s: float, tau_s: float
+def simulate_wandering_series(
+    rng: np.random.Generator, series: int, length_s: float, tau_s: float
 ) -> list[NDArray[np.float64]]:
-    """Block means of series that wander about 1 by 15 % for `tau_s` (AR(1)), as `metrics.sustainable` cuts them."""
-    inside = max(4, round(length_s / growth.BLOCKS / 2))
-    steps = growth.BLOCKS * inside
-    keep = math.exp(-length_s / steps / tau_s)
-    value = draw.normal(0, 1, series)
+    """Return block means of series that wander about 1 by 15 % with a time constant `tau_s`.
+
+    They are AR(1) series, cut as the test for trends cuts them.
+    """
+    steps_per_block = max(4, round(length_s / growth.BLOCKS / 2))
+    steps = growth.BLOCKS * steps_per_block
+    correlation = math.exp(-length_s / steps / tau_s)
+    value = rng.normal(0, 1, series)
     values = np.empty((series, steps))
-    for i in range(steps):
-        value = keep * value + math.sqrt(1 - keep * keep) * draw.normal(0, 1, series)
-        values[:, i] = value
-    return [*(1 + 0.15 * values.reshape(series, growth.BLOCKS, inside).mean(axis=2))]
+    for index in range(steps):
+        value = correlation * value + math.sqrt(1 - correlation * correlation) * rng.normal(
+            0, 1, series
+        )
+        values[:, index] = value
+    return [*(1 + 0.15 * values.reshape(series, growth.BLOCKS, steps_per_block).mean(axis=2))]
 
 
-def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float64]]:
-    """TTFT and requests in flight of a rack, each replica a server of the family: block means of the second half."""
-    due = np.arange(0, length_s, 1.0)
+def simulate_rack_series(member: str, rack: int, length_s: float) -> list[NDArray[np.float64]]:
+    """Return block means of TTFT and requests in flight of a rack, in the second half of a load.
+
+    Each replica is a server of the family.
+    """
+    due_s = np.arange(0, length_s, 1.0)
     series = []
     for replica in range(2 * REPLICAS):
         number = rack * 2 * REPLICAS + replica
-        draw = np.random.default_rng([number, 11])
+        rng = np.random.default_rng([number, 11])
         values = drawn.draw_slowness(
-            drawn.draw_server(member, number), due, draw, steady=False
-        ) * draw.lognormal(0, 0.05, len(due))
-        half = values[len(values) // 2 :]
+            drawn.draw_server(member, number), due_s, rng, steady=False
+        ) * rng.lognormal(0, 0.05, len(due_s))
+        second_half = values[len(values) // 2 :]
         series.append(
-            half[: len(half) // growth.BLOCKS * growth.BLOCKS].reshape(growth.BLOCKS, -1).mean(1)
+            second_half[: len(second_half) // growth.BLOCKS * growth.BLOCKS]
+            .reshape(growth.BLOCKS, -1)
+            .mean(1)
         )
     return series
 
 
-def sustained_of_family(members: list[str], racks: int) -> Iterator[bool]:
+def print_family_trends(members: list[str], racks: int) -> Iterator[bool]:
+    """Print how often a rack of drawn servers is called growing; yield if within the limit."""
     print(f"{'replicas':<14}{'load':>14}{'called growing':>26}")
     for member in members:
         for length_s in (600, 2400):
-            false = sum(
+            false_count = sum(
                 any(
-                    one.grows
-                    for one in trend.find_trends(of_members(member, rack, length_s))
-                    if one
+                    trend_found.grows
+                    for trend_found in trend.find_trends(
+                        simulate_rack_series(member, rack, length_s)
+                    )
+                    if trend_found
                 )
                 for rack in range(racks)
             )
-            grows = member in ("diurnal", "autoscaling")
-            good = grows or false <= GROWING * racks
-            told = f"({of(false, racks)})" if grows else of(false, racks)
+            is_growing = member in ("diurnal", "autoscaling")
+            is_good = is_growing or false_count <= MAX_CALLED_GROWING * racks
+            cell = (
+                f"({format_fraction(false_count, racks)})"
+                if is_growing
+                else format_fraction(false_count, racks)
+            )
             print(
-                f"{member:<14}{f'{length_s} s':>14}{told:>26}{'' if good else '   OVER'}",
+                f"{member:<14}{f'{length_s} s':>14}{cell:>26}{'' if is_good else '   OVER'}",
                 flush=True,
             )
-            yield good
+            yield is_good
 
 
-def sustained_rows(racks: int) -> Iterator[bool]:
+def print_trends(racks: int) -> Iterator[bool]:
+    """Print how often wandering racks are called growing; yield if within the limit."""
     print(
-        f"\nsustained: {racks} racks of {REPLICAS} replicas that wander, second half of a load (limit {GROWING:.0%})"
+        f"\nsustained: {racks} racks of {REPLICAS} replicas that wander, second half of a load (limit {MAX_CALLED_GROWING:.0%})"
     )
     print(
         f"{'wanders for':<14}{'second half':>14}{'called growing':>18}{'one that doubles found':>26}"
     )
     for tau_s in (1, 10, 60):
         for length_s in (150, 300, 600):
-            false = found = 0
+            false_count = detected = 0
             for rack in range(racks):
-                draw = np.random.default_rng([rack, tau_s, length_s])
-                series = wandering(draw, 2 * REPLICAS, length_s, tau_s)
-                false += any(one.grows for one in trend.find_trends(series) if one)
+                rng = np.random.default_rng([rack, tau_s, length_s])
+                series = simulate_wandering_series(rng, 2 * REPLICAS, length_s, tau_s)
+                false_count += any(
+                    trend_found.grows for trend_found in trend.find_trends(series) if trend_found
+                )
                 if rack < racks // 4:
                     series[0] = series[0] * np.linspace(2 / 3, 4 / 3, growth.BLOCKS)
-                    grown = trend.find_trends(series)[0]
-                    found += grown is not None and grown.grows
-            good = false <= GROWING * racks
+                    first_trend = trend.find_trends(series)[0]
+                    detected += first_trend is not None and first_trend.grows
+            is_good = false_count <= MAX_CALLED_GROWING * racks
             print(
-                f"{f'{tau_s} s':<14}{f'{length_s} s':>14}{false / racks:>18.1%}{f'{found} of {racks // 4}':>26}"
-                f"{'' if good else '   OVER'}",
+                f"{f'{tau_s} s':<14}{f'{length_s} s':>14}{false_count / racks:>18.1%}{f'{detected} of {racks // 4}':>26}"
+                f"{'' if is_good else '   OVER'}",
                 flush=True,
             )
-            yield good
+            yield is_good
 
 
-def queued(member: str, number: int, length_s: float, load: float) -> NDArray[np.void]:
-    """Rows of a load on 20 places of a server of the family, that takes as much as `load` of them on average."""
-    draw = np.random.default_rng([number, 13, round(length_s), round(100 * load)])
-    due = np.sort(draw.random(draw.poisson(RATE * 4 * length_s))) * length_s
-    slow = drawn.draw_slowness(
-        drawn.draw_server(member, number), due, draw, steady=False
-    ) * draw.lognormal(0, 0.5, len(due))
-    takes = slow / slow.mean() * load * PLACES / (RATE * 4)
-    free = [0.0] * PLACES
-    made = blank(len(due))
-    for i, (at, took) in enumerate(zip(due.tolist(), takes.tolist(), strict=True)):
-        begun = max(at, heapq.heappop(free))
-        made["first_token_ns"][i] = round(begun * S)
-        made["end_ns"][i] = made["done_ns"][i] = round((begun + took) * S)
-        heapq.heappush(free, made["done_ns"][i] / S)
-    made["due_ns"], made["session"] = (due * S).astype(np.int64), -1
-    made["sent_ns"] = made["due_ns"]
-    return made
+def simulate_short_load(member: str, number: int, length_s: float, load: float) -> NDArray[np.void]:
+    """Return rows of a load on SERVER_SLOTS slots of a drawn server.
+
+    The load occupies `load` of the slots on average.
+    """
+    rng = np.random.default_rng([number, 13, round(length_s), round(100 * load)])
+    due_s = np.sort(rng.random(rng.poisson(RATE * 4 * length_s))) * length_s
+    factors = drawn.draw_slowness(
+        drawn.draw_server(member, number), due_s, rng, steady=False
+    ) * rng.lognormal(0, 0.5, len(due_s))
+    service_times_s = factors / factors.mean() * load * SERVER_SLOTS / (RATE * 4)
+    free_at_s = [0.0] * SERVER_SLOTS
+    records = blank(len(due_s))
+    for index, (scheduled_s, service_s) in enumerate(
+        zip(due_s.tolist(), service_times_s.tolist(), strict=True)
+    ):
+        begun_s = max(scheduled_s, heapq.heappop(free_at_s))
+        records["first_token_ns"][index] = round(begun_s * S)
+        records["end_ns"][index] = records["done_ns"][index] = round((begun_s + service_s) * S)
+        heapq.heappush(free_at_s, records["done_ns"][index] / S)
+    records["due_ns"], records["session"] = (due_s * S).astype(np.int64), -1
+    records["sent_ns"] = records["due_ns"]
+    return records
 
 
-def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
-    """Loads too short for a trend: refused as not sustained, where the places suffice, and where they do not."""
+def print_short_loads(members: list[str], loads: int) -> Iterator[bool]:
+    """Print loads that are too short for a trend; yield if few are refused wrongly.
+
+    They are refused as not sustained, with enough slots and with too few.
+    """
     print(f"\nloads of 15 and 30 s, {loads} a member and length: refused as not sustained")
     print(
-        f"{'member':<14}" + "".join(f"{f'{share:.0%} of the places':>26}" for share in SHORT_LOADS)
+        f"{'member':<14}"
+        + "".join(f"{f'{load_fraction:.0%} of the places':>26}" for load_fraction in SHORT_LOADS)
     )
     totals = [0] * len(SHORT_LOADS)
     for member in members:
         refused = [
             sum(
-                shortfall.find_shortfall([Columns(queued(member, k, s, share))]) is not None
-                for s in (15.0, 30.0)
-                for k in range(loads)
+                shortfall.find_shortfall(
+                    [Columns(simulate_short_load(member, number, length_s, load_fraction))]
+                )
+                is not None
+                for length_s in (15.0, 30.0)
+                for number in range(loads)
             )
-            for share in SHORT_LOADS
+            for load_fraction in SHORT_LOADS
         ]
-        totals = [a + b for a, b in zip(totals, refused, strict=True)]
-        good = max(refused[:2]) <= WRONG_OF_A_MEMBER * 2 * loads
-        cells = "".join(f"{of(count, 2 * loads):>26}" for count in refused)
-        print(f"{member:<14}{cells}{'' if good else '   OVER'}", flush=True)
-        yield good
-    everyone = 2 * loads * len(members)
+        totals = [
+            total + refused_count for total, refused_count in zip(totals, refused, strict=True)
+        ]
+        is_good = max(refused[:2]) <= MAX_WRONG_PER_MEMBER * 2 * loads
+        cells = "".join(f"{format_fraction(count, 2 * loads):>26}" for count in refused)
+        print(f"{member:<14}{cells}{'' if is_good else '   OVER'}", flush=True)
+        yield is_good
+    load_count = 2 * loads * len(members)
     print(
-        f"{'all of them':<14}" + "".join(f"{of(count, everyone):>26}" for count in totals),
+        f"{'all of them':<14}"
+        + "".join(f"{format_fraction(count, load_count):>26}" for count in totals),
         flush=True,
     )
-    yield max(totals[:2]) <= WRONG_PASSES * everyone
+    yield max(totals[:2]) <= MAX_WRONG_PASSES * load_count
 
 
-def starved_rows(every: int) -> Iterator[bool]:
+def print_starved(every: int) -> Iterator[bool]:
+    """Print the counts of a starved load generator; yield whether each metric is within its limits."""
     print(
         "\nstarved: a load generator that gets too little of its machine, against a log of the truth"
     )
-    found = starved.rows(every)
-    print(starved.table(found))
-    yield from (row.met for row in found)
+    results = starved.count_false_answers(every)
+    print(starved.format_results(results))
+    yield from (row.is_met for row in results)
 
 
 def main() -> int:
+    """Run the selected parts; return 1 if a limit is exceeded."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument(
@@ -716,26 +838,26 @@ def main() -> int:
     )
     seeds = args.seeds
     kinds, parts = args.kinds.split(","), args.only.split(",")
-    good = True
+    is_good = True
     members = [kind for kind in kinds if kind in drawn.FAMILY_MEMBERS] or [*drawn.FAMILY_MEMBERS]
     kinds = [kind for kind in kinds if kind not in members]
     if "validate" in parts:
-        good &= all([*validate_rows(kinds, range(args.first, args.first + seeds))])
+        is_good &= all([*print_validations(kinds, range(args.first, args.first + seeds))])
     if "family" in parts:
-        good &= all([*family_rows(members, range(args.first, args.first + args.members))])
+        is_good &= all([*print_family(members, range(args.first, args.first + args.members))])
     if "extend" in parts:
-        good &= all([*extend_rows(kinds, range(args.first, args.first + seeds))])
+        is_good &= all([*print_extensions(kinds, range(args.first, args.first + seeds))])
     if "compare" in parts:
-        good &= all([*compare_rows(kinds, members, seeds)])
+        is_good &= all([*print_comparisons(kinds, members, seeds)])
     if "search" in parts:
-        good &= all([*search_rows(members, range(1, 1 + args.searches))])
+        is_good &= all([*print_searches(members, range(1, 1 + args.searches))])
     if "sustained" in parts:
-        good &= all([*sustained_rows(seeds), *sustained_of_family(members, seeds)])
+        is_good &= all([*print_trends(seeds), *print_family_trends(members, seeds)])
     if "short" in parts:
-        good &= all([*too_short_rows(members, max(args.members // 2, 1))])
+        is_good &= all([*print_short_loads(members, max(args.members // 2, 1))])
     if "starved" in parts:
-        good &= all([*starved_rows(args.every)])
-    return 0 if good or args.smoke else 1
+        is_good &= all([*print_starved(args.every)])
+    return 0 if is_good or args.smoke else 1
 
 
 if __name__ == "__main__":

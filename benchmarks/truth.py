@@ -25,7 +25,7 @@ from loadgen.sim.server.send_log import SentRequests, parse_log
 
 TOKENS, ITL_MS = 200, 10
 LIMITS = {10_000: (0.2, 1.0), 25_000: (0.3, 2.0)}  # ms: of TTFT p50, p99
-TPOT_SHARE, BOUNDED, STAMP_MS = 0.005, 0.999, 1.0
+MAX_TPOT_ERROR, MIN_BOUNDED_FRACTION, MAX_TIMESTAMP_UNCERTAINTY_MS = 0.005, 0.999, 1.0
 # Between the endpoint's clock reading and the kernel timestamp: one send, or a preemption.
 TOLERANCE_NS = 100_000
 
@@ -52,11 +52,13 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int) -> Truth | None:
-    """Compare the ok rows of a run with the log of the endpoint that served it; None when they share no request.
+def compare_with_log(
+    rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int
+) -> Truth | None:
+    """Compare the ok rows of a run with the log of its endpoint; None if no request is in both.
 
-    The endpoint reads its clock just before each send. The true instant lies between that reading and the next one in
-    the log, which follows the return of the send.
+    The endpoint reads its clock just before each send. The true time lies between that reading and
+    the next one in the log, which follows the return of the send.
     """
     prefix = run_id + "-"
     slots = np.full(max((request.number for request in log.requests), default=-1) + 1, -1, np.int64)
@@ -114,10 +116,12 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
 
 
 def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
+    """Return a quantile in ms, rounded to 0.1 microseconds."""
     return round(quantile_of(values_ns, p) / 1e6, 4)
 
 
-def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
+def measure_once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:
+    """Run one load and compare its records with the endpoint's log."""
     options = {
         "ttft": "normal:120ms,25ms",
         "itl": f"{ITL_MS}ms",
@@ -127,42 +131,50 @@ def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], T
     with tempfile.TemporaryDirectory(prefix="loadgen-truth-") as scratch:
         requests = {"input_tokens": 20, "output_tokens": TOKENS}
         load = {"requests": requests, "request_rate": rate / TOKENS, "duration": seconds}
-        file = f"{scratch}/sends"
-        with rig.serve_endpoint(**options, log=file) as server:
+        log_path = f"{scratch}/sends"
+        with rig.serve_endpoint(**options, log=log_path) as server:
             arguments = {"url": server.url, "folder": scratch, **load}
-            found = rig.measure_with_server(
+            result = rig.measure_with_server(
                 server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
             )
-        log = parse_log(Path(file).read_bytes())
+        log = parse_log(Path(log_path).read_bytes())
         rows = store.read_run(Path(scratch)).rows
-    seen = truth(rows, log, found["run_id"], found["start_ns"])
-    if seen is None or found["ok"] != found["requests"]:
+    truth = compare_with_log(rows, log, result["run_id"], result["start_ns"])
+    if truth is None or result["ok"] != result["requests"]:
         raise SystemExit(
-            f"{found['requests'] - found['ok']} of {found['requests']} requests failed"
+            f"{result['requests'] - result['ok']} of {result['requests']} requests failed"
         )
-    return found, seen
+    return result, truth
 
 
-def judge(rate: float, seen: Truth) -> list[str]:
-    """The limits, where there is one for this rate."""
+def judge_limits(rate: float, truth: Truth) -> list[str]:
+    """Return a line for each limit that exists for this rate."""
     if rate not in LIMITS:
         return []
     p50, p99 = LIMITS[int(rate)]
     lines = [
-        ("TTFT p50 error, ms", abs(seen.ttft_p50_error_ms), p50, True),
-        ("TTFT p99 error, ms", abs(seen.ttft_p99_error_ms), p99, True),
-        ("TPOT p50 error, share", abs(seen.tpot_p50_error_share or 0.0), TPOT_SHARE, True),
-        ("share of errors within their stamp error + 0.1 ms", seen.bounded_share, BOUNDED, False),
+        ("TTFT p50 error, ms", abs(truth.ttft_p50_error_ms), p50, True),
+        ("TTFT p99 error, ms", abs(truth.ttft_p99_error_ms), p99, True),
+        ("TPOT p50 error, share", abs(truth.tpot_p50_error_share or 0.0), MAX_TPOT_ERROR, True),
+        (
+            "share of errors within their stamp error + 0.1 ms",
+            truth.bounded_share,
+            MIN_BOUNDED_FRACTION,
+            False,
+        ),
     ]
     if rate == 10_000:
-        lines.append(("median stamp error, ms", seen.stamp_error_p50_ms, STAMP_MS, True))
+        lines.append(
+            ("median stamp error, ms", truth.stamp_error_p50_ms, MAX_TIMESTAMP_UNCERTAINTY_MS, True)
+        )
     return [
-        f"{what} {value:.4g}: {rig.describe_limit(value, limit, most=most)}"
-        for what, value, limit, most in lines
+        f"{description} {value:.4g}: {rig.describe_limit(value, limit, most=most)}"
+        for description, value, limit, most in lines
     ]
 
 
 def main() -> None:
+    """Print the errors by load, and whether they are within the limits."""
     parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--rates", default="10000,25000", help="events/s")
     parser.add_argument(
@@ -175,29 +187,31 @@ def main() -> None:
     print(
         "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
     )
-    rows, ends = [], []
+    rows, conclusions = [], []
     for lockstep in (False, True):
         for rate in map(float, args.rates.split(",")):
-            found, seen = once(rate, args.seconds, lockstep)
+            result, truth = measure_once(rate, args.seconds, lockstep)
             name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
-            tpot = "-" if seen.tpot_p50_error_share is None else f"{seen.tpot_p50_error_share:+.3%}"
+            tpot = (
+                "-" if truth.tpot_p50_error_share is None else f"{truth.tpot_p50_error_share:+.3%}"
+            )
             rows.append(
                 [
                     name,
-                    f"{seen.count:,}",
-                    f"{seen.ttft_p50_ms:.2f} / {seen.ttft_p99_ms:.2f}",
-                    f"{seen.ttft_p50_error_ms:+.3f} / {seen.ttft_p99_error_ms:+.3f}",
-                    f"{seen.error_p50_ms:.3f} / {seen.error_p99_ms:.3f} / {seen.error_max_ms:.2f}",
+                    f"{truth.count:,}",
+                    f"{truth.ttft_p50_ms:.2f} / {truth.ttft_p99_ms:.2f}",
+                    f"{truth.ttft_p50_error_ms:+.3f} / {truth.ttft_p99_error_ms:+.3f}",
+                    f"{truth.error_p50_ms:.3f} / {truth.error_p99_ms:.3f} / {truth.error_max_ms:.2f}",
                     tpot,
-                    f"{seen.stamp_error_p50_ms:.3f} / {seen.stamp_error_p99_ms:.3f}",
-                    f"{seen.bounded_share:.2%} / {seen.explained_share:.2%}",
-                    f"{found['cpu_s'] / found['wall_s']:.0%}",
-                    f"{found['server_share']:.0%}",
-                    f"{found['reads_per_event']:.2f}",
-                    rig.describe_caveats(found),
+                    f"{truth.stamp_error_p50_ms:.3f} / {truth.stamp_error_p99_ms:.3f}",
+                    f"{truth.bounded_share:.2%} / {truth.explained_share:.2%}",
+                    f"{result['cpu_s'] / result['wall_s']:.0%}",
+                    f"{result['server_share']:.0%}",
+                    f"{result['reads_per_event']:.2f}",
+                    rig.describe_caveats(result),
                 ]
             )
-            ends += [f"- {name}: {line}" for line in judge(rate, seen)]
+            conclusions += [f"- {name}: {line}" for line in judge_limits(rate, truth)]
     columns = [
         "load",
         "requests",
@@ -214,7 +228,7 @@ def main() -> None:
     ]
     print(rig.format_table([*columns, "reads/event", "remarks"], rows))
     print()
-    print("\n".join(ends))
+    print("\n".join(conclusions))
 
 
 if __name__ == "__main__":

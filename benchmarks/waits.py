@@ -25,42 +25,49 @@ from typing import Any, NamedTuple
 
 import rig
 
-MOST_S = 900.0  # a command that takes longer than this on the wall is stopped, and its row says so
-SOUND = (0, 1, 3)  # exit codes of a command that did its work: what it found may be no, or not sure
-OURS = "loadgen"
+TIMEOUT_S = (
+    900.0  # a command that takes longer than this on the wall is stopped, and its row says so
+)
+SUCCESS_EXIT_CODES = (
+    0,
+    1,
+    3,
+)  # exit codes of a command that did its work: what it found may be no, or not sure
+OWN_NAME = "loadgen"
 PYTHON = [sys.executable]
 LOADGEN = [sys.executable, "-m", "loadgen"]
-ENDPOINT = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
-FLOORS = [sys.executable, __file__, "--floor"]  # `main` of this file as a peer: see `FLOOR`
+ENDPOINT_OPTIONS = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
+FLOOR_COMMAND = [sys.executable, __file__, "--floor"]  # `main` of this file as a peer: see `FLOOR`
 
 
-class Row(NamedTuple):
-    """A wait. In words, `{url}` is a running endpoint, `{root}` the checkout, `{here}` the folder that `before` ran in,
-    `{long}` ten minutes, or two seconds in the form of seconds.
+class Wait(NamedTuple):
+    """A command that users wait for, with its limits.
 
-    `smallest`: the words of the form of seconds. `before`: commands of loadgen, once and not counted. `beside`: what
-    does the same, or the least of it: a name and an argument list, left out where its program is not on this machine.
+    In arguments, `{url}` is a running endpoint, `{root}` the checkout, `{here}` the folder of the
+    preparation, and `{long}` ten minutes (two seconds with `--smoke`). `preparation` holds commands
+    of loadgen that run once and are not counted. `peer` is the name and the command of a program
+    that does the same or the least part of it; it is left out if the program is not installed.
     """
 
-    what: str
-    words: Sequence[str]
-    smallest: Sequence[str]
+    description: str
+    arguments: Sequence[str]
+    smoke_arguments: Sequence[str]
     cpu_s: float  # wanted, at most
     peak_mb: float | None = None
-    before: Sequence[Sequence[str]] = ()
-    beside: tuple[str, Sequence[str]] | None = None
+    preparation: Sequence[Sequence[str]] = ()
+    peer: tuple[str, Sequence[str]] | None = None
 
 
-RAG = """size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
+SIZE_RAG = """size rag sim:gb300-vm sim:h200x8 --users 5000 --slo ttft:2s:p95 --slo tpot:60ms:p95
 --prices {root}/docs/prices.example.yaml"""
-PRICES = [
+PRICE_OPTIONS = [
     "--price",
     "sim:gb300-vm=Azure ND128isr_GB300_v6 1 year",
     "--price",
     "sim:h200x8=own dgx-h200",
 ]
-RACK = "run qa --url sim:gb300-rack --request-rate 3500 --seed 1 --duration"
-SEARCH = [
+RUN_RACK = "run qa --url sim:gb300-rack --request-rate 3500 --seed 1 --duration"
+SEARCH_OPTIONS = [
     "--url",
     "sim:gb300-vm",
     "--slo",
@@ -72,9 +79,9 @@ SEARCH = [
     "--seed",
     "1",
 ]
-CONTRACT = ["validate", "{root}/contracts/rag.yaml", "--dry-run", "--seed", "1"]
-CONTRACT += ["--url", "sim:gb300-vm"]
-SENT = [
+VALIDATE_DRY_RUN = ["validate", "{root}/contracts/rag.yaml", "--dry-run", "--seed", "1"]
+VALIDATE_DRY_RUN += ["--url", "sim:gb300-vm"]
+RUN_SHORT_OUTPUT = [
     "run",
     "qa",
     "--url",
@@ -88,73 +95,83 @@ SENT = [
     "--output-tokens",
     "4",
 ]
-SHORT, LONG = [*SENT, "--input-tokens", "64", "-n"], [*SENT, "--input-tokens", "32000", "-n"]
-BARE = ("bare Python", [*PYTHON, "-c", "pass"])
+RUN_SHORT_PROMPTS, RUN_LONG_PROMPTS = (
+    [*RUN_SHORT_OUTPUT, "--input-tokens", "64", "-n"],
+    [*RUN_SHORT_OUTPUT, "--input-tokens", "32000", "-n"],
+)
+BARE_PYTHON = ("bare Python", [*PYTHON, "-c", "pass"])
 
-ROWS = {
-    "rack": Row(
+WAITS = {
+    "rack": Wait(
         "ten minutes of a rack, 2.1 million requests",
-        [*RACK.split(), "10m"],
-        [*RACK.split(), "2s"],
+        [*RUN_RACK.split(), "10m"],
+        [*RUN_RACK.split(), "2s"],
         15,
         800,
-        beside=("the engine alone", [*FLOORS, "engine", "3500", "10m"]),
+        peer=("the engine alone", [*FLOOR_COMMAND, "engine", "3500", "10m"]),
     ),
-    "size-rag": Row(
+    "size-rag": Wait(
         "size rag of the documentation",
-        [*RAG.split(), *PRICES],
-        ["search", "rag", *SEARCH],
+        [*SIZE_RAG.split(), *PRICE_OPTIONS],
+        ["search", "rag", *SEARCH_OPTIONS],
         10,
     ),
-    "size-agentic": Row(
+    "size-agentic": Wait(
         "size agentic, 5,000 users",
         ["size", "agentic", "sim:gb300-vm", "--users", "5000", "--slo", "ttft:2s:p95"],
-        ["search", "agentic", *SEARCH],
+        ["search", "agentic", *SEARCH_OPTIONS],
         40,
     ),
-    "contract": Row("validate rag.yaml --dry-run", CONTRACT, [*CONTRACT, "--duration", "30s"], 10),
-    "start": Row(
+    "contract": Wait(
+        "validate rag.yaml --dry-run",
+        VALIDATE_DRY_RUN,
+        [*VALIDATE_DRY_RUN, "--duration", "30s"],
+        10,
+    ),
+    "start": Wait(
         "start and end of a run of 64 short requests",
-        [*SHORT, "64"],
-        [*SHORT, "16"],
+        [*RUN_SHORT_PROMPTS, "64"],
+        [*RUN_SHORT_PROMPTS, "16"],
         0.5,
-        beside=BARE,
+        peer=BARE_PYTHON,
     ),
-    "short": Row(
+    "short": Wait(
         "8,000 requests of 64 and 4 tokens",
-        [*SHORT, "8000"],
-        [*SHORT, "16"],
+        [*RUN_SHORT_PROMPTS, "8000"],
+        [*RUN_SHORT_PROMPTS, "16"],
         1.8,
-        beside=("64 of them", [*LOADGEN, *SHORT, "64"]),
+        peer=("64 of them", [*LOADGEN, *RUN_SHORT_PROMPTS, "64"]),
     ),
-    "long": Row(
+    "long": Wait(
         "200 prompts of 32,000 tokens",
-        [*LONG, "200"],
-        [*LONG, "4"],
+        [*RUN_LONG_PROMPTS, "200"],
+        [*RUN_LONG_PROMPTS, "4"],
         0.8,
-        beside=("4 of them", [*LOADGEN, *LONG, "4"]),
+        peer=("4 of them", [*LOADGEN, *RUN_LONG_PROMPTS, "4"]),
     ),
-    "report": Row(
+    "report": Wait(
         "report of 2.1 million requests, with its page",
         ["report", "{here}/rack"],
         ["report", "{here}/rack"],
         6,
         300,
-        before=[[*RACK.split(), "{long}", "--out", "{here}/rack"]],
-        beside=("their rows read once", [*FLOORS, "rows", "{here}/rack"]),
+        preparation=[[*RUN_RACK.split(), "{long}", "--out", "{here}/rack"]],
+        peer=("their rows read once", [*FLOOR_COMMAND, "rows", "{here}/rack"]),
     ),
-    "help": Row("loadgen --help", ["--help"], ["--help"], 0.10, beside=BARE),
-    "version": Row("loadgen --version", ["--version"], ["--version"], 0.10, beside=BARE),
+    "help": Wait("loadgen --help", ["--help"], ["--help"], 0.10, peer=BARE_PYTHON),
+    "version": Wait("loadgen --version", ["--version"], ["--version"], 0.10, peer=BARE_PYTHON),
 }
 
 
 class Cost(NamedTuple):
+    """What a command cost from its start to its end."""
+
     cpu_s: float
     peak_mb: float
     wall_s: float
 
 
-def engine(rate: str, length: str) -> None:
+def run_engine_only(rate: str, length: str) -> None:
     """Simulate the rack without records, metrics and files: the least that its run costs."""
     from loadgen.core.requests.build import build_prompts
     from loadgen.core.requests.tokenizer import load_tokenizer
@@ -177,8 +194,8 @@ def engine(rate: str, length: str) -> None:
     Simulation(schedule, sizes, system.create_replicas(), system.make_router()).run()
 
 
-def rows(folder: str) -> None:
-    """The floor of a report: every column of the rows, one at a time."""
+def read_rows_only(folder: str) -> None:
+    """Read every column of stored rows once: the least that a report costs."""
     from loadgen.core.results import store
     from loadgen.core.results.record import ROW
 
@@ -187,37 +204,47 @@ def rows(folder: str) -> None:
         stored.rows[name].sum()
 
 
-FLOOR: dict[str, Callable[..., None]] = {"engine": engine, "rows": rows}
+FLOORS: dict[str, Callable[..., None]] = {"engine": run_engine_only, "rows": read_rows_only}
 
 
-def spent(command: Sequence[str], folder: Path, checkout: Path | None = None) -> Cost | None:
-    """What a command costs from start to end. None: it was stopped after MOST_S. Raises SystemExit where it failed."""
-    path = (
+def measure_command(
+    command: Sequence[str], folder: Path, checkout: Path | None = None
+) -> Cost | None:
+    """Return what a command costs, or None if it was stopped after TIMEOUT_S.
+
+    Raises SystemExit if the command fails.
+    """
+    environment = (
         {}
         if checkout is None
         else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
     )
     with open(folder / "output.txt", "w+") as output:
-        begun = time.monotonic()
-        child = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=os.environ | path
+        started_s = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
         )
-        with _stopped_after(child, MOST_S):
-            _, status, used = os.wait4(child.pid, 0)
-        wall_s = time.monotonic() - begun
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if wall_s >= MOST_S:
+        with _terminate_after(process, TIMEOUT_S):
+            _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.monotonic() - started_s
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if wall_s >= TIMEOUT_S:
             return None
-        if child.returncode not in SOUND:
+        if process.returncode not in SUCCESS_EXIT_CODES:
             output.seek(0)
             raise SystemExit(
-                f"{' '.join(command)}: exit code {child.returncode}:\n{output.read()[-2000:]}"
+                f"{' '.join(command)}: exit code {process.returncode}:\n{output.read()[-2000:]}"
             )
-    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, wall_s)
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6, wall_s)
 
 
 @contextlib.contextmanager
-def _stopped_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
+def _terminate_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
+    """Terminate a process if the `with` block lasts longer than `seconds`."""
     timer = threading.Timer(seconds, child.terminate)
     timer.start()
     try:
@@ -226,88 +253,107 @@ def _stopped_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[N
         timer.cancel()
 
 
-def sides(
-    row: Row, fill: Callable[[str], str], beside: Path | None, *, smoke: bool
+def list_sides(
+    row: Wait, fill: Callable[[str], str], other_checkout: Path | None, *, smoke: bool
 ) -> dict[str, tuple[Sequence[str], Path | None]]:
-    """What takes turns: name -> argument list, and the checkout it runs from. The installed loadgen is the last."""
-    words = [fill(word) for word in (row.smallest if smoke else row.words)]
-    found: dict[str, tuple[Sequence[str], Path | None]] = {}
-    if row.beside is not None and shutil.which(row.beside[1][0]) and not smoke:
-        found[row.beside[0]] = [fill(word) for word in row.beside[1]], None
-    if beside is not None:
-        found[rig.describe_commit(beside)] = [*LOADGEN, *words], beside
-    found[OURS] = [*LOADGEN, *words], None
-    return found
+    """Return the commands that take turns by name, each with the checkout it runs from.
+
+    The installed loadgen is the last one.
+    """
+    arguments = [fill(argument) for argument in (row.smoke_arguments if smoke else row.arguments)]
+    commands: dict[str, tuple[Sequence[str], Path | None]] = {}
+    if row.peer is not None and shutil.which(row.peer[1][0]) and not smoke:
+        commands[row.peer[0]] = [fill(argument) for argument in row.peer[1]], None
+    if other_checkout is not None:
+        commands[rig.describe_commit(other_checkout)] = [*LOADGEN, *arguments], other_checkout
+    commands[OWN_NAME] = [*LOADGEN, *arguments], None
+    return commands
 
 
-def measured(row: Row, url: str, flags: argparse.Namespace) -> list[list[str]]:
-    """The lines of the table for a row: one for each side."""
+def measure_wait(row: Wait, url: str, args: argparse.Namespace) -> list[list[str]]:
+    """Return one line of the table for each side of a wait."""
     costs: dict[str, list[Cost | None]] = {}
     with tempfile.TemporaryDirectory(prefix="loadgen-waits-") as scratch:
-        here = Path(scratch)
-        known = {"{url}": url, "{here}": scratch, "{root}": str(rig.BENCHMARKS_DIR.parent)}
-        known["{long}"] = "2s" if flags.smoke else "10m"
+        scratch_dir = Path(scratch)
+        placeholders = {"{url}": url, "{here}": scratch, "{root}": str(rig.BENCHMARKS_DIR.parent)}
+        placeholders["{long}"] = "2s" if args.smoke else "10m"
 
-        def fill(word: str) -> str:
-            for name, value in known.items():
-                word = word.replace(name, value)
-            return word
+        def fill(argument: str) -> str:
+            """Replace the placeholders in an argument."""
+            for name, value in placeholders.items():
+                argument = argument.replace(name, value)
+            return argument
 
-        for words in row.before:
-            spent([*LOADGEN, *map(fill, words)], here)
-        for _ in range(flags.rounds):
-            for name, (command, checkout) in sides(
-                row, fill, flags.beside, smoke=flags.smoke
+        for arguments in row.preparation:
+            measure_command([*LOADGEN, *map(fill, arguments)], scratch_dir)
+        for _ in range(args.rounds):
+            for name, (command, checkout) in list_sides(
+                row, fill, args.peer, smoke=args.smoke
             ).items():
                 with tempfile.TemporaryDirectory(
                     prefix="loadgen-waits-"
                 ) as folder:  # nothing of an earlier round
-                    costs.setdefault(name, []).append(spent(command, Path(folder), checkout))
+                    costs.setdefault(name, []).append(
+                        measure_command(command, Path(folder), checkout)
+                    )
     return [
-        _line(row if name == OURS else row._replace(what=""), name, found, costs)
-        for name, found in costs.items()
+        _format_line(
+            row if name == OWN_NAME else row._replace(description=""), name, side_costs, costs
+        )
+        for name, side_costs in costs.items()
     ]
 
 
-def _line(
-    row: Row, name: str, found: list[Cost | None], all_sides: dict[str, list[Cost | None]]
+def _format_line(
+    row: Wait, name: str, side_costs: list[Cost | None], all_sides: dict[str, list[Cost | None]]
 ) -> list[str]:
-    whole = [cost for cost in found if cost is not None]
-    if len(whole) < len(found):
-        return [row.what, name, f"stopped after {MOST_S:g} s", "", "", "", ""]
-    cpu = sorted(cost.cpu_s for cost in whole)
-    peak = max(cost.peak_mb for cost in whole)
+    """Return the cells of one side."""
+    finished = [cost for cost in side_costs if cost is not None]
+    if len(finished) < len(side_costs):
+        return [row.description, name, f"stopped after {TIMEOUT_S:g} s", "", "", "", ""]
+    cpu_s = sorted(cost.cpu_s for cost in finished)
+    peak_mb = max(cost.peak_mb for cost in finished)
     first, *_ = all_sides.values()
-    against = [cost.cpu_s for cost in first if cost is not None]
-    times = (
+    first_cpu_s = [cost.cpu_s for cost in first if cost is not None]
+    ratio_text = (
         ""
-        if first is found or len(against) < len(cpu)
-        else f"{rig.median_ratio([c.cpu_s for c in whole], against):.2f}"
+        if first is side_costs or len(first_cpu_s) < len(cpu_s)
+        else f"{rig.median_ratio([cost.cpu_s for cost in finished], first_cpu_s):.2f}"
     )
     wanted = (
-        f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "") if row.what else ""
+        f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "")
+        if row.description
+        else ""
     )
-    wall = rig.median([cost.wall_s for cost in whole])
-    middle = f"{rig.median(cpu):.3g} ({cpu[0]:.3g} to {cpu[-1]:.3g})"
-    return [row.what, name, middle, times, f"{peak:,.0f}", f"{wall:.3g}", wanted]
+    wall = rig.median([cost.wall_s for cost in finished])
+    cpu_text = f"{rig.median(cpu_s):.3g} ({cpu_s[0]:.3g} to {cpu_s[-1]:.3g})"
+    return [row.description, name, cpu_text, ratio_text, f"{peak_mb:,.0f}", f"{wall:.3g}", wanted]
 
 
 def main() -> None:
+    """Print what each command costs."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--only", action="append", choices=ROWS, help="one of the waits; repeatable"
+        "--only", action="append", choices=WAITS, help="one of the waits; repeatable"
     )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     args = rig.parse_arguments(parser, rounds=1)
-    args.beside = None if args.beside is None else args.beside.resolve()
-    chosen = [row for name, row in ROWS.items() if not args.only or name in args.only]
-    needed = any(
-        "{url}" in word for row in chosen for words in (row.words, *row.before) for word in words
+    args.peer = None if args.peer is None else args.peer.resolve()
+    waits = [row for name, row in WAITS.items() if not args.only or name in args.only]
+    is_endpoint_needed = any(
+        "{url}" in argument
+        for row in waits
+        for arguments in (row.arguments, *row.preparation)
+        for argument in arguments
     )
-    with rig.serve_endpoint(**ENDPOINT) if needed else contextlib.nullcontext() as server:
+    with (
+        rig.serve_endpoint(**ENDPOINT_OPTIONS)
+        if is_endpoint_needed
+        else contextlib.nullcontext() as server
+    ):
         lines = [
-            line for row in chosen for line in measured(row, server.url if server else "", args)
+            line for row in waits for line in measure_wait(row, server.url if server else "", args)
         ]
     print(
         rig.format_table(
@@ -318,6 +364,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--floor"]:
-        FLOOR[sys.argv[2]](*sys.argv[3:])
+        FLOORS[sys.argv[2]](*sys.argv[3:])
     else:
         main()

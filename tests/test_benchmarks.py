@@ -85,14 +85,14 @@ def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
     """The smallest forms run on busy hosts, where a thread that looks once a second may not look at all."""
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
-    assert scale_ray.Meter().shares() == ["not seen"] * 2
-    assert lag.quantiles([], 1e6) == "-"
-    assert rivals.true(SendLog("all").drain())[4:] == (0, 0)
+    assert scale_ray.RayCpuMeter().shares() == ["not seen"] * 2
+    assert lag.format_quantiles([], 1e6) == "-"
+    assert rivals.read_truth(SendLog("all").drain())[4:] == (0, 0)
     nothing = {
         "requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0),
         "verdict": {},
     }
-    assert soak.judge([(0.0, {}, 0)], nothing, "")
+    assert soak.judge_growth([(0.0, {}, 0)], nothing, "")
 
 
 @pytest.mark.processes  # git, for the tree that the page names
@@ -108,7 +108,7 @@ def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(
         "confirmed": False,
         "bound_why": "it was stopped",
     }
-    text = import_module("page").page({"look": {}, "engine": {}, "search": search})
+    text = import_module("page").format_page({"look": {}, "engine": {}, "search": search})
     assert "Search: none, confirmed: False; it was stopped" in text and "| search |" not in text
 
 
@@ -120,7 +120,7 @@ def test_the_contract_of_a_rehearsal_can_be_shown_however_slow_the_engine(
         monkeypatch.syspath_prepend(ROOT / folder)
     (tmp_path / "qa.yaml").write_text((ROOT / "workloads/qa.yaml").read_text())
     (tmp_path / "contract.yaml").write_text(
-        import_module("rehearse").contract(rate, 8, 8824.2, 513.3)
+        import_module("rehearse").format_contract(rate, 8, 8824.2, 513.3)
     )
     assert load_contract(
         tmp_path / "contract.yaml", env={}

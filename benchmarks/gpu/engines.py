@@ -19,18 +19,20 @@ CONTEXT = 8192  # tokens: the longest task of the four profiles with its templat
 
 
 class Engine(NamedTuple):
-    """An engine. In `start` {model} is the model's folder, {port} where it listens, {gpus} how many GPUs, {bin} its
-    program.
+    """An inference engine and how it is started.
+
+    In `start_command`, {model} is the folder of the model, {port} its port, {gpus} the number of
+    GPUs and {bin} its program.
     """
 
     name: str
     program: str  # looked for beside this Python and on the PATH
-    form: str  # of the weights: config (it draws its own), hf, gguf
-    start: str
+    weight_format: str  # of the weights: config (it draws its own), hf, gguf
+    start_command: str
     needs_gpu: bool = True
-    flags: tuple[str, ...] = ("--model", "random")  # of loadgen
-    files: tuple[tuple[str, str], ...] = ()  # name -> text, beside the model
-    ready: str = '"id"'  # what its list of models has when it serves
+    loadgen_options: tuple[str, ...] = ("--model", "random")  # of loadgen
+    model_files: tuple[tuple[str, str], ...] = ()  # name -> text, beside the model
+    ready_marker: str = '"id"'  # what its list of models has when it serves
 
 
 ENGINES = (  # the best first
@@ -40,8 +42,8 @@ ENGINES = (  # the best first
         "config",
         "{bin} {model} --host 127.0.0.1 --port {port} --tp_size {gpus} --max_seq_len {context}"
         " --config {model}/trtllm.yaml",
-        flags=(),
-        files=(
+        loadgen_options=(),
+        model_files=(
             ("trtllm.yaml", "load_format: dummy\nreturn_perf_metrics: true\nstream_interval: 1\n"),
         ),
     ),
@@ -73,8 +75,8 @@ ENGINES = (  # the best first
         "hf",
         "{bin} serve {model} --host 127.0.0.1 --port {port} --device {device}",
         needs_gpu=False,
-        flags=("--model", "{model}"),
-        ready='"list"',
+        loadgen_options=("--model", "{model}"),
+        ready_marker='"list"',
     ),
     Engine(  # no engine at all: that the script runs
         "simulated",
@@ -87,15 +89,16 @@ ENGINES = (  # the best first
 BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
-def program(engine: Engine) -> str:
-    """Where its program is, "" where there is none."""
+def find_program(engine: Engine) -> str:
+    """Return the path of an engine's program, or "" if there is none."""
     if not engine.program:
         return sys.executable
-    beside = Path(sys.executable).parent / engine.program
-    return str(beside) if beside.exists() else shutil.which(engine.program) or ""
+    installed = Path(sys.executable).parent / engine.program
+    return str(installed) if installed.exists() else shutil.which(engine.program) or ""
 
 
-def _said(*command: str) -> str:
+def _run(*command: str) -> str:
+    """Return what a command prints, or "" if it cannot be run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False
@@ -103,15 +106,15 @@ def _said(*command: str) -> str:
     return ""
 
 
-def look() -> dict[str, Any]:
-    """What there is: GPUs with their memory and driver, compiler, engines, torch, host."""
+def inspect_machine() -> dict[str, Any]:
+    """Return GPUs with memory and driver, compiler, engines, torch and the host."""
     fields = "name,memory.total,driver_version,power.limit"
-    rows = _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    rows = _run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     gpus = [
         dict(zip(("name", "memory_mib", "driver", "watts"), row.split(", "), strict=False))
         for row in rows.splitlines()
     ]
-    compiler = _said("nvcc", "--version").splitlines()
+    compiler = _run("nvcc", "--version").splitlines()
     with open("/proc/meminfo", encoding="utf-8") as file:
         memory = next(int(line.split()[1]) // 1024 for line in file if line.startswith("MemTotal"))
     return {
@@ -119,7 +122,9 @@ def look() -> dict[str, Any]:
         "cuda_compiler": compiler[-1] if compiler else "",
         "torch": find_spec("torch") is not None,
         "engines": {
-            engine.name: program(engine) for engine in ENGINES if engine.program and program(engine)
+            engine.name: find_program(engine)
+            for engine in ENGINES
+            if engine.program and find_program(engine)
         },
         "cmake": shutil.which("cmake") or "",
         "cores": len(os.sched_getaffinity(0)),
@@ -130,51 +135,60 @@ def look() -> dict[str, Any]:
     }
 
 
-def chosen(found: dict[str, Any], asked: str = "") -> Engine:
-    """The best engine that this machine can start. Raises LookupError where there is none."""
+def choose_engine(machine: dict[str, Any], engine_name: str = "") -> Engine:
+    """Return the best engine that this machine can start; raise LookupError if there is none."""
     for engine in ENGINES:
-        wanted = engine.name == asked if asked else engine.name != "simulated"
-        if wanted and program(engine) and (found["gpus"] or not engine.needs_gpu):
+        is_wanted = engine.name == engine_name if engine_name else engine.name != "simulated"
+        if is_wanted and find_program(engine) and (machine["gpus"] or not engine.needs_gpu):
             return engine
     raise LookupError(
-        f"no engine {asked} here: install one, or bring an archive of llama.cpp (--llama-archive)"
+        f"no engine {engine_name} here: install one, or bring an archive of llama.cpp (--llama-archive)"
     )
 
 
-def shape(found: dict[str, Any], engine: Engine) -> str:
-    """The largest shape of Llama 2 whose weights leave a fifth of the GPUs' memory to the cache; tiny without a GPU."""
-    memory = sum(int(gpu["memory_mib"]) for gpu in found["gpus"])
-    for name, mib in (("70b", 40_000 if engine.form == "gguf" else 140_000), ("7b", 14_000)):
+def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
+    """Return the largest Llama 2 shape that fits; "tiny" without a GPU.
+
+    Its weights leave a fifth of the GPUs' memory to the cache.
+    """
+    memory = sum(int(gpu["memory_mib"]) for gpu in machine["gpus"])
+    for name, mib in (
+        ("70b", 40_000 if engine.weight_format == "gguf" else 140_000),
+        ("7b", 14_000),
+    ):
         if memory * 0.8 > mib:
             return name
     return "tiny"
 
 
-def built(archive: Path, folder: Path, cuda: bool) -> str:
-    """llama-server built from a source archive that was brought along; returns its path."""
+def build_llama_server(archive: Path, folder: Path, cuda: bool) -> str:
+    """Build llama-server from a source archive and return its path."""
     shutil.unpack_archive(archive, folder / "source")
     source = next(
         file.parent
         for file in sorted((folder / "source").rglob("CMakeLists.txt"))
         if (file.parent / "ggml").is_dir()
     )
-    off = [
+    disabled_parts = [
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
         "-DLLAMA_BUILD_UI=OFF",
         "-DLLAMA_OPENSSL=OFF",
     ]
-    gpu = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if cuda else []
-    subprocess.run(["cmake", "-S", source, "-B", folder / "build", *off, *gpu], check=True)
-    many = str(len(os.sched_getaffinity(0)))
+    cuda_options = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"] if cuda else []
     subprocess.run(
-        ["cmake", "--build", folder / "build", "--target", "llama-server", "-j", many], check=True
+        ["cmake", "-S", source, "-B", folder / "build", *disabled_parts, *cuda_options], check=True
+    )
+    core_count = str(len(os.sched_getaffinity(0)))
+    subprocess.run(
+        ["cmake", "--build", folder / "build", "--target", "llama-server", "-j", core_count],
+        check=True,
     )
     return str(folder / "build/bin/llama-server")
 
 
-class Nvml:
-    """The energy counters of the GPUs by the driver's own library, in mJ; `None` where there is none."""
+class NvmlEnergy:
+    """The energy counters of the GPUs, read with the driver's own library."""
 
     def __init__(self) -> None:
         try:
@@ -188,12 +202,12 @@ class Nvml:
         self._count = count.value
 
     def millijoules(self) -> int | None:
-        """Of all GPUs together, since the driver was loaded."""
-        total = 0
+        """Return the energy of all GPUs since the driver was loaded, or None if unknown."""
+        total_mj = 0
         for number in range(self._count):
             handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
             self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
             if self._library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)):
                 return None
-            total += energy.value
-        return total if self._count else None
+            total_mj += energy.value
+        return total_mj if self._count else None

@@ -29,10 +29,10 @@ from rehearse import LOADGEN, PROFILES
 
 from loadgen.sim.presets.preset import Preset, load_preset
 
-FITTED, FULL = "alone", "qa-closed"
+FITTED_LOAD, FULL_LOAD = "alone", "qa-closed"
 HALVINGS = 12  # of the interval that the overhead is looked for in
 LOADS = tuple(f"{profile}-{loop}" for loop in ("closed", "open") for profile in PROFILES)
-DROPPED = {
+DROPPED_OPTIONS = {
     "--url": 2,
     "--model": 2,
     "--tokenizer": 2,
@@ -41,7 +41,7 @@ DROPPED = {
     "--server-timing": 1,
 }  # words each
 BANDWIDTH_SHARE = 0.921
-STREAM = (
+TOKENS_PER_ITERATION = (
     2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
 )
 PRESET = """# Fitted by benchmarks/gpu/fit.py on two loads of a rehearsal: random weights, no model that anybody uses.
@@ -69,59 +69,70 @@ valid_from_sequences: {{value: 1, source: "that load has one"}}
 """
 
 
-class Alone(NamedTuple):
-    """The middle request of the load that is fitted on: ms and tokens."""
+class SingleRequest(NamedTuple):
+    """The median request of the load on which the preset is fitted, in ms and tokens."""
 
     ttft_ms: float
     tpot_ms: float
     prompt: float
-    answer: float
+    response: float
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
-    return found
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run."""
+    run_summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    return run_summary
 
 
-def tpot_ms(folder: Path) -> float:
-    """TPOT p50 of a run. Ends the script where it was withheld, as on a busy host: nothing can be fitted to that."""
-    found: float | None = (summary(folder)["tpot_ms"] or {}).get("p50")
-    return found or rig.skip_script(
+def read_tpot_ms(folder: Path) -> float:
+    """Return TPOT p50 of a run.
+
+    The script ends if it was not reported, as on a busy host, because nothing can be fitted to it
+    then.
+    """
+    p50_ms: float | None = (read_summary(folder)["tpot_ms"] or {}).get("p50")
+    return p50_ms or rig.skip_script(
         f"TPOT of {folder.name} was withheld: measure again on a quiet host"
     )
 
 
-def alone(folder: Path) -> Alone:
-    found = summary(folder)
-    tokens, ok = found["tokens"], found["requests"]["ok"]
-    return Alone(
-        found["ttft_ms"]["p50"], tpot_ms(folder), tokens["input"] / ok, tokens["output"] / ok
+def read_single_request(folder: Path) -> SingleRequest:
+    """Return the median request of a run with one request at a time."""
+    run_summary = read_summary(folder)
+    tokens, ok = run_summary["tokens"], run_summary["requests"]["ok"]
+    return SingleRequest(
+        run_summary["ttft_ms"]["p50"],
+        read_tpot_ms(folder),
+        tokens["input"] / ok,
+        tokens["output"] / ok,
     )
 
 
-def fitted(known: Preset, seen: Alone) -> tuple[float, float]:
-    """(compute share, overhead in ms) with which the preset's model has the TTFT and TPOT seen.
+def fit_constants(preset: Preset, request: SingleRequest) -> tuple[float, float]:
+    """Return the compute share and the overhead in ms that give the observed TTFT and TPOT.
 
-    An iteration takes overhead + max(bytes / bandwidth, FLOPs / compute); one request decodes by its bytes, and its
-    prompt is computed by its FLOPs, in as many iterations as it has chunks.
+    An iteration takes overhead + max(bytes / bandwidth, FLOPs / compute). One request decodes by
+    its bytes, and its prompt is computed by its FLOPs, in as many iterations as it has chunks.
     """
-    costs = known.costs
+    costs = preset.costs
     overhead_ms = (
-        seen.tpot_ms
-        - (costs.weights_ns + costs.kv_token_ns * (seen.prompt + seen.answer / 2)) / 1e6
+        request.tpot_ms
+        - (costs.weights_ns + costs.kv_token_ns * (request.prompt + request.response / 2)) / 1e6
     )
-    chunks = -(-seen.prompt // known.server.max_num_tokens)
-    flops = seen.prompt * (known.model.token_flops + known.model.attended_flops * seen.prompt / 2)
-    compute_ms = seen.ttft_ms - chunks * max(overhead_ms, 0.0)
-    return flops / (known.hardware.peak_tflops.value * 1e9 * compute_ms), max(overhead_ms, 1e-3)
+    chunks = -(-request.prompt // preset.server.max_num_tokens)
+    flops = request.prompt * (
+        preset.model.token_flops + preset.model.attended_flops * request.prompt / 2
+    )
+    compute_ms = request.ttft_ms - chunks * max(overhead_ms, 0.0)
+    return flops / (preset.hardware.peak_tflops.value * 1e9 * compute_ms), max(overhead_ms, 1e-3)
 
 
-def facts(out: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """What the preset says of machine, model and engine."""
-    look = json.loads((out / "steps/look.json").read_bytes())
-    engine = json.loads((out / "steps/engine.json").read_bytes())
+def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the preset says of machine, model and engine."""
+    machine = json.loads((output_dir / "steps/look.json").read_bytes())
+    engine = json.loads((output_dir / "steps/engine.json").read_bytes())
     name = engine["shape"] if engine["shape"] in weights.SHAPES else "tiny"
-    gpu = (look["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
+    gpu = (machine["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
     return {
         "name": "rehearsal",
         "title": f"{gpu['name']}, {engine['engine']}, random weights",
@@ -131,74 +142,90 @@ def facts(out: Path, given: argparse.Namespace) -> dict[str, Any]:
         "shape": weights.SHAPES[name],
         "weights": "int4" if engine["engine"] == "llamacpp" and name != "tiny" else "bf16",
         "memory": int(gpu["memory_mib"]) / 1024,
-        "bandwidth": given.bandwidth,
+        "bandwidth": args.bandwidth,
         "share": BANDWIDTH_SHARE,
-        "peak": given.peak,
+        "peak": args.peak,
         "watts": float(gpu["watts"]),
-        "lanes": given.lanes,
-        "stream": STREAM,
+        "lanes": args.lanes,
+        "stream": TOKENS_PER_ITERATION,
         "context": engines.CONTEXT,
-        "fitted": FITTED,
+        "fitted": FITTED_LOAD,
     }
 
 
-def write(
-    out: Path, values: dict[str, Any], seen: Alone, full: str, overhead_ms: float | None
+def write_preset(
+    output_dir: Path,
+    values: dict[str, Any],
+    request: SingleRequest,
+    tpot_load: str,
+    overhead_ms: float | None,
 ) -> float:
-    """Write preset.yaml; returns its overhead, fitted on one request at a time where none is given."""
-    file = out / "preset.yaml"
-    values = values | {"ttft": seen.ttft_ms, "prompt": seen.prompt, "full": full}
-    values["tpot"] = tpot_ms(out / full)
-    file.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
-    known = load_preset(str(file))
-    compute, overhead = fitted(known, seen)
-    file.write_text(PRESET.format(**values, compute=compute, overhead=overhead_ms or overhead))
+    """Write preset.yaml and return its overhead in ms.
+
+    Without `overhead_ms` the overhead is fitted on one request at a time.
+    """
+    preset_path = output_dir / "preset.yaml"
+    values = values | {"ttft": request.ttft_ms, "prompt": request.prompt, "full": tpot_load}
+    values["tpot"] = read_tpot_ms(output_dir / tpot_load)
+    preset_path.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
+    preset = load_preset(str(preset_path))
+    compute, overhead = fit_constants(preset, request)
+    preset_path.write_text(
+        PRESET.format(**values, compute=compute, overhead=overhead_ms or overhead)
+    )
     return overhead
 
 
-def filled(out: Path, values: dict[str, Any], seen: Alone, scratch: Path) -> None:
-    """Write the preset whose overhead gives the TPOT seen on the full engine: its interval is halved, by simulation."""
-    wanted = tpot_ms(out / FULL)
+def fit_full_engine(
+    output_dir: Path, values: dict[str, Any], request: SingleRequest, scratch: Path
+) -> None:
+    """Write the preset whose overhead gives the TPOT of the full engine.
+
+    The interval of the overhead is halved by simulation.
+    """
+    wanted = read_tpot_ms(output_dir / FULL_LOAD)
     low, high = 0.01, wanted
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        write(out, values, seen, FULL, middle)
+        write_preset(output_dir, values, request, FULL_LOAD, middle)
         low, high = (
             (middle, high)
-            if predicted(out, FULL, scratch)["tpot_ms"]["p50"] < wanted
+            if predict_summary(output_dir, FULL_LOAD, scratch)["tpot_ms"]["p50"] < wanted
             else (low, middle)
         )
 
 
-def predicted(out: Path, load: str, scratch: Path) -> dict[str, Any]:
-    """The summary of the same command in virtual time against the preset."""
-    run = json.loads((out / load / "run.json").read_bytes())
-    words, kept = iter(run["command"][1:]), list[str]()
-    for word in words:
-        for _ in range(DROPPED.get(word, 0) - 1):
-            next(words)
-        if word not in DROPPED:
-            kept.append(word)
+def predict_summary(output_dir: Path, load: str, scratch: Path) -> dict[str, Any]:
+    """Return the summary of the same command in virtual time against the preset."""
+    manifest = json.loads((output_dir / load / "run.json").read_bytes())
+    arguments, kept_arguments = iter(manifest["command"][1:]), list[str]()
+    for argument in arguments:
+        for _ in range(DROPPED_OPTIONS.get(argument, 0) - 1):
+            next(arguments)
+        if argument not in DROPPED_OPTIONS:
+            kept_arguments.append(argument)
     shutil.rmtree(scratch / load, ignore_errors=True)
-    again = [
+    command = [
         *LOADGEN,
-        *kept,
+        *kept_arguments,
         "--url",
-        f"sim:{out / 'preset.yaml'}",
+        f"sim:{output_dir / 'preset.yaml'}",
         "--seed",
-        str(run["seed"]),
+        str(manifest["seed"]),
         "-o",
         str(scratch / load),
     ]
-    done = subprocess.run(
-        again, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    completed = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if done.returncode not in (0, 1, 3):
-        raise SystemExit(f"{load}: loadgen ended with {done.returncode}:\n{done.stderr[-1500:]}")
-    return summary(scratch / load)
+    if completed.returncode not in (0, 1, 3):
+        raise SystemExit(
+            f"{load}: loadgen ended with {completed.returncode}:\n{completed.stderr[-1500:]}"
+        )
+    return read_summary(scratch / load)
 
 
-FIGURES = (  # title, where it stands in a summary, digits
+METRICS = (  # title, where it stands in a summary, digits
     ("answered/s", ("load", "steady_completed_rps"), 2),
     ("output tokens/s", ("tokens", "steady_output_per_s"), 0),
     ("TTFT p50, ms", ("ttft_ms", "p50"), 0),
@@ -208,27 +235,35 @@ FIGURES = (  # title, where it stands in a summary, digits
 )
 
 
-def row(load: str, seen: dict[str, Any], told: dict[str, Any]) -> list[str]:
-    """Measured, predicted and the difference of each figure."""
+def format_row(
+    load: str, measured_summary: dict[str, Any], predicted_summary: dict[str, Any]
+) -> list[str]:
+    """Return measured value, prediction and difference of each metric."""
     cells = [load]
-    for _, (block, key), digits in FIGURES:
-        measured, model = (seen[block] or {}).get(key), (told[block] or {}).get(key)
-        if measured is None or model is None:
+    for _, (block, key), digits in METRICS:
+        measured_value, predicted_value = (
+            (measured_summary[block] or {}).get(key),
+            (predicted_summary[block] or {}).get(key),
+        )
+        if measured_value is None or predicted_value is None:
             cells.append("withheld")
         else:
             cells.append(
-                f"{measured:,.{digits}f} / {model:,.{digits}f} ({model / measured - 1:+.0%})"
+                f"{measured_value:,.{digits}f} / {predicted_value:,.{digits}f} ({predicted_value / measured_value - 1:+.0%})"
             )
     return cells
 
 
-def rehearsed(out: Path) -> None:
-    """The loads that the smallest form needs, simulated."""
+def run_smoke_rehearsal(output_dir: Path) -> None:
+    """Run the loads that `--smoke` needs, simulated."""
     script = Path(__file__).with_name("rehearse.py")
-    subprocess.run([sys.executable, script, "--smoke", out], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, script, "--smoke", output_dir], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def main() -> None:
+    """Fit the preset, predict all loads and print the tables."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
     parser.add_argument(
@@ -242,18 +277,37 @@ def main() -> None:
     if args.out is None and not args.smoke:
         parser.error("OUT: the folder that rehearse.py left")
     with tempfile.TemporaryDirectory() as scratch:
-        out: Path = (args.out or Path(scratch) / "out").absolute()
-        if args.smoke and not out.exists():
-            rehearsed(out)
-        values, seen = facts(out, args), alone(out / FITTED)
-        there = [load for load in (FITTED, *LOADS) if (out / load / "summary.json").exists()]
-        write(out, values, seen, FITTED, None)
-        tables = [
-            [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
+        output_dir: Path = (args.out or Path(scratch) / "out").absolute()
+        if args.smoke and not output_dir.exists():
+            run_smoke_rehearsal(output_dir)
+        values, request = (
+            preset_values(output_dir, args),
+            read_single_request(output_dir / FITTED_LOAD),
+        )
+        loads = [
+            load for load in (FITTED_LOAD, *LOADS) if (output_dir / load / "summary.json").exists()
         ]
-        filled(out, values, seen, Path(scratch))
+        write_preset(output_dir, values, request, FITTED_LOAD, None)
+        tables = [
+            [
+                format_row(
+                    load,
+                    read_summary(output_dir / load),
+                    predict_summary(output_dir, load, Path(scratch)),
+                )
+                for load in loads
+            ]
+        ]
+        fit_full_engine(output_dir, values, request, Path(scratch))
         tables.append(
-            [row(load, summary(out / load), predicted(out, load, Path(scratch))) for load in there]
+            [
+                format_row(
+                    load,
+                    read_summary(output_dir / load),
+                    predict_summary(output_dir, load, Path(scratch)),
+                )
+                for load in loads
+            ]
         )
         page = [
             "# The model held against loads that it was not fitted on",
@@ -261,15 +315,15 @@ def main() -> None:
             f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
         ]
         page += [
-            f"The compute share is fitted on TTFT p50 of `{FITTED}`: {seen.ttft_ms:.1f} ms of prompts of"
+            f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} ms of prompts of"
         ]
-        page += [f"{seen.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
-        for load, rows in zip((FITTED, FULL), tables, strict=True):
-            tpot = tpot_ms(out / load)
+        page += [f"{request.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
+        for load, rows in zip((FITTED_LOAD, FULL_LOAD), tables, strict=True):
+            tpot = read_tpot_ms(output_dir / load)
             page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
-            page += [rig.format_table(["load", *(title for title, _, _ in FIGURES)], rows), ""]
+            page += [rig.format_table(["load", *(title for title, _, _ in METRICS)], rows), ""]
         if not args.smoke or args.out:
-            (out / "fit.md").write_text("\n".join(page))
+            (output_dir / "fit.md").write_text("\n".join(page))
     print("\n".join(page))
 
 

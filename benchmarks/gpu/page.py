@@ -15,12 +15,13 @@ LABEL = {
 }
 
 
-def facts(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says of a run."""
+def select_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a run."""
 
-    def at(block: str, quantile: str) -> float | None:
-        found: float | None = (summary[block] or {}).get(quantile)
-        return found
+    def quantile_of(metric: str, quantile: str) -> float | None:
+        """Return a quantile of a metric, or None."""
+        value: float | None = (summary[metric] or {}).get(quantile)
+        return value
 
     energy, requests = summary.get("energy") or {}, summary["requests"]
     tasks = (summary.get("sessions") or {}).get("ok_per_s")  # of agents: rates are of tasks
@@ -30,13 +31,13 @@ def facts(summary: Mapping[str, Any]) -> dict[str, Any]:
         "completed_per_s": tasks or summary["load"]["completed_rps"],
         "output_tokens_per_s": summary["tokens"]["output_per_s"],
         "cached_share": summary["tokens"]["cached_share"],
-        "ttft_p50_ms": at("ttft_ms", "p50"),
-        "ttft_p95_ms": at("ttft_ms", "p95"),
-        "tpot_p50_ms": at("tpot_ms", "p50"),
-        "itl_p50_ms": at("itl_ms", "p50"),
+        "ttft_p50_ms": quantile_of("ttft_ms", "p50"),
+        "ttft_p95_ms": quantile_of("ttft_ms", "p95"),
+        "tpot_p50_ms": quantile_of("tpot_ms", "p50"),
+        "itl_p50_ms": quantile_of("itl_ms", "p50"),
         "itl_absent": summary["itl_absent"],
-        "send_lag_p99_ms": at("send_lag_ms", "p99"),
-        "stamp_error_p99_ms": at("stamp_error_ms", "p99"),
+        "send_lag_p99_ms": quantile_of("send_lag_ms", "p99"),
+        "stamp_error_p99_ms": quantile_of("stamp_error_ms", "p99"),
         "valid": summary["verdict"]["valid"],
         "reasons": summary["verdict"]["reasons"],
         "joules": energy.get("joules"),
@@ -44,18 +45,19 @@ def facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any, digits: int = 1) -> str:
+def _format_value(value: Any, digits: int = 1) -> str:
+    """Return a value as text, "" for None."""
     return (
         "" if value is None else f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
     )
 
 
-def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """The record, of the steps that are done."""
-    look, engine = steps["look"] or {}, steps["engine"] or {}
+def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return the record of a rehearsal, with the steps that are done."""
+    machine, engine = steps["look"] or {}, steps["engine"] or {}
     gpus = ", ".join(
         f"{gpu['name']} ({int(gpu['memory_mib']):,} MiB, driver {gpu['driver']})"
-        for gpu in look.get("gpus", ())
+        for gpu in machine.get("gpus", ())
     )
     label = LABEL[bool(gpus) and engine.get("shape") != "tiny"].format(
         gpus=gpus, engine=engine.get("engine", "none"), shape=str(engine.get("shape", "")).upper()
@@ -66,13 +68,13 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
         f"`benchmarks/gpu/rehearse.py` ({rig.describe_tree_and_date()}). {label}",
         "",
     ]
-    host = f"{look.get('cores')} cores, {look.get('memory_mib', 0):,} MiB"
-    compiler, there = (
-        look.get("cuda_compiler") or "none",
-        ", ".join(look.get("engines", ())) or "none",
+    host = f"{machine.get('cores')} cores, {machine.get('memory_mib', 0):,} MiB"
+    compiler, engine_names = (
+        machine.get("cuda_compiler") or "none",
+        ", ".join(machine.get("engines", ())) or "none",
     )
     parts += [
-        f"Machine: GPU: {gpus or 'none'}; {host}; CUDA compiler: {compiler}; engines: {there}.",
+        f"Machine: GPU: {gpus or 'none'}; {host}; CUDA compiler: {compiler}; engines: {engine_names}.",
         "",
     ]
     columns = [
@@ -91,31 +93,31 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
         "verdict",
     ]
     rows = []
-    for name, found in steps.items():
-        if found is None or "cached_share" not in found:  # not a load
+    for name, result in steps.items():
+        if result is None or "cached_share" not in result:  # not a load
             continue
-        cached = None if found["cached_share"] is None else f"{found['cached_share']:.0%}"
+        cached_text = None if result["cached_share"] is None else f"{result['cached_share']:.0%}"
         rows.append(
             [
                 name,
-                f"{found['ok']} of {found['requests']}",
-                _shown(found["completed_per_s"], 2),
-                _shown(found["output_tokens_per_s"], 0),
-                cached or "",
-                _shown(found["ttft_p50_ms"]),
-                _shown(found["ttft_p95_ms"]),
-                _shown(found["tpot_p50_ms"], 2),
-                _shown(found["itl_p50_ms"], 2) or "withheld",
-                _shown(found["send_lag_p99_ms"], 2),
-                _shown(found["nvml_joules"], 0),
-                _shown(found["joules"], 0),
-                "VALID" if found["valid"] else "INVALID",
+                f"{result['ok']} of {result['requests']}",
+                _format_value(result["completed_per_s"], 2),
+                _format_value(result["output_tokens_per_s"], 0),
+                cached_text or "",
+                _format_value(result["ttft_p50_ms"]),
+                _format_value(result["ttft_p95_ms"]),
+                _format_value(result["tpot_p50_ms"], 2),
+                _format_value(result["itl_p50_ms"], 2) or "withheld",
+                _format_value(result["send_lag_p99_ms"], 2),
+                _format_value(result["nvml_joules"], 0),
+                _format_value(result["joules"], 0),
+                "VALID" if result["valid"] else "INVALID",
             ]
         )
     parts += [rig.format_table(columns, rows), ""]
-    for name, found in steps.items():
-        if found and found.get("reasons"):
-            parts.append(f"- {name}: {'; '.join(found['reasons'])}")
+    for name, result in steps.items():
+        if result and result.get("reasons"):
+            parts.append(f"- {name}: {'; '.join(result['reasons'])}")
     if search := steps.get("search"):
         parts += [
             "",
@@ -126,6 +128,6 @@ def page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
             "",
             f"Contract: {verdict.get('verdict') or verdict.get('outcome')}; `loadgen verify bundle.zip` agreed.",
         ]
-    if left := [name for name, found in steps.items() if found is None]:
-        parts += ["", f"Not done yet: {', '.join(left)}."]
+    if steps_left := [name for name, result in steps.items() if result is None]:
+        parts += ["", f"Not done yet: {', '.join(steps_left)}."]
     return "\n".join(parts) + "\n"

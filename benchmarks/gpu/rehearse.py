@@ -42,9 +42,9 @@ import rig
 import weights
 
 PROFILES = ("qa", "rag", "summarization", "agentic")
-UNFINISHED = 75  # exit code: steps are left
+UNFINISHED_EXIT_CODE = 75  # exit code: steps are left
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
-OPEN_SHARE = 0.7  # of the closed loop's rate
+OPEN_LOOP_FRACTION = 0.7  # of the closed loop's rate
 CONTRACT = """name: rehearsal
 description: Twice the usual times of the closed loop, at half its rate.
 confidence: 95%
@@ -60,62 +60,75 @@ levels:
       - tpot: {{limit: {tpot:.2f}ms, at: p50}}
       - errors: {errors:.0f}%
 """
-FEWEST, USUAL = 12, 80  # requests of a contract: that a p50 can be told, and that 5 % of errors can
+MIN_CONTRACT_REQUESTS, USUAL_CONTRACT_REQUESTS = (
+    12,
+    80,
+)  # requests of a contract: that a p50 can be told, and that 5 % of errors can
 
 
 class Session:
-    """This invocation: where it writes, what it was given, and the endpoint once it is there."""
+    """One invocation: its folder, its options, and the endpoint once it runs."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.out: Path = given.out
-        self.model: Path = given.model
-        self.seconds: float = given.seconds
-        self.lanes: int = given.lanes
-        self.output_tokens: int | None = given.output_tokens
-        self.length = ["--output-tokens", str(given.output_tokens)] if given.output_tokens else []
-        self.energy = [word for source in given.energy or () for word in ("--energy", source)]
-        self.steps = [step for step in STEPS if not given.smoke or step.name in SMOKE]
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.out: Path = args.out
+        self.model: Path = args.model
+        self.seconds: float = args.seconds
+        self.concurrency: int = args.concurrency
+        self.output_tokens: int | None = args.output_tokens
+        self.length = ["--output-tokens", str(args.output_tokens)] if args.output_tokens else []
+        self.energy = [option for source in args.energy or () for option in ("--energy", source)]
+        self.steps = [step for step in STEPS if not args.smoke or step.name in SMOKE_STEPS]
         self.url, self.flags = "", list[str]()
-        self.nvml = engines.Nvml()
+        self.nvml = engines.NvmlEnergy()
         (self.out / "steps").mkdir(parents=True, exist_ok=True)
 
-    def kept(self, step: str) -> dict[str, Any] | None:
-        """What a step has left, None where it is still to be done."""
-        file = self.out / "steps" / f"{step}.json"
-        found: dict[str, Any] | None = json.loads(file.read_bytes()) if file.exists() else None
-        return found
+    def read_step(self, step: str) -> dict[str, Any] | None:
+        """Return what a step has stored, or None if it is still to be done."""
+        path = self.out / "steps" / f"{step}.json"
+        value: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        return value
 
-    def keep(self, step: str, value: dict[str, Any]) -> None:
+    def store_step(self, step: str, value: dict[str, Any]) -> None:
+        """Store the result of a step, so that it is never incomplete."""
         scratch = self.out / "steps" / f".{step}"
         scratch.write_text(json.dumps(value, indent=1) + "\n")
         scratch.rename(self.out / "steps" / f"{step}.json")
 
-    def command(self, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
-        """Carry out `loadgen WORDS` in OUT, with its text in OUT/log.txt; returns what it printed."""
-        done = subprocess.run(
-            [*LOADGEN, *words],
+    def run_loadgen(self, *arguments: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
+        """Run loadgen in the output folder, log what it prints, and return its stdout."""
+        completed = subprocess.run(
+            [*LOADGEN, *arguments],
             cwd=self.out,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        shown = shlex.join(["loadgen", *words]).replace(str(self.model), "MODEL")
+        command_line = shlex.join(["loadgen", *arguments]).replace(str(self.model), "MODEL")
         with (self.out / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(f"$ {shown}\n{done.stdout}{done.stderr}-> {done.returncode}\n\n")
-        print(f"$ {shown}  -> {done.returncode}", flush=True)
-        if done.returncode not in codes:
-            raise SystemExit(
-                f"loadgen ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+            log.write(
+                f"$ {command_line}\n{completed.stdout}{completed.stderr}-> {completed.returncode}\n\n"
             )
-        return done.stdout
+        print(f"$ {command_line}  -> {completed.returncode}", flush=True)
+        if completed.returncode not in codes:
+            raise SystemExit(
+                f"loadgen ended with {completed.returncode}:\n{completed.stdout[-1500:]}{completed.stderr[-1500:]}"
+            )
+        return completed.stdout
 
-    def load(self, name: str, *words: str) -> dict[str, Any]:
-        """A run; returns its summary with the joules that the driver counted meanwhile."""
+    def run_load(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Run a load; return its summary with the joules that the driver counted meanwhile."""
         shutil.rmtree(self.out / name, ignore_errors=True)  # of an invocation that was ended
-        load = [*words, *self.length, *self.energy, "--server-timing", "--progress", "off"]
+        run_arguments = [
+            *arguments,
+            *self.length,
+            *self.energy,
+            "--server-timing",
+            "--progress",
+            "off",
+        ]
         before = self.nvml.millijoules()
-        self.command("run", *load, "--url", self.url, *self.flags, "-o", name)
+        self.run_loadgen("run", *run_arguments, "--url", self.url, *self.flags, "-o", name)
         after = self.nvml.millijoules()
         summary: dict[str, Any] = json.loads((self.out / name / "summary.json").read_bytes())
         joules = None if before is None or after is None else (after - before) / 1e3
@@ -125,89 +138,98 @@ class Session:
 # -- the steps -----------------------------------------------------------------------------------------------------
 
 
-def doctor(session: Session) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(
-        session.command("doctor", "--url", session.url, *session.flags, "--json")
+def run_doctor(session: Session) -> dict[str, Any]:
+    """Check the endpoint with `loadgen doctor`."""
+    report: dict[str, Any] = json.loads(
+        session.run_loadgen("doctor", "--url", session.url, *session.flags, "--json")
     )
-    return told
+    return report
 
 
-def alone(session: Session) -> dict[str, Any]:
-    """One request at a time: what the engine does when nobody else asks. `fit.py` fits a preset to it."""
-    load = ["-c", "1", "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
-    return page.facts(session.load("alone", "summarization", *load))
+def run_alone(session: Session) -> dict[str, Any]:
+    """Run one request at a time; `fit.py` fits a preset to this load."""
+    options = ["-c", "1", "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
+    return page.select_facts(session.run_load("alone", "summarization", *options))
 
 
-def closed(profile: str) -> Callable[[Session], dict[str, Any]]:
-    def step(session: Session) -> dict[str, Any]:
-        load = [
+def closed_loop_step(profile: str) -> Callable[[Session], dict[str, Any]]:
+    """Return the step that runs a profile in a closed loop."""
+
+    def run_closed_loop(session: Session) -> dict[str, Any]:
+        """Run the closed loop."""
+        options = [
             "-c",
-            str(session.lanes),
+            str(session.concurrency),
             "-d",
             f"{session.seconds}s",
             "--warmup",
             f"{session.seconds / 10}s",
         ]
-        return page.facts(session.load(f"{profile}-closed", profile, *load))
+        return page.select_facts(session.run_load(f"{profile}-closed", profile, *options))
 
-    return step
-
-
-def rate(session: Session, profile: str) -> float:
-    """Requests or tasks a second of the closed loop."""
-    found = session.kept(f"{profile}-closed") or {}
-    return max(float(found["completed_per_s"] or 0.0), 0.2)
+    return run_closed_loop
 
 
-def tpot_ms(found: dict[str, Any]) -> float:
-    """The middle of TPOT; where it was withheld, as on a busy host, that of TTFT, which is more."""
-    return float(found["tpot_p50_ms"] or found["ttft_p50_ms"])
+def closed_loop_rate(session: Session, profile: str) -> float:
+    """Return requests or tasks per second of the closed loop."""
+    closed_loop = session.read_step(f"{profile}-closed") or {}
+    return max(float(closed_loop["completed_per_s"] or 0.0), 0.2)
 
 
-def opened(profile: str) -> Callable[[Session], dict[str, Any]]:
-    def step(session: Session) -> dict[str, Any]:
-        load = [
+def typical_tpot_ms(run_facts: dict[str, Any]) -> float:
+    """Return TPOT p50, or TTFT p50 (which is larger) if TPOT was not reported."""
+    return float(run_facts["tpot_p50_ms"] or run_facts["ttft_p50_ms"])
+
+
+def open_loop_step(profile: str) -> Callable[[Session], dict[str, Any]]:
+    """Return the step that runs a profile in an open loop."""
+
+    def run_open_loop(session: Session) -> dict[str, Any]:
+        """Run the open loop."""
+        options = [
             "--request-rate",
-            f"{OPEN_SHARE * rate(session, profile):.4g}",
+            f"{OPEN_LOOP_FRACTION * closed_loop_rate(session, profile):.4g}",
             "-d",
             f"{session.seconds}s",
         ]
-        load += ["--warmup", f"{session.seconds / 10}s"]
-        return page.facts(session.load(f"{profile}-open", profile, *load))
+        options += ["--warmup", f"{session.seconds / 10}s"]
+        return page.select_facts(session.run_load(f"{profile}-open", profile, *options))
 
-    return step
+    return run_open_loop
 
 
-def cache(warm: bool) -> Callable[[Session], dict[str, Any]]:
-    """The same prompts twice: of the second time they are in the prefix cache, if there is one."""
+def cache_step(warm: bool) -> Callable[[Session], dict[str, Any]]:
+    """Return the step that sends some prompts; the second time they are in the prefix cache."""
 
-    def step(session: Session) -> dict[str, Any]:
-        count = str(
-            max(12, session.lanes)
+    def run_same_prompts(session: Session) -> dict[str, Any]:
+        """Send the prompts."""
+        request_count = str(
+            max(12, session.concurrency)
         )  # no more than there are slots, which keep one prompt each in llama.cpp
         name = "cache-warm" if warm else "cache-cold"
-        same = [
+        options = [
             "--seed",
             "7",
             "--salt",
             "cache",
             "-c",
-            str(min(session.lanes, 4)),
+            str(min(session.concurrency, 4)),
             "-n",
-            count,
+            request_count,
             "--warmup",
             "0",
         ]
-        return page.facts(session.load(name, "summarization", *same))
+        return page.select_facts(session.run_load(name, "summarization", *options))
 
-    return step
+    return run_same_prompts
 
 
-def search(session: Session) -> dict[str, Any]:
-    usual = session.kept("qa-closed") or {}
-    ttft, tpot = 3 * usual["ttft_p50_ms"], 2 * tpot_ms(usual)
+def run_search(session: Session) -> dict[str, Any]:
+    """Search the capacity over the concurrency."""
+    closed_loop = session.read_step("qa-closed") or {}
+    ttft, tpot = 3 * closed_loop["ttft_p50_ms"], 2 * typical_tpot_ms(closed_loop)
     shutil.rmtree(session.out / "search", ignore_errors=True)
-    session.command(
+    session.run_loadgen(
         "search",
         "qa",
         "--url",
@@ -223,7 +245,7 @@ def search(session: Session) -> dict[str, Any]:
         "--low",
         "1",
         "--high",
-        str(4 * session.lanes),
+        str(4 * session.concurrency),
         "-d",
         f"{session.seconds}s",
         "--max-probes",
@@ -234,26 +256,35 @@ def search(session: Session) -> dict[str, Any]:
         "--progress",
         "off",
     )
-    found: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
-    return found
+    capacity: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
+    return capacity
 
 
-def contract(rate: float, seconds: float, ttft_ms: float, tpot_ms: float) -> str:
-    """Three lengths of a load, longer for a slow engine; of few requests a looser limit of errors is all they show."""
-    seconds = max(3 * seconds, 60, FEWEST / rate)
+def format_contract(rate: float, seconds: float, ttft_ms: float, tpot_ms: float) -> str:
+    """Return a contract of three lengths of a load, longer for a slow engine.
+
+    With few requests only a looser limit of errors can be decided.
+    """
+    seconds = max(3 * seconds, 60, MIN_CONTRACT_REQUESTS / rate)
     return CONTRACT.format(
         rate=rate,
         seconds=seconds,
         horizon=seconds / 4,
         ttft=max(2 * ttft_ms, 1),
         tpot=max(2 * tpot_ms, 0.01),
-        errors=max(5, 5 * USUAL / (rate * seconds)),
+        errors=max(5, 5 * USUAL_CONTRACT_REQUESTS / (rate * seconds)),
     )
 
 
-def validate(session: Session) -> dict[str, Any]:
-    usual = session.kept("qa-closed") or {}
-    text = contract(rate(session, "qa") / 2, session.seconds, usual["ttft_p50_ms"], tpot_ms(usual))
+def run_validation(session: Session) -> dict[str, Any]:
+    """Validate a contract and verify its bundle."""
+    closed_loop = session.read_step("qa-closed") or {}
+    text = format_contract(
+        closed_loop_rate(session, "qa") / 2,
+        session.seconds,
+        closed_loop["ttft_p50_ms"],
+        typical_tpot_ms(closed_loop),
+    )
     (session.out / "contract.yaml").write_text(text)
     workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
     if session.output_tokens:  # those of the closed loop, whose rate and times are promised
@@ -261,10 +292,10 @@ def validate(session: Session) -> dict[str, Any]:
             r"output_tokens: \d+", f"output_tokens: {session.output_tokens}", workload
         )
     (session.out / "qa.yaml").write_text(workload)
-    for left in ("validation", "bundle.zip"):
-        shutil.rmtree(session.out / left, ignore_errors=True)
-        (session.out / left).unlink(missing_ok=True)
-    session.command(
+    for stale_name in ("validation", "bundle.zip"):
+        shutil.rmtree(session.out / stale_name, ignore_errors=True)
+        (session.out / stale_name).unlink(missing_ok=True)
+    session.run_loadgen(
         "validate",
         "contract.yaml",
         "--url",
@@ -277,18 +308,20 @@ def validate(session: Session) -> dict[str, Any]:
         "--progress",
         "off",
     )
-    session.command("verify", "bundle.zip", codes=(0,))
-    found: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
-    return found
+    session.run_loadgen("verify", "bundle.zip", codes=(0,))
+    verdict: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
+    return verdict
 
 
 class Step(NamedTuple):
+    """A step of the rehearsal, with its duration in lengths of a load."""
+
     name: str
     seconds: float  # of load, in lengths of a load
-    does: Callable[[Session], dict[str, Any]]
+    run: Callable[[Session], dict[str, Any]]
 
 
-SMOKE = {
+SMOKE_STEPS = {
     "doctor",
     "alone",
     "qa-closed",
@@ -296,83 +329,88 @@ SMOKE = {
     "cache-cold",
 }  # a contract takes a minute of load
 STEPS = (
-    Step("doctor", 0.5, doctor),
-    Step("alone", 1.2, alone),
-    *(Step(f"{profile}-closed", 1.5, closed(profile)) for profile in PROFILES),
-    *(Step(f"{profile}-open", 1.5, opened(profile)) for profile in PROFILES),
-    Step("cache-cold", 1.0, cache(warm=False)),
-    Step("cache-warm", 1.0, cache(warm=True)),
-    Step("search", 7.0, search),
-    Step("validate", 4.0, validate),
+    Step("doctor", 0.5, run_doctor),
+    Step("alone", 1.2, run_alone),
+    *(Step(f"{profile}-closed", 1.5, closed_loop_step(profile)) for profile in PROFILES),
+    *(Step(f"{profile}-open", 1.5, open_loop_step(profile)) for profile in PROFILES),
+    Step("cache-cold", 1.0, cache_step(warm=False)),
+    Step("cache-warm", 1.0, cache_step(warm=True)),
+    Step("search", 7.0, run_search),
+    Step("validate", 4.0, run_validation),
 )
 
 
 # -- the endpoint --------------------------------------------------------------------------------------------------
 
 
-def prepared(session: Session, given: argparse.Namespace) -> tuple[engines.Engine, str]:
-    """The engine and its program, with its weights made; looked for once, then as it was found."""
-    look = session.kept("look")
-    if look is None:
-        look = engines.look()
-        if given.llama_archive and "llamacpp" not in look["engines"]:
-            cuda = bool(look["gpus"] and look["cuda_compiler"])
-            look["engines"]["llamacpp"] = engines.built(
-                given.llama_archive, given.model.parent / "llama", cuda
+def prepare_engine(session: Session, args: argparse.Namespace) -> tuple[engines.Engine, str]:
+    """Return the engine and its program, with its weights made.
+
+    The choice is stored, so that later invocations use the same engine.
+    """
+    machine = session.read_step("look")
+    if machine is None:
+        machine = engines.inspect_machine()
+        if args.llama_archive and "llamacpp" not in machine["engines"]:
+            cuda = bool(machine["gpus"] and machine["cuda_compiler"])
+            machine["engines"]["llamacpp"] = engines.build_llama_server(
+                args.llama_archive, args.model.parent / "llama", cuda
             )
-        session.keep("look", look)
-    asked = given.engine or ("llamacpp" if given.llama_archive else "")
-    engine = engines.chosen(look, asked)
-    program = look["engines"].get(engine.name) or engines.program(engine)
-    chosen = session.kept("engine")
-    if chosen is None:
-        shape = given.shape or engines.shape(look, engine)
-        if engine.form:
-            form = frozenset({engine.form})
+        session.store_step("look", machine)
+    engine_name = args.engine or ("llamacpp" if args.llama_archive else "")
+    engine = engines.choose_engine(machine, engine_name)
+    program = machine["engines"].get(engine.name) or engines.find_program(engine)
+    stored_choice = session.read_step("engine")
+    if stored_choice is None:
+        shape = args.shape or engines.choose_shape(machine, engine)
+        if engine.weight_format:
+            formats = frozenset({engine.weight_format})
             size = weights.SHAPES[shape]._replace(context=engines.CONTEXT)
-            weights.make(given.model, size, form, four_bits=shape != "tiny")
-            for name, text in engine.files:
-                (given.model / name).write_text(text)
-        session.keep("engine", {"engine": engine.name, "shape": shape if engine.form else "none"})
+            weights.write_model(args.model, size, formats, four_bits=shape != "tiny")
+            for name, text in engine.model_files:
+                (args.model / name).write_text(text)
+        session.store_step(
+            "engine", {"engine": engine.name, "shape": shape if engine.weight_format else "none"}
+        )
     return engine, program
 
 
 @contextlib.contextmanager
-def serving(session: Session, given: argparse.Namespace) -> Iterator[None]:
-    """The engine, while inside."""
-    engine, program = prepared(session, given)
-    gpus = len((session.kept("look") or {})["gpus"])
+def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
+    """Run the engine inside the `with` block."""
+    engine, program = prepare_engine(session, args)
+    gpus = len((session.read_step("look") or {})["gpus"])
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    line = engine.start.format(
+    command_line = engine.start_command.format(
         bin=program,
-        model=given.model,
+        model=args.model,
         port=port,
         gpus=max(gpus, 1),
         context=engines.CONTEXT,
         python=sys.executable,
-        cache=engines.CONTEXT * given.lanes,
-        slots=given.lanes,
+        cache=engines.CONTEXT * args.concurrency,
+        slots=args.concurrency,
         layers=999 if gpus else 0,
         threads=max(len(os.sched_getaffinity(0)) // 2, 1),
         device="cuda" if gpus else "cpu",
     )
     session.url = f"http://127.0.0.1:{port}"
-    session.flags = [flag.format(model=given.model) for flag in engine.flags]
-    if engine.form:
-        session.flags += ["--tokenizer", str(given.model / "tokenizer.json")]
-    settings = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
+    session.flags = [flag.format(model=args.model) for flag in engine.loadgen_options]
+    if engine.weight_format:
+        session.flags += ["--tokenizer", str(args.model / "tokenizer.json")]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
     with (session.out / "server.txt").open("ab") as log:
         process = subprocess.Popen(
-            shlex.split(line),
+            shlex.split(command_line),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=settings,
+            env=environment,
             start_new_session=True,
         )
     try:
-        _wait(process, session.url, engine.ready, given.start_minutes * 60)
+        _wait_until_ready(process, session.url, engine.ready_marker, args.start_minutes * 60)
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -384,14 +422,17 @@ def serving(session: Session, given: argparse.Namespace) -> Iterator[None]:
         process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, ready: str, at_most_s: float) -> None:
-    given_up_at = time.monotonic() + at_most_s
-    while time.monotonic() < given_up_at:
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], url: str, ready_marker: str, timeout_s: float
+) -> None:
+    """Wait until the engine lists its models; raise SystemExit if it does not."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer,
+            urllib.request.urlopen(f"{url}/v1/models", timeout=5) as response,
         ):
-            if ready.encode() in answer.read():
+            if ready_marker.encode() in response.read():
                 return
         if process.poll() is not None:
             break
@@ -399,25 +440,27 @@ def _wait(process: subprocess.Popen[bytes], url: str, ready: str, at_most_s: flo
     raise SystemExit("the engine does not serve: see server.txt in the folder")
 
 
-def steps_left(session: Session) -> list[Step]:
-    return [step for step in session.steps if session.kept(step.name) is None]
+def list_steps_left(session: Session) -> list[Step]:
+    """Return the steps that are still to be done."""
+    return [step for step in session.steps if session.read_step(step.name) is None]
 
 
-def go(session: Session, given: argparse.Namespace, begun: float) -> None:
-    """Steps, as many as fit into the time of this invocation."""
-    with serving(session, given):
-        for step in steps_left(session):
-            needs = step.seconds * session.seconds + 20
-            if time.monotonic() - begun + needs > given.minutes * 60:
-                print(f"{step.name} needs {needs:.0f} s: the next invocation does it")
+def run_steps(session: Session, args: argparse.Namespace, started_s: float) -> None:
+    """Run as many steps as fit into the time of this invocation."""
+    with serve_engine(session, args):
+        for step in list_steps_left(session):
+            needed_s = step.seconds * session.seconds + 20
+            if time.monotonic() - started_s + needed_s > args.minutes * 60:
+                print(f"{step.name} needs {needed_s:.0f} s: the next invocation does it")
                 return
-            at = time.monotonic()
-            session.keep(step.name, step.does(session))
-            print(f"{step.name}: {time.monotonic() - at:.0f} s", flush=True)
+            step_started_s = time.monotonic()
+            session.store_step(step.name, step.run(session))
+            print(f"{step.name}: {time.monotonic() - step_started_s:.0f} s", flush=True)
 
 
 def main() -> None:
-    begun = time.monotonic()
+    """Run steps, write the record, and exit with 75 if steps are left."""
+    started_s = time.monotonic()
     parser = rig.create_parser(__doc__)
     parser.add_argument("out", nargs="?", type=Path, help="a folder for all of it")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of a load")
@@ -446,7 +489,9 @@ def main() -> None:
     parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
     )
-    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
+    args = rig.parse_arguments(
+        parser, seconds=1.0, concurrency=2, output_tokens=8, engine="simulated"
+    )
     if args.out is None and not args.smoke:
         parser.error("OUT: where to?")
     with tempfile.TemporaryDirectory() as scratch:
@@ -454,18 +499,18 @@ def main() -> None:
         args.model = (args.model or args.out.with_name(f"{args.out.name}-model")).absolute()
         session = Session(args)
         signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(UNFINISHED)
+            signal.SIGTERM, lambda *_: sys.exit(UNFINISHED_EXIT_CODE)
         )  # the engine does not outlive this process
-        if steps_left(session):
-            go(session, args, begun)
-        left = [step.name for step in steps_left(session)]
+        if list_steps_left(session):
+            run_steps(session, args, started_s)
+        steps_left_names = [step.name for step in list_steps_left(session)]
         names = ("look", "engine", *(step.name for step in session.steps))
-        text = page.page({name: session.kept(name) for name in names})
+        text = page.format_page({name: session.read_step(name) for name in names})
         (session.out / "README.md").write_text(text)
         print(text)
-    if left:
-        print(f"left: {', '.join(left)}; the same command goes on")
-        sys.exit(UNFINISHED)
+    if steps_left_names:
+        print(f"left: {', '.join(steps_left_names)}; the same command goes on")
+        sys.exit(UNFINISHED_EXIT_CODE)
 
 
 if __name__ == "__main__":
