@@ -267,12 +267,12 @@ def rehearse(
 def main() -> int:
     """Run the rehearsal; return 1 if an exit code was not the expected one."""
     parser = rig.create_parser(__doc__)
-    parser.add_argument("--endpoints", run_command=int, default=18)
-    parser.add_argument("--machines", run_command=int, default=3, help="that send the load")
+    parser.add_argument("--endpoints", type=int, default=18)
+    parser.add_argument("--machines", type=int, default=3, help="that send the load")
     parser.add_argument(
-        "--seconds", run_command=int, default=16, help="minimum duration of each load"
+        "--seconds", type=int, default=16, help="minimum duration of each load"
     )
-    parser.add_argument("--rate", run_command=float, default=12.0, help="queries/s")
+    parser.add_argument("--rate", type=float, default=12.0, help="queries/s")
     args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
     if find_spec("ray") is None:
         print("Ray is not installed: pip install 'loadgen[ray]'")

@@ -288,7 +288,7 @@ def measure_wait(row: Wait, url: str, args: argparse.Namespace) -> list[list[str
             measure_command([*LOADGEN, *map(fill, arguments)], scratch_dir)
         for _ in range(args.rounds):
             for name, (command, checkout) in list_sides(
-                row, fill, args.peer, smoke=args.smoke
+                row, fill, args.beside, smoke=args.smoke
             ).items():
                 with tempfile.TemporaryDirectory(
                     prefix="loadgen-waits-"
@@ -339,7 +339,7 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     args = rig.parse_arguments(parser, rounds=1)
-    args.peer = None if args.peer is None else args.peer.resolve()
+    args.beside = None if args.beside is None else args.beside.resolve()
     waits = [row for name, row in WAITS.items() if not args.only or name in args.only]
     is_endpoint_needed = any(
         "{url}" in argument
