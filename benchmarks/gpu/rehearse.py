@@ -73,7 +73,7 @@ class Session:
         self.out: Path = args.out
         self.model: Path = args.model
         self.seconds: float = args.seconds
-        self.concurrency: int = args.concurrency
+        self.concurrency: int = args.lanes
         self.output_tokens: int | None = args.output_tokens
         self.length = ["--output-tokens", str(args.output_tokens)] if args.output_tokens else []
         self.energy = [option for source in args.energy or () for option in ("--energy", source)]
@@ -389,8 +389,8 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
         gpus=max(gpus, 1),
         context=engines.CONTEXT,
         python=sys.executable,
-        cache=engines.CONTEXT * args.concurrency,
-        slots=args.concurrency,
+        cache=engines.CONTEXT * args.lanes,
+        slots=args.lanes,
         layers=999 if gpus else 0,
         threads=max(len(os.sched_getaffinity(0)) // 2, 1),
         device="cuda" if gpus else "cpu",
@@ -490,7 +490,7 @@ def main() -> None:
         "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
     )
     args = rig.parse_arguments(
-        parser, seconds=1.0, concurrency=2, output_tokens=8, engine="simulated"
+        parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated"
     )
     if args.out is None and not args.smoke:
         parser.error("OUT: where to?")
