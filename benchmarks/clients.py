@@ -280,7 +280,12 @@ def prepare_aiohttp(
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """Prepare an aiohttp client that reads line by line, as home-made generators do."""
     arguments = json.dumps(
-        {"url": url, "concurrency": case.concurrency, "tokens": case.tokens, "requests": case.requests}
+        {
+            "url": url,
+            "concurrency": case.concurrency,
+            "tokens": case.tokens,
+            "requests": case.requests,
+        }
     )
     return [
         sys.executable,

@@ -269,9 +269,7 @@ def main() -> int:
     parser = rig.create_parser(__doc__)
     parser.add_argument("--endpoints", type=int, default=18)
     parser.add_argument("--machines", type=int, default=3, help="that send the load")
-    parser.add_argument(
-        "--seconds", type=int, default=16, help="minimum duration of each load"
-    )
+    parser.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
     parser.add_argument("--rate", type=float, default=12.0, help="queries/s")
     args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
     if find_spec("ray") is None:

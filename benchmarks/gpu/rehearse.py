@@ -489,9 +489,7 @@ def main() -> None:
     parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
     )
-    args = rig.parse_arguments(
-        parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated"
-    )
+    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
     if args.out is None and not args.smoke:
         parser.error("OUT: where to?")
     with tempfile.TemporaryDirectory() as scratch:
