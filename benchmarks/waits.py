@@ -199,7 +199,7 @@ def read_rows_only(folder: str) -> None:
     from loadgen.core.results import store
     from loadgen.core.results.record import ROW
 
-    stored = store.read_lightly(Path(folder))
+    stored = store.read_run_lazily(Path(folder))
     for name in ROW.names or ():
         stored.rows[name].sum()
 

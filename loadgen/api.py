@@ -158,7 +158,7 @@ class Result:
 
         from loadgen.core.results import store
 
-        samples = store.server(self.folder)
+        samples = store.read_server_samples(self.folder)
         types = {
             "t_s": pa.float64(),
             "target": pa.int32(),

@@ -135,8 +135,8 @@ def write(
     spool.row(found.tobytes())
     gaps, timeline = gaps_of(found)
     half = len(timeline) // 2
-    spool.flows(0, Histogram(), timeline[:half])
-    spool.flows(0, gaps, timeline)
+    spool.write_event_counts(0, Histogram(), timeline[:half])
+    spool.write_event_counts(0, gaps, timeline)
     for t in range(int(found["done_ns"].max() // S)):
         spool.second(
             WorkerSample(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)

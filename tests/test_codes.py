@@ -23,7 +23,7 @@ FAULTS = {
     "TargetUnusable",
     "TransientFailure",
     "InvalidValueError",
-    "BadRow",
+    "BadRowError",
 }
 MAKERS = {"add_error", "add_option", "fault", "report", "Explanation"}
 """Functions that make an error with their first argument as its code."""

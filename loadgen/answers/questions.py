@@ -10,7 +10,7 @@ import msgspec
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.workload.dataset import read_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
-from loadgen.core.workload.row_errors import BadRow
+from loadgen.core.workload.row_errors import BadRowError
 
 REFERENCE_KEYS = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets have the right answer. The first one that a row has counts."""
@@ -53,7 +53,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     for index in range(row_count):
         try:
             questions.append(_parse_question(rows.line(index)))
-        except BadRow as wrong:
+        except BadRowError as wrong:
             location = f"{path}: row {index + 1}"
             errors.append(UserError(wrong.code, str(wrong), location, wrong.hint, key=wrong.key))
             if has_too_many(errors, str(path)):
@@ -88,7 +88,7 @@ def _parse_reference(row: dict[str, Any]) -> str | None:
         if isinstance(reference, int | float) and not isinstance(reference, bool):
             return str(reference)
         if not isinstance(reference, str):
-            raise BadRow(
+            raise BadRowError(
                 "wrong_type",
                 f"{key} must be a text",
                 "use the right answer, or the letter of a choice",

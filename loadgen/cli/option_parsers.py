@@ -1,7 +1,8 @@
 """Parsers of the values of options, for the command line and for the keywords of `loadgen.run`.
 
-A parser takes text or a Python value and returns a checked value. It raises `units.InvalidValueError` for a
-value that it does not take, and Fault or Faults where the place is not simply the option.
+A parser takes text or a Python value and returns a checked value. It raises
+`units.InvalidValueError` for a value that it does not take, and Fault or Faults where the place is
+not simply the option.
 """
 
 from __future__ import annotations

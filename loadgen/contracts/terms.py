@@ -177,7 +177,8 @@ def _check_between_zero_and_one(share: float) -> float:
     No sample can show a lower bound of 100 %, and one of 0 % is always met.
 
     Raises:
-        InvalidValueError: The fraction is 0 or 1. The error becomes a diagnostic at this place of the file.
+        InvalidValueError: The fraction is 0 or 1. The error becomes a diagnostic at this place of
+            the file.
     """
     if share == 1:
         raise InvalidValueError(

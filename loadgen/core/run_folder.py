@@ -51,8 +51,8 @@ def open_run(folder: Path) -> OpenedRun:
     if not store.has_rows(folder):
         has_summary = (folder / SUMMARY).is_file()
         return OpenedRun(kept_summary(folder) if has_summary else summary(folder), None)
-    stored = store.read_lightly(folder)
-    samples = store.server(folder)
+    stored = store.read_run_lazily(folder)
+    samples = store.read_server_samples(folder)
     return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
 
 
@@ -93,8 +93,8 @@ def kept_summary(folder: Path) -> Summary:
 
 def summary(folder: Path) -> Summary:
     """Compute the summary of a run from its records. Raises UserError as `store.read_run` does."""
-    stored = store.read_lightly(folder)
-    samples = store.server(folder)
+    stored = store.read_run_lazily(folder)
+    samples = store.read_server_samples(folder)
     return with_server(samples, summarize(*stored, samples))
 
 

@@ -1,7 +1,8 @@
 """Parse values with units, such as `30s`, `250ms`, `10/s`, `99%` and `p95`.
 
-Pure, and shared by workload files and options. Every function raises `InvalidValueError`, whose text is the
-predicate of a sentence such as '"30 sekunds" must be a duration', with a hint what to write.
+Pure, and shared by workload files and options. Every function raises `InvalidValueError`, whose
+text is the predicate of a sentence such as '"30 sekunds" must be a duration', with a hint what to
+write.
 """
 
 from __future__ import annotations
@@ -134,15 +135,19 @@ def _suggest_unit(written: str) -> str:
 
 
 def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
-    """Begin and end in ns of `10m..20m`, `10m..` or `..20m`; None: no end. Raises `InvalidValueError`."""
+    """Return begin and end in ns of `10m..20m`, `10m..` or `..20m`. An end of None means no end.
+
+    Raises `InvalidValueError`.
+    """
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")
     if not dots or not (begin or end):
         raise InvalidValueError("invalid_value", "must be a time range", hint)
-    found = duration_ns(begin, bare) if begin else 0, duration_ns(end, bare) if end else None
-    if found[1] is not None and found[1] <= found[0]:
+    begin_ns = duration_ns(begin, bare) if begin else 0
+    end_ns = duration_ns(end, bare) if end else None
+    if end_ns is not None and end_ns <= begin_ns:
         raise InvalidValueError("out_of_range", "must end after it starts", hint)
-    return found
+    return begin_ns, end_ns
 
 
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kM]?)")
@@ -159,7 +164,9 @@ def count(text: str) -> int:
 
 
 def rate_per_s(text: str, bare: bool = False) -> float:
-    """Return the events per second of `10/s` or `600/min`, always above zero. Raises `InvalidValueError`.
+    """Return the events per second of `10/s` or `600/min`, always above zero.
+
+    Raises `InvalidValueError`.
 
     `inf` stands for everything at once.
 
@@ -192,7 +199,10 @@ def rate_per_s(text: str, bare: bool = False) -> float:
 
 
 def rate_or_zero_per_s(text: str) -> float:
-    """Return a rate as `rate_per_s` does; also zero, as `0/s` or `0`. Raises `InvalidValueError`."""
+    """Return a rate as `rate_per_s` does, or zero for `0/s` or `0`.
+
+    Raises `InvalidValueError`.
+    """
     match = re.fullmatch(rf"({NUMBER}) ?(/ ?(s|min|m|h))?", text.strip())
     if match is not None and float(match[1]) == 0:
         return 0.0

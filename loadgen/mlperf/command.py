@@ -658,7 +658,7 @@ def _find_peak(
         return code
     best = max(confirmed, key=lambda trial: trial.load)
     run_folder = folder / best.run_name
-    summary = summarize(*store.read_lightly(run_folder))
+    summary = summarize(*store.read_run_lazily(run_folder))
     result = mlperf_run.judge(
         run_folder, test, summary, data_name=data.name, qps=best.load, search_result=search_result
     )

@@ -261,7 +261,7 @@ def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
 
     Raises UserError when the folder holds no records.
     """
-    rows = store.read_lightly(folder).rows
+    rows = store.read_run_lazily(folder).rows
     return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
 
 

@@ -27,7 +27,7 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNFINISHED, Columns
 from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, decode_manifest
-from loadgen.core.results.record import BIN_NS, KINDS, ROW, joined, picked
+from loadgen.core.results.record import BIN_NS, KINDS, ROW, concatenate_rows, select_rows
 from loadgen.core.results.record_log import Tail
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
@@ -100,7 +100,7 @@ class LiveStatus:
         if self.manifest.slo is not None:
             self._counted += int(outcomes.is_counted(columns, self.manifest.slo).sum())
             self._good += int(outcomes.meets(columns, self.manifest.slo).sum())
-        self._recent = joined((self._recent, rows))
+        self._recent = concatenate_rows((self._recent, rows))
 
     def add_worker_samples(self, seconds: Iterable[WorkerSample]) -> None:
         """Add what the workers measured of themselves; the last sample of each worker counts."""
@@ -114,7 +114,7 @@ class LiveStatus:
     def recent_records(self) -> Columns:
         """Return the records of the last `RECENT_S` seconds, and forget older ones."""
         since_ns = round((self.now_s - RECENT_S) * 1e9)
-        self._recent = picked(self._recent, self._recent["done_ns"] >= since_ns)
+        self._recent = select_rows(self._recent, self._recent["done_ns"] >= since_ns)
         return Columns(self._recent)
 
     @property

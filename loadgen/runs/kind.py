@@ -65,14 +65,14 @@ def report(run: StoredRun) -> Report:
 
     @cache
     def chart_data() -> ChartData:
-        heat = store.heat(run.folder)
+        heat = store.read_heat(run.folder)
         return page_data.compute_chart_data(manifest, rows, gaps, timeline, samples, heat)
 
     return text.report(
         run.summary,
         manifest,
         chart_data,
-        server_samples=store.server(run.folder),
+        server_samples=store.read_server_samples(run.folder),
         additions=run.additions,
         run_dir=run.folder,
     )

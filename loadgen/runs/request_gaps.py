@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.core.results import gaps
 from loadgen.core.results.gaps import RequestGaps
 from loadgen.core.results.parquet import unreadable
-from loadgen.core.results.store import Stored, read_lightly
+from loadgen.core.results.store import Stored, read_run_lazily
 
 Gaps = Mapping[int, NDArray[np.int64]]
 """The inter-chunk latencies of each request in order (ns), by slot."""
@@ -28,7 +28,7 @@ def read(folder: Path) -> StoredWithGaps:
 
     Raises UserError if a file of the run is damaged.
     """
-    stored = StoredWithGaps(*read_lightly(folder, by_stage=False))
+    stored = StoredWithGaps(*read_run_lazily(folder, by_stage=False))
     stored.each_gap = read_each_gap(folder)
     return stored
 
@@ -42,7 +42,7 @@ def read_each_gap(folder: Path) -> Gaps | None:
     is_complete = file.is_file()
     if not is_complete and not any(folder.glob("spool/w*.events")):
         return None
-    groups = _read_groups(file) if is_complete else gaps.spooled(folder)
+    groups = _read_groups(file) if is_complete else gaps.read_event_files(folder)
     return {slot: request_gaps for group in groups for slot, request_gaps in group.each()}
 
 

@@ -80,7 +80,7 @@ class RepeatedSweep:
         """Run repeat `number`, from 1. Return False if the user stopped it."""
         repeat_dir = self._sweep_run.output_dir / f"r{number}"
         sweep = with_output_dir(self._with_seed_of_repeat(number), repeat_dir)
-        with store.nothing_left(repeat_dir):
+        with store.remove_on_failure(repeat_dir):
             outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.show))
         print_status(describe_files(repeat_dir))
         self._exit_codes.append(outcome_code(outcome, strict=self._strict))

@@ -14,7 +14,7 @@ from loadgen.core.metrics import tasks
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.replica_keys import replica_keys
 from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE
-from loadgen.core.results.record import ROW, joined, picked
+from loadgen.core.results.record import ROW, concatenate_rows, select_rows
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import needed_samples, quantile_of
 from loadgen.search.goal import FAILED, PASSED, ROUNDING, Decision
@@ -153,7 +153,7 @@ class TrialMonitor:
         misses = self._goal.find_misses(ended_rows)
         self._miss_counts += misses.sum(axis=1)
         if self._may_pass_early:
-            self._rows = joined((self._rows, ended_rows))
+            self._rows = concatenate_rows((self._rows, ended_rows))
             self._misses = np.concatenate((self._misses, misses), axis=1)
         return self._decide(now_ns, self._miss_counts, self._rows, self._misses)
 
@@ -191,10 +191,10 @@ class TrialMonitor:
         A task, which is a session of several requests, can only be judged when all of its requests
         are known. The rows of open tasks are therefore kept until the next check.
         """
-        rows = joined((self._rows_of_open_tasks, new_rows))
+        rows = concatenate_rows((self._rows_of_open_tasks, new_rows))
         table = tasks.tabulate_tasks(Columns(rows), self._max_turns)
         open_task_numbers = table.numbers[~table.has_ended]
-        self._rows_of_open_tasks = picked(rows, np.isin(rows["session"], open_task_numbers))
+        self._rows_of_open_tasks = select_rows(rows, np.isin(rows["session"], open_task_numbers))
         was_cancelled = table.columns.cancelled.astype(bool)
         is_unfinished = table.columns.unfinished.astype(bool)
         # A task that the end of the run cut off says nothing about its term.
@@ -343,7 +343,7 @@ class TrialMonitor:
         falls on a failed request.
         """
         is_in_batch = batches.batch_of_row < batches.count
-        columns = Columns(picked(rows, is_in_batch))
+        columns = Columns(select_rows(rows, is_in_batch))
         batch_of_row = batches.batch_of_row[is_in_batch]
         order = np.argsort(batch_of_row, kind="stable")
         # The rows of batch n are those from batch_starts[n] to batch_starts[n + 1].
@@ -454,7 +454,7 @@ def select_ended(rows: NDArray[np.void]) -> NDArray[np.void]:
 
     Those requests say nothing about the load.
     """
-    return picked(rows, (rows["status"] != metrics.CANCELLED) & (rows["done_ns"] >= 0))
+    return select_rows(rows, (rows["status"] != metrics.CANCELLED) & (rows["done_ns"] >= 0))
 
 
 def any_part_grows(rows: NDArray[np.void], instants_ns: NDArray[np.int64]) -> bool:

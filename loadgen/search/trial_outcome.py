@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.core import run_folder
 from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import store
-from loadgen.core.results.record import KIND, picked
+from loadgen.core.results.record import KIND, select_rows
 from loadgen.core.slo import Slo
 from loadgen.runs.slo_text import missed_objectives
 from loadgen.runs.table_metrics import table_metrics
@@ -44,7 +44,7 @@ class TrialRecords(NamedTuple):
     @property
     def due_rows(self) -> NDArray[np.void]:
         """The records of the requests that were sent or had to be."""
-        return picked(self.rows, self.rows["due_ns"] >= 0)
+        return select_rows(self.rows, self.rows["due_ns"] >= 0)
 
     @property
     def end_ns(self) -> int:
@@ -161,7 +161,7 @@ def select_measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void
     if not summary.stages:
         return rows
     is_stage_measured = np.array([stage.measured for stage in summary.stages])
-    return picked(rows, is_stage_measured[rows["stage"]])
+    return select_rows(rows, is_stage_measured[rows["stage"]])
 
 
 def judge_search_trial(

@@ -33,7 +33,7 @@ from loadgen.core.execution.events import (
 )
 from loadgen.core.execution.run import Execute
 from loadgen.core.results import checksums, store
-from loadgen.core.results.record import picked
+from loadgen.core.results.record import select_rows
 from loadgen.core.results.record_log import Tail
 from loadgen.core.workload import with_unique_prompts
 from loadgen.search import capacity_files, experiment
@@ -275,7 +275,7 @@ class _MonitoredRun:
         assert self._planned is not None, "rows come after the plan"
         stages = self._planned.plan.schedule.stages
         is_measured = np.array([stage.measured for stage in stages])
-        return rows if is_measured.all() else picked(rows, is_measured[rows["stage"]])
+        return rows if is_measured.all() else select_rows(rows, is_measured[rows["stage"]])
 
     async def _follow(self, monitor: TrialMonitor, load: RunningLoad) -> None:
         """Read the records of a real run until its outcome is decided, and then stop its load.

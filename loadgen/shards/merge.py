@@ -111,7 +111,7 @@ def _write_worker_samples(positions: Sequence[PartPosition], run_dir: Path) -> N
         if position.part is None:
             continue
         delay_s = position.delay_ns / NS_PER_S
-        for sample in store.read_lightly(position.part.run_dir).seconds:
+        for sample in store.read_run_lazily(position.part.run_dir).seconds:
             worker = sample.worker + position.first_worker
             samples.append(replace(sample, t_s=sample.t_s + delay_s, worker=worker))
     samples.sort(key=lambda sample: (sample.t_s, sample.worker))
@@ -132,7 +132,7 @@ def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> N
         delay_s = position.delay_ns / NS_PER_S
         new_samples = [
             replace(sample, t_s=sample.t_s + delay_s)
-            for sample in store.server(position.part.run_dir)
+            for sample in store.read_server_samples(position.part.run_dir)
             if sample.page not in copied_pages
         ]
         copied_pages.update(sample.page for sample in new_samples)

@@ -67,7 +67,7 @@ def _tables_of_parts(positions: Sequence[PartPosition], lost: Sequence[LostSlots
 
 def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[Any]:
     """Yield the records of one part, with the workers and times of the merged run."""
-    stored = store.read_lightly(part.run_dir)
+    stored = store.read_run_lazily(part.run_dir)
     for first in range(0, len(stored.rows), BLOCK_ROWS):
         rows = _in_memory(stored.rows[first : first + BLOCK_ROWS])
         rows["worker"] += position.first_worker
@@ -145,7 +145,7 @@ def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
     Of a stage that its duration alone limits, these are the slots that were in flight: the next one
     of each virtual user.
     """
-    rows = _in_memory(store.read_lightly(part.run_dir).rows)
+    rows = _in_memory(store.read_run_lazily(part.run_dir).rows)
     last_stage = int(rows["stage"].max()) if len(rows) else 0
     unrecorded = []
     for index, stage in enumerate(part.shard.stages):

@@ -217,7 +217,7 @@ class _NewRecordReader:
         self._slots.append(rows["slot"].copy())
         parts = [Columns(rows)]
         if include_stored and store.has_rows(self._folder):
-            stored = store.read_lightly(self._folder, by_stage=False).rows
+            stored = store.read_run_lazily(self._folder, by_stage=False).rows
             is_new = ~np.isin(stored["slot"], np.concatenate(self._slots))
             parts.append(Columns(stored, is_new))
         return parts

@@ -116,7 +116,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         bins = np.concatenate([bins, draw.integers(0, 9, 150)])
         first = max(0, len(bins) - 1_000)
         bins[first:] += 1
-        spool.flows(0, histogram, bins[first:], first)
+        spool.write_event_counts(0, histogram, bins[first:], first)
         if step % 3:
             spool.flush()
         taken = _now(sender.take(dict(copy.have), 0))

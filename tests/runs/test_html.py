@@ -47,10 +47,10 @@ S = 1_000_000_000
 
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
-    summary = with_server(store.server(folder), summarize(*stored))
-    made = run_data.compute_chart_data(*stored[:5], store.heat(folder))
+    summary = with_server(store.read_server_samples(folder), summarize(*stored))
+    made = run_data.compute_chart_data(*stored[:5], store.read_heat(folder))
     added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
-    return run_page.render(summary, stored.manifest, made, store.server(folder), added)
+    return run_page.render(summary, stored.manifest, made, store.read_server_samples(folder), added)
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
@@ -251,7 +251,7 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
-    lines = store.heat(tmp_path / "r")
+    lines = store.read_heat(tmp_path / "r")
     found = run_data.gap_heat(lines, 30.0)
     assert sum(count for *_, count in found) == stored.gaps[0].count
     low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)

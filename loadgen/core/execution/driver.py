@@ -172,7 +172,7 @@ class Driver:
         self._bodies = resources.bodies
         self._clients = resources.clients
         self._reactor = resources.reactor
-        self._spool = resources.spool
+        self._record_log = resources.record_log
         self._redact = resources.redact
         self._header_lines = resources.header_lines
         self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
@@ -427,7 +427,7 @@ class Driver:
         else:
             self._count_success(target, completion)
         self._bodies.record_response(slot.slot_id, completion)
-        self._spool.row(self._encode_record(slot, target, request_facts, completion))
+        self._record_log.row(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
         if self._is_starting:
             return
@@ -504,7 +504,7 @@ class Driver:
         text_number = _NO_TEXT
         text = text_of(completion)
         if text:
-            text_number = self._spool.text(self._redact(text))
+            text_number = self._record_log.text(self._redact(text))
         key = self._record_key(slot, target)
         return sent_record(key, completion, self.start_ns, text=text_number, built=request_facts)
 
@@ -515,7 +515,9 @@ class Driver:
         status = CUTS.get(slot.drop_reason, "dropped")
         request_facts = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
         key = self._record_key(slot, target)
-        self._spool.row(unsent_record(key, slot.due_ns, slot.drop_reason, status, request_facts))
+        self._record_log.row(
+            unsent_record(key, slot.due_ns, slot.drop_reason, status, request_facts)
+        )
 
     def _check_finished(self) -> None:
         """Let `run` return if every slot has ended or was recorded as not sent."""
@@ -588,9 +590,9 @@ class Driver:
             self._drain_end_ns = FOREVER
             self._end_drain()
         for timeline in self._timelines:
-            self.counters.events += timeline.fold()
+            self.counters.events += timeline.count_new_events()
         if self._sampling.is_due(now):
-            self._spool.second(self._sampling.take_sample(now, self.counters))
+            self._record_log.second(self._sampling.take_sample(now, self.counters))
         self._write_due(now)
         self._check_finished()
 
@@ -609,7 +611,7 @@ class Driver:
         write_start_ns = monotonic_ns()
         if now >= self._next_flush_ns:
             self._next_flush_ns = now + _FLUSH_INTERVAL_NS
-            self._spool.flush()
+            self._record_log.flush()
         if now >= self._next_timeline_ns:
             self._next_timeline_ns = now + _TIMELINE_INTERVAL_NS
             self._write_timelines()
@@ -620,18 +622,18 @@ class Driver:
         for stage, timeline in enumerate(self._timelines):
             if timeline.used:
                 bins = timeline.bins[: timeline.used]
-                self._spool.flows(
+                self._record_log.write_event_counts(
                     stage, timeline.gaps, bins, timeline.first, errors=timeline.errors
                 )
-                timeline.stored()
+                timeline.discard_final_bins()
 
     def _write_remaining(self, now: int) -> None:
         """Write everything that has not been written yet."""
         for timeline in self._timelines:
-            timeline.fold()
-        self._spool.second(self._sampling.take_sample(now, self.counters))
+            timeline.count_new_events()
+        self._record_log.second(self._sampling.take_sample(now, self.counters))
         self._write_timelines()
-        self._spool.flush()
+        self._record_log.flush()
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End the run with the exception that a callback raised.

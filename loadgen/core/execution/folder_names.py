@@ -68,7 +68,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
                 hint="wait until it has ended, or give another --out",
             )
         try:
-            with store.nothing_left(folder):
+            with store.remove_on_failure(folder):
                 yield
         except (LoadgenError, CombinedError, KeyboardInterrupt):
             if not existed:
@@ -86,7 +86,7 @@ def new_run_folder(out: Path | None, name: str, now: datetime.datetime) -> Itera
     the context fails before the run has begun, or is interrupted, what was created is removed.
     """
     for folder in _candidate_folders(out, name, now):
-        with store.nothing_left(folder):
+        with store.remove_on_failure(folder):
             folder.mkdir(parents=True, exist_ok=True)
             refuse_links(folder, deep=False)
             with _try_lock(folder) as is_locked:

@@ -71,7 +71,8 @@ def trace_notes(workload: Workload) -> list[str]:
         if trace.time_unit:
             rate = format.quantity(trace.rate)
             notes.append(
-                f"{trace.path.name}: times are read as {trace.time_unit} ({rate} req/s on average). "
+                f"{trace.path.name}: times are read as {trace.time_unit} "
+                f"({rate} req/s on average). "
                 "Set the unit with --set trace_unit=s, ms, us or ns"
             )
     # Requests and arrivals of one trace have the same note. A dictionary removes the second one and

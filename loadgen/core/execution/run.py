@@ -171,7 +171,7 @@ def finish_run(
         summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
-        gaps.write(folder, gaps.spooled(folder))
+        gaps.write(folder, gaps.read_event_files(folder))
     if not compactor.died:
         store.delete_record_log(folder)
     checksums.write(folder)

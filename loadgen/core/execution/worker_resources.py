@@ -74,7 +74,7 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
         bodies: The request bodies.
         unbuilt_slot_ids: For each stage, the ids of the slots whose bodies are still to be built,
             in ascending order. Empty if a separate process builds the bodies.
-        spool: The record log.
+        record_log: The record log.
         redact: Removes API keys from a text.
     """
 
@@ -84,7 +84,7 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
     header_lines: Callable[[int], bytes] | None = None
     bodies: Bodies
     unbuilt_slot_ids: Sequence[Iterator[int]]
-    spool: RecordLog
+    record_log: RecordLog
     redact: Callable[[str], str] = str
 
 
@@ -118,8 +118,8 @@ async def open_resources(
             cleanup.callback(pool.close)
         bodies = _create_bodies(plan, worker_schedule)
         cleanup.callback(bodies.close)
-        spool = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
-        cleanup.callback(spool.close)
+        record_log = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
+        cleanup.callback(record_log.close)
         # Building bodies frees the memory of each long prompt, which the next one needs again.
         release_blocks_above(LARGEST_KEPT_BLOCK)
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
@@ -130,11 +130,11 @@ async def open_resources(
                 await pool.open(connections_per_target)
             yield WorkerResources(
                 reactor=reactor,
-                clients=_create_clients(job, pools, spool),
+                clients=_create_clients(job, pools, record_log),
                 targets_by_slot=step_targets.targets_by_request(job.settings, plan.requests),
                 bodies=bodies,
                 unbuilt_slot_ids=unbuilt_slot_ids,
-                spool=spool,
+                record_log=record_log,
                 redact=_create_redactor(job),
                 header_lines=request_header_lines(
                     job.workload, plan.requests, sends_slos=job.settings.slo_headers
@@ -178,14 +178,14 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
     return pools
 
 
-def _create_clients(job: Job, pools: Sequence[Pool], spool: RecordLog) -> Sequence[Any]:
+def _create_clients(job: Job, pools: Sequence[Pool], record_log: RecordLog) -> Sequence[Any]:
     """Return what sends the requests: the pools, with `keep: gaps` in a wrapper.
 
     The wrapper writes the time of each output event of each request to the record log. Otherwise
     only histograms of these times are stored.
     """
     if job.settings.keep == "gaps":
-        return [RequestTimelines(pool, spool.events) for pool in pools]
+        return [RequestTimelines(pool, record_log.events) for pool in pools]
     return pools
 
 

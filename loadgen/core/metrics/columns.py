@@ -178,7 +178,8 @@ def step_indices(
 
     Args:
         manifest: The manifest of the run.
-        request_ids: The id of each request. A task has `manifest.turns_per_session` ids, one after the other.
+        request_ids: The id of each request. A task has `manifest.turns_per_session` ids, one after
+            the other.
         turns: The turn of each request, from 0.
     """
     class_names = [request_class.name for request_class in manifest.classes]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.results.record import ROW, joined, picked
+from loadgen.core.results.record import ROW, concatenate_rows, select_rows
 from loadgen.core.slo import StopRule
 from loadgen.core.stats.quantiles import quantile_index
 
@@ -40,7 +40,7 @@ class StopRuleMonitor:
     def check(self, now_ns: int, ended: NDArray[np.void]) -> bool:
         """Return whether a rule is broken now; `ended` are the records since the last check."""
         is_recent = self._recent["done_ns"] > now_ns - WINDOW_NS
-        self._recent = joined((picked(self._recent, is_recent), ended))
+        self._recent = concatenate_rows((select_rows(self._recent, is_recent), ended))
         self.breach = find_breach(self._rules, self._recent, now_ns)
         return self.breach is not None
 
@@ -55,7 +55,7 @@ def find_breach(
     """
     done_ns = rows["done_ns"]
     in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
-    recent = Columns(picked(rows, _has_ended(rows) & in_window))
+    recent = Columns(select_rows(rows, _has_ended(rows) & in_window))
     if len(recent) < MIN_REQUESTS:
         return None
     for rule in rules:

@@ -1,9 +1,9 @@
 """The types of `summary.json`, its JSON text, and the exit code of a run.
 
 `measurement` computes what core knows of a run, and `core.run_summary` adds the sections of
-`core.analysis` and the verdict. `docs/reference/summary.md` defines every field, and a test compares that
-page with these types. `schema` grows when a field changes its meaning or is removed, not when one
-is added.
+`core.analysis` and the verdict. `docs/reference/summary.md` defines every field, and a test
+compares that page with these types. `schema` grows when a field changes its meaning or is removed,
+not when one is added.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class GeneratedPrompts:
         self._id_prefix = self._texts_key.hex()[:8]
 
     def _wire_id(self, request_id: int) -> str:
-        """Return the id that a request carries in its body and records, which is unique to a run."""
+        """Return the id of a request in its body and records, which is unique to a run."""
         return f"{self._id_prefix}-{request_id}"
 
     def _subtract_template(self, tokens: int) -> int:

@@ -41,8 +41,8 @@ class TraceRequest(NamedTuple):
 class TracePrompts(GeneratedPrompts):
     """Prompts with the lengths of a trace that share text where hashes of the trace are equal.
 
-    The request with the id `n` is row `n`. After the last row the rows repeat with other text. If the
-    source is the sessions of a trace, the id of a request is session * turns + position, as in
+    The request with the id `n` is row `n`. After the last row the rows repeat with other text. If
+    the source is the sessions of a trace, the id of a request is session * turns + position, as in
     the schedule.
 
     A hash of a trace stands for a block of a prompt and all text before it. Each hash becomes a

@@ -1,8 +1,8 @@
-"""`SHA256SUMS`: the hash of every file of a results folder, as `sha256sum -c SHA256SUMS` reads it. IO.
+"""The file `SHA256SUMS`, with the hash of every file of a results folder and its subfolders.
 
-Written last and at once, so that a folder with this file is complete. It covers the folders inside,
-too. A file that comes later (a page of `loadgen report`) is not in it, unless `renew` says that
-loadgen itself has written it again.
+IO. `sha256sum -c SHA256SUMS` reads it. It is written last and atomically, so a folder with this
+file is complete. A file that is added later, such as a page of `loadgen report`, is not listed. If
+loadgen writes a listed file again, `renew` updates its hash.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ from pathlib import Path, PurePosixPath
 
 from loadgen.core.results.files import refuse_links, replace
 
-_LINE = r"[0-9a-f]{64} [ *].+"
 FILE = "SHA256SUMS"
+
+_DIGEST_CHARS = 64
+_NAME_START = _DIGEST_CHARS + 2
+"""Where the name begins in a line: after the digest, a space, and a space or an asterisk."""
+
+_LINE = rf"[0-9a-f]{{{_DIGEST_CHARS}}} [ *].+"
 
 
 def write(folder: Path) -> None:
-    """Write the file anew, over everything that is in the folder now."""
-    replace(folder / FILE, _text({name: _sha256(folder / name) for name in _names(folder)}))
+    """Write the hashes of all files that are in the folder now."""
+    digests = {name: _sha256(folder / name) for name in _file_names(folder)}
+    replace(folder / FILE, _format_lines(digests))
 
 
 def begin(folder: Path) -> None:
-    """Remove the file from a folder that is going to be continued: until its end, nothing vouches for it."""
+    """Remove the list of a folder whose results are going to be continued and so will change."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 def renew(folder: Path, file: Path) -> None:
-    """Write the hash of one file of the folder anew, where it is listed; the others stay as they are."""
+    """Update the hash of one file, if the list of the folder has it."""
     listed = read(folder)
-    name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
-    if listed is not None and name in listed:
-        replace(folder / FILE, _text(listed | {name: _sha256(file)}))
+    if listed is None or not file.is_relative_to(folder):
+        return
+    name = file.relative_to(folder).as_posix()
+    if name in listed:
+        replace(folder / FILE, _format_lines(listed | {name: _sha256(file)}))
 
 
 def read(folder: Path) -> dict[str, str] | None:
@@ -47,20 +55,21 @@ def read(folder: Path) -> dict[str, str] | None:
         lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    if not all(re.fullmatch(_LINE, line) and _is_inside(line[66:]) for line in lines):
+    if not all(re.fullmatch(_LINE, line) and _is_inside(line[_NAME_START:]) for line in lines):
         return {FILE: ""}
-    return {line[66:]: line[:64] for line in lines}
+    return {line[_NAME_START:]: line[:_DIGEST_CHARS] for line in lines}
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name that a list gives is one of its own folder."""
+    """Return whether a listed name is a path below the folder of its list."""
     return not name.startswith("/") and ".." not in PurePosixPath(name).parts
 
 
 def changed(folder: Path) -> dict[str, str]:
-    """Return `changed` or `gone` for each listed file that is not as listed. Without a list nothing is returned.
+    """Return "changed" or "gone" for each listed file that is not as listed.
 
-    A run that was killed has no list. Raises UserError as `refuse_links`.
+    The result is empty without a list; a run that was killed has none. Raises UserError if the
+    folder has links that lead out of it (see `refuse_links`).
     """
     differences: dict[str, str] = {}
     listed = read(folder) or {}
@@ -76,17 +85,19 @@ def changed(folder: Path) -> dict[str, str]:
 
 
 def unlisted(folder: Path) -> list[str]:
-    """The files of the folder that are not in its list."""
+    """Return the files of the folder that are not in its list."""
     listed = read(folder) or {}
-    return [name for name in _names(folder) if name not in listed]
+    return [name for name in _file_names(folder) if name not in listed]
 
 
-def _names(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
+    """Return all files of the folder but the list, by their paths in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
     return [path.relative_to(folder).as_posix() for path in files]
 
 
-def _text(digests: dict[str, str]) -> bytes:
+def _format_lines(digests: dict[str, str]) -> bytes:
+    """Return the lines of `sha256sum` for the digests of files."""
     return "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
 
 

@@ -1,8 +1,12 @@
-"""The gaps between the output events of each request, where `--keep gaps` keeps them. IO.
+"""The times between output events of each request, which `--keep gaps` stores.
 
-spool/w0.events           while the run goes, appended by worker 0: of each request that has ended with two output
-                          events or more its slot, how many they are, and their instants in ns, each as int64
-gaps/requests.parquet     after its end: a row for each of these requests, its slot and `inter_chunk_ns`
+IO. There are two files:
+
+    spool/w0.events        appended by worker 0 during the run. For each request that has ended with
+                           two output events or more it holds the slot, the number of events, and
+                           their times in ns, each as int64
+    gaps/requests.parquet  written after the run. It has a row for each of these requests, with its
+                           slot and `inter_chunk_ns`
 """
 
 from __future__ import annotations
@@ -18,61 +22,73 @@ from numpy.typing import NDArray
 from loadgen.core.results import parquet
 
 FILE = Path("gaps") / "requests.parquet"
-GROUP_BYTES = 1 << 23  # of instants that are in memory at once, and become a row group
+GROUP_BYTES = 1 << 23
+"""Bytes of times that are in memory at once and become a row group of the Parquet file."""
 
 
 class RequestGaps(NamedTuple):
-    """Of some requests: their slots, how many gaps each has, and all gaps one after the other, ns."""
+    """The times between output events of some requests.
+
+    Attributes:
+        slots: The slot of each request.
+        counts: The number of values of each request.
+        values: The values of all requests in ns, request by request.
+    """
 
     slots: NDArray[np.int64]
     counts: NDArray[np.int64]
     values: NDArray[np.int64]
 
     def each(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Slot, and the gaps of its request."""
-        return zip(
-            self.slots.tolist(), np.split(self.values, np.cumsum(self.counts)[:-1]), strict=False
-        )
+        """Return the slot and the values of each request."""
+        values_of_requests = np.split(self.values, np.cumsum(self.counts)[:-1])
+        return zip(self.slots.tolist(), values_of_requests, strict=False)
 
 
-def spooled(folder: Path, part_bytes: int = GROUP_BYTES) -> Iterator[RequestGaps]:
-    """What the workers have appended, also where one was killed in the middle of it."""
+def read_event_files(folder: Path, part_bytes: int = GROUP_BYTES) -> Iterator[RequestGaps]:
+    """Yield what the workers have appended, also if one was killed while it wrote."""
     for path in sorted(folder.glob("spool/w*.events")):
-        rest = b""
+        unread = b""
         with path.open("rb") as file:
             while data := file.read(part_bytes):
-                found, used = _whole(rest + data)
-                rest = (rest + data)[used:]
-                yield found
+                unread += data
+                gaps, used_bytes = _parse_events(unread)
+                unread = unread[used_bytes:]
+                yield gaps
 
 
-def _whole(data: bytes) -> tuple[RequestGaps, int]:
-    """The requests that are whole in this part of a file, and how many bytes they have."""
+def _parse_events(data: bytes) -> tuple[RequestGaps, int]:
+    """Return the requests that are complete in this part of a file, and their size in bytes."""
     numbers = np.frombuffer(data, "<i8", len(data) // 8)
-    heads: list[int] = []
-    at = 0
-    while at + 2 <= len(numbers) and (end := at + 2 + int(numbers[at + 1])) <= len(numbers):
-        heads.append(at)
-        at = end
-    head = np.array(heads, np.int64)
-    steps = np.diff(
-        numbers[:at], prepend=0
-    )  # of each request but its slot, its count, its first instant
-    values = np.delete(steps, np.concatenate((head, head + 1, head + 2)))
-    return RequestGaps(numbers[head], numbers[head + 1] - 1, values), at * 8
+    starts: list[int] = []
+    position = 0
+    while position + 2 <= len(numbers):
+        end = position + 2 + int(numbers[position + 1])
+        if end > len(numbers):
+            break
+        starts.append(position)
+        position = end
+    slot_indexes = np.array(starts, np.int64)
+    # Of each request, the differences at its slot, at its count and at its first time are dropped.
+    differences = np.diff(numbers[:position], prepend=0)
+    dropped = np.concatenate((slot_indexes, slot_indexes + 1, slot_indexes + 2))
+    values = np.delete(differences, dropped)
+    gaps = RequestGaps(numbers[slot_indexes], numbers[slot_indexes + 1] - 1, values)
+    return gaps, position * 8
 
 
 def write(folder: Path, groups: Iterable[RequestGaps]) -> None:
-    """Write the file of a run that is over."""
+    """Write the Parquet file of a run that is over, with a row group for each of the groups."""
     (folder / FILE).parent.mkdir(exist_ok=True)
-    found = iter(groups)
-    first = next(found, RequestGaps(*[np.zeros(0, np.int64)] * 3))
-    parquet.write(folder / FILE, map(_table, chain((first,), found)))
+    remaining = iter(groups)
+    nothing = np.zeros(0, np.int64)
+    first = next(remaining, RequestGaps(nothing, nothing, nothing))
+    parquet.write(folder / FILE, map(_to_table, chain((first,), remaining)))
 
 
-def _table(found: RequestGaps) -> Any:
+def _to_table(gaps: RequestGaps) -> Any:
     import pyarrow as pa
 
-    ends = np.concatenate(([0], np.cumsum(found.counts))).astype(np.int32)
-    gaps = pa.ListArray.from_arrays(parquet.nullable(ends), parquet.nullable(found.values))
-    return pa.table({"slot": parquet.nullable(found.slots), "inter_chunk_ns": gaps})
+    offsets = np.concatenate(([0], np.cumsum(gaps.counts))).astype(np.int32)
+    lists = pa.ListArray.from_arrays(parquet.nullable(offsets), parquet.nullable(gaps.values))
+    return pa.table({"slot": parquet.nullable(gaps.slots), "inter_chunk_ns": lists})

@@ -428,7 +428,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     stall_timeout_s: float | None = None
     turns_per_session: int = msgspec.field(default=1, name="turns")
-    """The slot ids that each conversation or task has, which is the most turns that one may have."""
+    """The slot ids of each conversation or task, which is the largest number of its turns."""
     workers: int = 1
 
     # What else is measured.

@@ -1,7 +1,8 @@
 """Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO.
 
-Columns are made from the memory of numpy arrays, and read as such. `pa.array`, `to_numpy` and `fill_null` do the same,
-but they import pandas wherever it is installed, which costs more than all that a run of a minute writes.
+Columns are made from the memory of numpy arrays, and read as such. `pa.array`, `to_numpy` and
+`fill_null` do the same, but they import pandas wherever it is installed, which costs more than all
+that a run of a minute writes.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def write(path: Path, tables: Iterable[Any]) -> None:
     with open(scratch, "xb", opener=private) as file:
         writer = None
         for table in tables:
-            # no dictionary of instants and numbers, of which hardly two are alike: it takes as long as all else
+            # no dictionary of instants and numbers, of which hardly two are alike: it takes as long
+            # as all else
             few = [field.name for field in table.schema if str(field.type) != "int64"]
             writer = writer or pq.ParquetWriter(
                 file, table.schema, compression="zstd", use_dictionary=few
@@ -130,10 +132,11 @@ def unreadable(what: str, error: Exception, where: Path, hint: str) -> UserError
 class Frame:
     """Rows in Parquet files, read one column at a time, and of that the groups that are asked for.
 
-    `frame["due_ns"]` returns the same array as rows in memory would, but read-only; `frame[100:200]` are some of the
-    rows. They are in the order of the files, or `by_stage`, so that those of a stage stand side by side, in that order.
-    Of the columns read, those asked for last are kept, KEPT_BYTES a row, in the smallest type that holds them; groups
-    of one value take no memory, and columns that are the same in the file are read and kept as one. So a run of
+    `frame["due_ns"]` returns the same array as rows in memory would, but read-only;
+    `frame[100:200]` are some of the rows. They are in the order of the files, or `by_stage`, so
+    that those of a stage stand side by side, in that order. Of the columns read, those asked for
+    last are kept, KEPT_BYTES a row, in the smallest type that holds them; groups of one value take
+    no memory, and columns that are the same in the file are read and kept as one. So a run of
     millions of rows needs a fraction of the memory of its rows.
     """
 
@@ -146,7 +149,8 @@ class Frame:
         pa.set_memory_pool(pa.system_memory_pool())  # which gives back what is no longer needed
         self._paths = files
         with self._readable(0):
-            # not by a path, nor ahead: that is read with the pool that pyarrow began with, which keeps it
+            # not by a path, nor ahead: that is read with the pool that pyarrow began with, which
+            # keeps it
             self._sources = [pa.OSFile(str(file)) for file in files]
             self._files = [
                 pq.ParquetFile(file, read_dictionary=["text"], pre_buffer=False)
@@ -272,7 +276,8 @@ class Frame:
 
     def _first_like(self, name: str) -> str:
         """A column that was read before and has the same bytes in the file, or this one. Of a simulated run every
-        request is sent when it is due, and its answer ends with its last token: a third of the columns are others.
+        request is sent when it is due, and its answer ends with its last token: a third of the
+        columns are others.
         """
         known = [
             one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64

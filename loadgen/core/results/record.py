@@ -1,6 +1,6 @@
-"""The record of a run: one row per slot of the schedule. Its fields, their codes and its binary form.
+"""Defines the records of a run: one row per slot of the schedule, its fields and their codes.
 
-The binary row, the Parquet columns and the documentation are all made from the table FIELDS. Pure: touches no file.
+Pure. The binary row, the Parquet columns and the documentation are all made from the table FIELDS.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
+
+# The kinds of failures are also the kinds of records.
+from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414
 from loadgen_sdk.request import Completion, Usage
 from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from numpy.typing import NDArray
 
-SCHEMA = 1  # version of records and header; a reader refuses newer ones
+SCHEMA = 1
+"""The version of records and manifest. A reader refuses newer ones."""
 
 STATUSES = ("ok", "failed", "dropped", "cancelled", "lost", "unfinished")
 """The index of a status is its code in a record. Append only."""
 CUTS = {"interrupted": "cancelled", "abandoned": "cancelled", "unfinished": "unfinished"}
-"""Kind -> status of what was ended on this side: by the user, by a user of the load who went away, by the drain."""
+"""The status of a request that loadgen itself ended, by the kind of its failure.
+
+It was ended because the user interrupted the run, because a simulated user went away, or because
+the drain at the end of the load took too long.
+"""
 FINISH_REASONS = (
     "",
     "stop",
@@ -58,20 +65,20 @@ class Column(NamedTuple):
 
 
 FIELDS: tuple[Column, ...] = (
-    Column("slot", "i8", "number of the slot in the whole run's timetable", 0),
+    Column("slot", "i8", "number of the slot in the arrival schedule of the run", 0),
     Column("request", "i8", "number of the request; equals slot unless a data set is repeated", 0),
     Column("stage", "i2", "index of the stage", 0),
     Column("worker", "i2", "index of the worker process", 0),
     Column("target", "i2", "index of the target", 0),
     Column("session", "i4", "conversation, -1 when the request stands alone", -1),
-    Column("turn", "i2", "place in the conversation, from 0", 0),
+    Column("turn", "i2", "index of the turn in the conversation, from 0", 0),
     Column("virtual_user", "i4", "virtual user of a closed loop, -1 in open loop", -1),
     Column("status", "u1", "index into STATUSES", 0),
     Column("kind", "u1", "index into KINDS: why it is not ok", 0),
     Column("http_status", "i2", "0 when no response head came", 0),
     Column("finish_reason", "u1", "index into FINISH_REASONS", 0),
-    Column("due_ns", "i8", "planned instant, from the start of the run", -1),
-    Column("ready_ns", "i8", "connection available; -1 never, as in all instants below", -1),
+    Column("due_ns", "i8", "scheduled time, from the start of the run", -1),
+    Column("ready_ns", "i8", "connection available; -1 never, as in all times below", -1),
     Column("sent_ns", "i8", "first byte handed to the kernel", -1),
     Column("first_byte_ns", "i8", "response head", -1),
     Column("first_event_ns", "i8", "first SSE event of any kind", -1),
@@ -79,20 +86,25 @@ FIELDS: tuple[Column, ...] = (
     Column("first_answer_ns", "i8", "first event with output that is not reasoning", -1),
     Column("last_token_ns", "i8", "last event with output", -1),
     Column("end_ns", "i8", "last output or finish event: where E2E ends", -1),
-    Column("done_ns", "i8", "end of the body, or the instant of the failure", -1),
-    Column("client_lag_ns", "i8", "first token: kernel stamp to read", 0),
-    Column("stamp_error_ns", "i8", "first token: how wrong its stamp can be", 0),
+    Column("done_ns", "i8", "end of the body, or the time of the failure", -1),
+    Column(
+        "client_lag_ns",
+        "i8",
+        "first token: time from the kernel's timestamp to the read (receive delay)",
+        0,
+    ),
+    Column("stamp_error_ns", "i8", "first token: timestamp uncertainty", 0),
     Column(
         "last_token_error_ns",
         "i8",
-        "last token: how wrong its stamp can be; -1 unknown",
+        "last token: timestamp uncertainty; -1 unknown",
         0,
     ),
-    Column("max_gap_ns", "i8", "largest gap between output events", 0),
+    Column("max_gap_ns", "i8", "longest time between two output events (max ITL)", 0),
     Column(
         "max_gap_error_ns",
         "i8",
-        "largest gap: how wrong the stamp at its end can be; -1 unknown",
+        "max ITL: uncertainty of the timestamp at its end; -1 unknown",
         0,
     ),
     Column("input_tokens", "i4", "prompt tokens, -1 unknown", -1),
@@ -105,7 +117,7 @@ FIELDS: tuple[Column, ...] = (
     ),
     Column("reasoning_tokens", "i4", "of the output, -1 when the server does not say", -1),
     Column("built_tokens", "i4", "content tokens of the prompt as built, -1 unknown", -1),
-    Column("asked_output", "i4", "output tokens asked for, -1 when no length was asked", -1),
+    Column("asked_output", "i4", "requested output tokens, -1 when no length was requested", -1),
     Column(
         "first_event_tokens",
         "i4",
@@ -124,7 +136,7 @@ FIELDS: tuple[Column, ...] = (
         0,
     ),
     Column("reused", "u1", "1 when sent on a connection that had served before", 0),
-    Column("kernel_stamp", "u1", "1 when arrival instants come from the kernel", 0),
+    Column("kernel_stamp", "u1", "1 when arrival times come from the kernel", 0),
     Column(
         "text",
         "i4",
@@ -136,27 +148,27 @@ FIELDS: tuple[Column, ...] = (
     Column(
         "server_queue_ns",
         "i8",
-        "by the server's account: before it began to work on it; -1 not told, as in those below",
+        "queueing time that the server reports; -1 not reported, as in those below",
         -1,
     ),
     Column("server_prefill_ns", "i8", "from there to the first token", -1),
     Column("server_transfer_ns", "i8", "of the KV cache between servers", -1),
     Column("server_decode_ns", "i8", "from the first token to the last one", -1),
-    Column("draft_tokens", "i4", "tokens that speculation proposed, -1 not told", -1),
-    Column("accepted_tokens", "i4", "of those, the ones that were right, -1 not told", -1),
+    Column("draft_tokens", "i4", "tokens that speculation proposed, -1 not reported", -1),
+    Column("accepted_tokens", "i4", "proposed tokens that were accepted, -1 not reported", -1),
     Column(
         "cache_written_tokens",
         "i4",
-        "prompt tokens that the server says it wrote to its cache, -1 not told",
+        "prompt tokens that the server wrote to its cache, -1 not reported",
         -1,
     ),
     Column(
         "tcp_ns",
         "i8",
-        "how long TCP took of a connection that it was the first on; -1 it was not",
+        "TCP connection setup, of the first request on a connection; -1 for later requests",
         -1,
     ),
-    Column("tls_ns", "i8", "the same of its TLS handshake, 0 without TLS", -1),
+    Column("tls_ns", "i8", "TLS handshake of the same connection, 0 without TLS", -1),
 )
 ROW = np.dtype([(column.name, "<" + column.dtype) for column in FIELDS])
 
@@ -171,48 +183,63 @@ NAMES = {
     "input_source": SOURCES,
     "output_source": SOURCES,
 }
-"""Columns that are integer codes in a row and strings in Parquet; the code is the index in the tuple."""
+"""Columns that are codes in a row and strings in Parquet. A code is the index in the tuple."""
 
-LONGEST_NS = 400 * 86_400_000_000_000  # no run is longer
+LONGEST_NS = 400 * 86_400_000_000_000
+"""400 days: no run is longer."""
+
 _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
 _pack = struct.Struct("<" + "".join(_LETTER[column.dtype] for column in FIELDS)).pack
 _DEFAULTS = {column.name: column.default for column in FIELDS}
 
-BIN_NS = 10_000_000  # length of a bin of the timeline of output events
-
+BIN_NS = 10_000_000
+"""Length of a bin of the timeline of output events."""
 
 _BYTES = np.dtype((np.void, ROW.itemsize))
 
 
-def joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
-    """The rows of several arrays, one after the other. As bytes: numpy copies a row field by field, 25 times slower."""
+def concatenate_rows(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """Return the rows of several arrays in one array.
+
+    Rows are copied as bytes, because NumPy copies a structured row field by field, 25 times slower.
+    """
     return np.concatenate([np.zeros(0, _BYTES), *(part.view(_BYTES) for part in parts)]).view(ROW)
 
 
-def picked(rows: NDArray[np.void], which: NDArray[Any]) -> NDArray[np.void]:
-    """`rows[which]` for a mask or for places, copied as bytes."""
-    of_rows: NDArray[np.void] = rows.view(_BYTES)[which].view(ROW)
-    return of_rows
+def select_rows(rows: NDArray[np.void], selection: NDArray[Any]) -> NDArray[np.void]:
+    """Return `rows[selection]` for a mask or for indexes, copied as bytes."""
+    selected: NDArray[np.void] = rows.view(_BYTES)[selection].view(ROW)
+    return selected
 
 
-def check(rows: NDArray[np.void]) -> None:
-    """Raises ValueError for rows that no run has written: a code without a name, a time longer than any run."""
+def check_rows(rows: NDArray[np.void]) -> None:
+    """Raise ValueError for rows that no run has written.
+
+    Such rows have a code without a name, or a time that is longer than any run.
+    """
     if not len(rows):
         return
-    times = (column.name for column in FIELDS if column.name.endswith("_ns"))
-    ends = dict.fromkeys(times, (-LONGEST_NS, LONGEST_NS))
-    ends |= {name: (0, len(words) - 1) for name, words in NAMES.items()}
-    for name, (least, most) in ends.items():
-        low, high = int(rows[name].min()), int(rows[name].max())
-        if low < least or high > most:
-            raise ValueError(f"a request with {name} {high if high > most else low}")
-    check_due(rows)
+    bounds: dict[str, tuple[int, int]] = {}
+    for column in FIELDS:
+        if column.name.endswith("_ns"):
+            bounds[column.name] = (-LONGEST_NS, LONGEST_NS)
+    for name, code_names in NAMES.items():
+        bounds[name] = (0, len(code_names) - 1)
+    for name, (lower_bound, upper_bound) in bounds.items():
+        lowest = int(rows[name].min())
+        highest = int(rows[name].max())
+        if highest > upper_bound:
+            raise ValueError(f"a request with {name} {highest}")
+        if lowest < lower_bound:
+            raise ValueError(f"a request with {name} {lowest}")
+    check_scheduled_times(rows)
 
 
-def check_due(rows: NDArray[np.void]) -> None:
-    """Raises ValueError for rows without the instant that all figures go by."""
-    if ((rows["due_ns"] < 0) & (rows["status"] == STATUS["ok"])).any():
-        raise ValueError("an answered request that was never due")
+def check_scheduled_times(rows: NDArray[np.void]) -> None:
+    """Raise ValueError if a successful request has no scheduled time, which all metrics need."""
+    is_ok = rows["status"] == STATUS["ok"]
+    if ((rows["due_ns"] < 0) & is_ok).any():
+        raise ValueError("a successful request without a scheduled time")
 
 
 class RecordKey(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
-"""What a worker appends while it runs, and how to read it. Does IO.
+"""The record log: the files that a worker appends to while it runs, and how to read them.
 
-A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. `store.py` lists
-the files; `record.py` defines the rows.
+IO. A worker only appends to files and renames them, so everything it wrote is readable after
+`kill -9`. `store.py` lists the files; `record.py` defines the rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -21,31 +21,50 @@ from numpy.typing import NDArray
 from loadgen.core.results.files import PRIVATE, private, replace
 from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
 from loadgen.core.results.parquet import from_parquet
-from loadgen.core.results.record import BIN_NS, ROW, joined
+from loadgen.core.results.record import BIN_NS, ROW, concatenate_rows
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.histogram import Histogram, bucket_numbers
 
-SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
-DIFFERENT_TEXTS = (
-    10_000  # error texts that a worker stores; later ones are counted without their text
-)
-HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(
-    np.int64
-)  # 10 µs to 100 s, 12 per decade
-HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
-"""Gaps between output events, counted by length, since the previous record. `until_ns`: from the start of the run.
+SEGMENT_ROWS = 100_000
+"""Rows in one file of the record log, about 20 MB."""
 
-`counts`: below the first edge of HEAT_EDGES_NS, between two edges, above the last edge.
+DIFFERENT_TEXTS = 10_000
+"""Error texts that a worker stores. Later ones are counted without their text."""
+
+HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(np.int64)
+"""Edges of the lengths in HEAT: 10 µs to 100 s, 12 per decade."""
+
+HEAT = np.dtype([("until_ns", "<i8"), ("counts", "<i8", (len(HEAT_EDGES_NS) + 1,))])
+"""Times between output events, counted by length, since the previous record of this type.
+
+`until_ns` counts from the start of the run. `counts` holds the number below the first edge of
+HEAT_EDGES_NS, the numbers between two edges, and the number above the last edge.
 """
-GROWING_BINS = (
-    1_000  # last bins of a timeline, which may still change: an event is counted within 10 s
-)
-STAMPS = "stamps-"  # with the stage's number: no dot, since readers of schema 1.0 take w0.NAME.S for a timeline
+
+GROWING_BINS = 1_000
+"""Last bins of a timeline, which may still change: an event is counted within 10 s."""
+
+STAMPS = "stamps-"
+"""The kind of a file of timestamp uncertainties; the number of the stage follows.
+
+It has no dot, because readers of schema 1.0 take w0.NAME.S for a timeline.
+"""
+
+_INITIAL_BINS = 1024
 _HEAT_STARTS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
 
 
 class Timeline:
-    """Output events of one stage: histograms of the gaps between them and of their stamp errors, counts per BIN_NS."""
+    """Counts the output events of one stage.
+
+    Attributes:
+        events: Where the clients add output events that are not counted yet.
+        gaps: The times between output events of a request.
+        errors: The timestamp uncertainties of output events.
+        bins: Numbers of output events per BIN_NS.
+        first: The number of the bin in `bins[0]`. Earlier bins are stored and final.
+        used: How many of `bins` are in use.
+    """
 
     __slots__ = ("_start_ns", "bins", "errors", "events", "first", "gaps", "used")
 
@@ -53,42 +72,52 @@ class Timeline:
         self.events = EventTimeline()
         self.gaps = Histogram()
         self.errors = Histogram()
-        self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
-        self.first = 0  # number of the bin in `bins[0]`; earlier bins are stored and final
+        self.bins: NDArray[np.int64] = np.zeros(_INITIAL_BINS, np.int64)
+        self.first = 0
         self.used = 0
         self._start_ns = start_ns
 
-    def fold(self) -> int:
-        """Count what `events` has collected, then clear it; returns how many output events it was."""
-        flow = self.events
-        together = np.array(flow.together, np.int64).reshape(-1, 2)
-        further = int(together[:, 1].sum())
-        if flow.gaps:
-            self.gaps.add(np.array(flow.gaps, np.int64))
-            self.gaps.add_zeros(further)
-            flow.gaps.clear()
-        if not flow.instants:
+    def count_new_events(self) -> int:
+        """Count what `events` has collected, clear it, and return the number of output events.
+
+        `events.together` holds pairs of a time and the number of further output events that were
+        read at that time. The time between such events is zero.
+        """
+        events = self.events
+        coalesced = np.array(events.together, np.int64).reshape(-1, 2)
+        further_count = int(coalesced[:, 1].sum())
+        if events.gaps:
+            self.gaps.add(np.array(events.gaps, np.int64))
+            self.gaps.add_zeros(further_count)
+            events.gaps.clear()
+        if not events.instants:
             return 0
-        errors = np.array(flow.errors, np.int64).reshape(-1, 2)
-        events = len(flow.instants) + further
-        self.errors.add_zeros(events - int(errors[:, 1].sum()))
+        event_count = len(events.instants) + further_count
+        # Pairs of an uncertainty and how many events have it; all other events are exact.
+        errors = np.array(events.errors, np.int64).reshape(-1, 2)
+        self.errors.add_zeros(event_count - int(errors[:, 1].sum()))
         self.errors.add(errors[:, 0], errors[:, 1])
-        instants = np.concatenate((np.array(flow.instants, np.int64), together[:, 0]))
-        times = np.concatenate((np.ones(len(flow.instants), np.int64), together[:, 1]))
-        for collected in (flow.instants, flow.together, flow.errors):
-            collected.clear()
-        bin_numbers = (instants - self._start_ns) // BIN_NS - self.first
-        counts = np.bincount(np.maximum(bin_numbers, 0), weights=times).astype(np.int64)
+        times_ns = np.concatenate((np.array(events.instants, np.int64), coalesced[:, 0]))
+        weights = np.concatenate((np.ones(len(events.instants), np.int64), coalesced[:, 1]))
+        events.instants.clear()
+        events.together.clear()
+        events.errors.clear()
+        self._add_to_bins(times_ns, weights)
+        return event_count
+
+    def _add_to_bins(self, times_ns: NDArray[np.int64], weights: NDArray[np.int64]) -> None:
+        """Add events to the bins of their times, or to the first bin if theirs is final."""
+        bin_numbers = (times_ns - self._start_ns) // BIN_NS - self.first
+        counts = np.bincount(np.maximum(bin_numbers, 0), weights=weights).astype(np.int64)
         if len(counts) > len(self.bins):
             larger = np.zeros(len(counts) * 2, np.int64)
             larger[: len(self.bins)] = self.bins
             self.bins = larger
         self.bins[: len(counts)] += counts
         self.used = max(self.used, len(counts))
-        return events
 
-    def stored(self) -> None:
-        """Everything so far is on disk: keep only the bins that may still change."""
+    def discard_final_bins(self) -> None:
+        """Keep only the bins that may still change, after everything has been written to disk."""
         final = self.used - GROWING_BINS
         if final > GROWING_BINS:
             self.bins[:GROWING_BINS] = self.bins[final : self.used]
@@ -98,15 +127,28 @@ class Timeline:
 
 
 class RecordLog:
-    """The files that one worker appends to. It collects in memory; `flush` writes the new data, one call per file."""
+    """The files that one worker appends to.
+
+    Data is collected in memory until `flush` appends it, with one system call per file.
+
+    Attributes:
+        row: Adds the bytes of a record. It is the `append` of a list, because it is called for each
+            request.
+    """
 
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         (folder / "flows").mkdir(exist_ok=True)
-        self._folder, self._worker, self._segment_rows = folder, worker, segment_rows
-        existing = segments(folder, worker)
-        self._segment_start = existing[-1].first if existing else 0
-        self._row_fd = self._open(existing[-1].path.name.partition(".")[2] if existing else "rows")
+        self._folder = folder
+        self._worker = worker
+        self._segment_rows = segment_rows
+        self._segment_start = 0
+        row_file = "rows"
+        earlier_segments = segments(folder, worker)
+        if earlier_segments:  # of a worker that died and continues now
+            self._segment_start = earlier_segments[-1].first
+            row_file = earlier_segments[-1].path.name.partition(".")[2]
+        self._row_fd = self._open(row_file)
         self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
         self._text_fd = self._open("texts")
         self._second_fd = self._open("seconds")
@@ -116,75 +158,83 @@ class RecordLog:
         self._new_texts: list[str] = []
         self._new_seconds: list[WorkerSample] = []
         self._text_numbers: dict[str, int] = {}
-        self._texts_written = self._count_texts(self._text_fd)
+        self._texts_written = self._finish_last_text()
         self._heat_totals: dict[int, NDArray[np.int64]] = {}
 
-    def _open(self, name: str) -> int:
-        path = self._folder / "spool" / f"w{self._worker}.{name}"
-        return os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE
-        )
+    def _path(self, name: str) -> Path:
+        return self._folder / "spool" / f"w{self._worker}.{name}"
 
-    def _count_texts(self, descriptor: int) -> int:
-        """Number of error texts already in the file. Ends a last line that a killed worker left unfinished."""
-        data = (self._folder / "spool" / f"w{self._worker}.texts").read_bytes()
+    def _open(self, name: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._path(name), flags, PRIVATE)
+
+    def _finish_last_text(self) -> int:
+        """End a last line that a killed worker left unfinished, and return the number of texts."""
+        data = self._path("texts").read_bytes()
         if data and not data.endswith(b"\n"):
-            _write(descriptor, b"\n")
+            _write_all(self._text_fd, b"\n")
         return len(data.splitlines())
 
     def events(self, name: str, instants: array[int]) -> None:
-        """The output events of a request (see `gaps.py`). Its name ends with its slot."""
+        """Add the times of the output events of a request, whose name ends with its slot.
+
+        A request with fewer than two output events is left out. `gaps.py` describes the file.
+        """
         if len(instants) > 1:
-            self._new_events += (
-                array("q", (int(name.rpartition("-")[2]), len(instants))),
-                instants,
-            )
+            slot = int(name.rpartition("-")[2])
+            self._new_events.append(array("q", (slot, len(instants))))
+            self._new_events.append(instants)
 
     def text(self, text: str) -> int:
-        """The number of an error text; equal texts share a number. -1 for a new text after DIFFERENT_TEXTS texts."""
+        """Return the number of an error text. Equal texts share a number.
+
+        Returns -1 for a new text if DIFFERENT_TEXTS texts are stored already.
+        """
         number = self._text_numbers.get(text)
-        if number is None:
-            if self._texts_written >= DIFFERENT_TEXTS:
-                return -1
-            number = self._text_numbers[text] = self._texts_written
-            self._texts_written += 1
-            self._new_texts.append(text)
+        if number is not None:
+            return number
+        if self._texts_written >= DIFFERENT_TEXTS:
+            return -1
+        number = self._texts_written
+        self._text_numbers[text] = number
+        self._texts_written += 1
+        self._new_texts.append(text)
         return number
 
-    def second(self, second: WorkerSample) -> None:
-        self._new_seconds.append(second)
+    def second(self, sample: WorkerSample) -> None:
+        """Add the sample that a worker takes of itself once a second."""
+        self._new_seconds.append(sample)
 
     def flush(self) -> None:
-        """Write the collected data. Rows go last, so that the text and the events of a stored row are stored."""
+        """Write the collected data.
+
+        Rows are written after texts and events, so that whatever a stored row refers to is stored.
+        """
         if self._new_texts:
-            _write(
-                self._text_fd,
-                b"".join(msgspec.json.encode(text) + b"\n" for text in self._new_texts),
-            )
+            _write_all(self._text_fd, _json_lines(self._new_texts))
             self._new_texts.clear()
         if self._new_events:
-            with open(
-                self._folder / "spool" / f"w{self._worker}.events", "ab", opener=private
-            ) as file:
+            with open(self._path("events"), "ab", opener=private) as file:
                 file.writelines(self._new_events)
             self._new_events.clear()
         if self._new_rows:
-            _write(self._row_fd, b"".join(self._new_rows))
-            self._rows_in_segment += len(self._new_rows)
-            self._new_rows.clear()
-            if self._rows_in_segment >= self._segment_rows:
-                os.close(self._row_fd)
-                self._segment_start += self._rows_in_segment
-                self._row_fd = self._open(f"{self._segment_start:012d}.rows")
-                self._rows_in_segment = 0
+            self._flush_rows()
         if self._new_seconds:
-            _write(
-                self._second_fd,
-                b"".join(msgspec.json.encode(second) + b"\n" for second in self._new_seconds),
-            )
+            _write_all(self._second_fd, _json_lines(self._new_seconds))
             self._new_seconds.clear()
 
-    def flows(
+    def _flush_rows(self) -> None:
+        """Write the collected rows, and begin a new segment if the current one is full."""
+        _write_all(self._row_fd, b"".join(self._new_rows))
+        self._rows_in_segment += len(self._new_rows)
+        self._new_rows.clear()
+        if self._rows_in_segment >= self._segment_rows:
+            os.close(self._row_fd)
+            self._segment_start += self._rows_in_segment
+            self._row_fd = self._open(f"{self._segment_start:012d}.rows")
+            self._rows_in_segment = 0
+
+    def write_event_counts(
         self,
         stage: int,
         gaps: Histogram,
@@ -193,7 +243,15 @@ class RecordLog:
         *,
         errors: Histogram | None = None,
     ) -> None:
-        """Replace the stored histograms of a stage (gaps, stamp errors), and its timeline from bin `first` on."""
+        """Replace the stored histograms of a stage, and its timeline from a bin on.
+
+        Args:
+            stage: The index of the stage.
+            gaps: The times between output events of a request.
+            timeline: The numbers of output events per BIN_NS.
+            first: The number of the bin in `timeline[0]`.
+            errors: The timestamp uncertainties of output events.
+        """
         stem = self._folder / "flows" / f"w{self._worker}"
         replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
         if errors is not None:
@@ -202,28 +260,40 @@ class RecordLog:
         descriptor = os.open(f"{stem}.timeline.{stage}", flags, PRIVATE)
         os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
         os.close(descriptor)
+        self._append_heat(stage, gaps, until_ns=(first + len(timeline)) * BIN_NS)
+
+    def _append_heat(self, stage: int, gaps: Histogram, until_ns: int) -> None:
+        """Append how many times between output events were added since the last call, by length."""
         counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
         new_counts = counts - self._heat_totals.get(stage, 0)
         self._heat_totals[stage] = counts
         if new_counts.any():
-            record = np.array(((first + len(timeline)) * BIN_NS, new_counts), HEAT)
-            with open(f"{stem}.heat", "ab", opener=private) as file:
+            record = np.array((until_ns, new_counts), HEAT)
+            path = self._folder / "flows" / f"w{self._worker}.heat"
+            with open(path, "ab", opener=private) as file:
                 file.write(record.tobytes())
 
     def close(self) -> None:
+        """Write the collected data and close the files."""
         self.flush()
-        for descriptor in (self._row_fd, self._text_fd, self._second_fd):
-            os.close(descriptor)
+        os.close(self._row_fd)
+        os.close(self._text_fd)
+        os.close(self._second_fd)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _json_lines(values: Iterable[object]) -> bytes:
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data, also if the system takes it in parts."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 class Segment(NamedTuple):
-    """One file of rows of a worker. `first`: index of its first row among all rows of the worker."""
+    """One file of rows of a worker. `first` is the index of its first row among all of them."""
 
     worker: int
     first: int
@@ -231,24 +301,31 @@ class Segment(NamedTuple):
 
 
 def segments(folder: Path, worker: int | None = None) -> list[Segment]:
-    """Segments of all workers or of one, sorted by worker and row. A worker may still be writing its last segment."""
-    result = []
-    for path in folder.glob("spool/w*.rows"):
-        name, *number, _ = path.name.split(".")
-        result.append(Segment(int(name[1:]), int(number[0]) if number else 0, path))
-    return sorted(segment for segment in result if worker is None or segment.worker == worker)
+    """Return the segments of all workers or of one, sorted by worker and row.
+
+    A worker may still be writing its last segment.
+    """
+    all_segments = [_parse_segment(path) for path in folder.glob("spool/w*.rows")]
+    return sorted(segment for segment in all_segments if worker is None or segment.worker == worker)
+
+
+def _parse_segment(path: Path) -> Segment:
+    """Return the segment in a file whose name is `w0.rows` or, from row N on, `w0.N.rows`."""
+    worker, *first, _ = path.name.split(".")
+    return Segment(int(worker.removeprefix("w")), int(first[0]) if first else 0, path)
 
 
 RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<i4")])
-"""A slot that has a record, with the stage and the virtual user (-1 in an open loop) that it belongs to."""
+"""A slot that has a record, with its stage and its virtual user (-1 in an open loop)."""
 
 
 def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
-    """Return the slots that have a record of this worker in any file, as RECORDED_SLOT. A slot may occur twice.
+    """Return the slots that have a record of this worker in any file, as RECORDED_SLOT.
 
-    The worker must have stopped writing.
+    A slot may occur twice. The worker must have stopped writing.
     """
-    # A segment is read before the Parquet files: the compactor writes those first and deletes the segment after it.
+    # A segment is read before the Parquet files, because the compactor writes those first and
+    # deletes the segment after it.
     parts = [complete_rows(segment.path) for segment in segments(folder, worker)]
     files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if files:
@@ -261,18 +338,21 @@ def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
 
 
 def complete_rows(file: Path) -> NDArray[np.void]:
-    """The rows of a segment, without an incomplete row at the end, which a killed worker may leave."""
+    """Return the rows of a segment without an incomplete last row, as a killed worker leaves it."""
     data = np.fromfile(file, np.uint8)
     return data[: len(data) // ROW.itemsize * ROW.itemsize].view(ROW)
 
 
 def worker_texts(folder: Path, worker: int) -> list[str]:
-    """The error texts of a worker; the index is the number that rows refer to. "" for a damaged line."""
-    texts: list[str] = []
+    """Return the error texts of a worker; the index is the number that rows refer to.
+
+    A damaged line gives "". A worker that was killed early has no texts.
+    """
     path = folder / "spool" / f"w{worker}.texts"
-    for line in (
-        path.read_bytes().splitlines() if path.is_file() else ()
-    ):  # killed before it was made
+    if not path.is_file():
+        return []
+    texts: list[str] = []
+    for line in path.read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
         except (ValueError, RecursionError):
@@ -280,46 +360,61 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     return texts
 
 
-_ROWS, _SECONDS = "spool/w*.rows", "spool/w*.seconds"
+_ROW_FILES = "spool/w*.rows"
+_SECOND_FILES = "spool/w*.seconds"
 
 
 class Tail:
-    """Reads what was appended to the spool of a run since the last read; half a row or line is left for the next.
+    """Reads what was appended to the record log of a run since the last read.
 
-    The files stay open, because the compactor removes those that are full.
+    An incomplete row or line is left for the next read. The files stay open, because the compactor
+    removes those that are full.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, dict[Path, BinaryIO]] = {_ROWS: {}, _SECONDS: {}, series.FILE: {}}
+        self._open_files: dict[str, dict[Path, BinaryIO]] = {
+            _ROW_FILES: {},
+            _SECOND_FILES: {},
+            series.FILE: {},
+        }
 
     def rows(self) -> NDArray[np.void]:
-        """New rows; those of one worker are in the order in which the requests ended."""
-        return joined(np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
+        """Return new rows; those of one worker are in the order in which the requests ended."""
+        new_data = self._read_new(_ROW_FILES, ROW.itemsize)
+        return concatenate_rows(np.frombuffer(data, ROW) for data in new_data)
 
     def seconds(self) -> list[WorkerSample]:
-        return [second for data in self._new(_SECONDS) for second in decode_worker_samples(data)]
+        """Return new samples that the workers took of themselves."""
+        new_data = self._read_new(_SECOND_FILES)
+        return [sample for data in new_data for sample in decode_worker_samples(data)]
 
     def server(self) -> list[series.MetricSample]:
-        """New samples from the servers' own metrics pages."""
+        """Return new samples from the servers' own metrics pages."""
         decode = msgspec.json.Decoder(series.MetricSample).decode
-        return [decode(line) for data in self._new(series.FILE) for line in data.splitlines()]
+        new_data = self._read_new(series.FILE)
+        return [decode(line) for data in new_data for line in data.splitlines()]
 
-    def _new(self, pattern: str, row_size: int | None = None) -> Iterator[bytes]:
-        """What is new in these files: whole rows of this size, or whole lines."""
-        files = self._open[pattern]
+    def _read_new(self, pattern: str, row_size: int | None = None) -> Iterator[bytes]:
+        """Yield what is new in each file: complete rows of this size, or else complete lines."""
+        files = self._open_files[pattern]
         for path in sorted(self._folder.glob(pattern)):
             if path not in files:
-                with contextlib.suppress(FileNotFoundError):  # the run ended after the glob
+                # The run may have ended, and removed the file, after the glob.
+                with contextlib.suppress(FileNotFoundError):
                     files[path] = path.open("rb")
         for file in files.values():
             data = file.read()
-            end = data.rfind(b"\n") + 1 if row_size is None else len(data) // row_size * row_size
+            if row_size is None:
+                end = data.rfind(b"\n") + 1
+            else:
+                end = len(data) // row_size * row_size
             file.seek(end - len(data), os.SEEK_CUR)
             if end:
                 yield data[:end]
 
     def close(self) -> None:
-        for files in self._open.values():
+        """Close the files."""
+        for files in self._open_files.values():
             for file in files.values():
                 file.close()

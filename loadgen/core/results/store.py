@@ -1,25 +1,28 @@
-"""Reads the folder of a run back, finished or not. This is the list of its files.
+"""Reads the folder of a run, finished or not.
 
-Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `record_log.py` writes the files of a worker.
+IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `record_log.py` writes the
+files of a worker. The files of a run are:
 
-    run.json                      the manifest (manifest.RunManifest)
-    requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
-    spool/w0.rows                 binary rows (record.ROW), appended by worker 0; w0.N.rows continues from row N.
-                                  The compactor deletes a file that is complete and that it has read to the end
-    spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
-    spool/w0.seconds              one JSON line per second (manifest.WorkerSample)
-    spool/w0.events, gaps/        with --keep gaps: see `gaps.py`
-    flows/w0.gaps.S               histogram of the gaps between output events of stage S
-    flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S
-    flows/w0.timeline.S           output events of stage S, counted per 10 ms
-    flows/w0.heat                 gaps of all stages counted by length, about every 2 s: records of HEAT
-    server.jsonl                  values from the servers' metrics pages (server_metrics.series.MetricSample), one line
-                                  for each change of a value
-    summary.json
+    run.json                the manifest (manifest.RunManifest) requests/*.parquet      rows: small
+    complete files during the run, one `requests.parquet` after it spool/w0.rows           binary
+    rows (record.ROW), appended by worker 0; w0.N.rows continues from
+                            row N. The compactor deletes a complete file that it has read to the end
+    spool/w0.texts          error texts, one JSON string per line; the `text` of a row is the number
+                            of the line, from 0
+    spool/w0.seconds        one JSON line per second (manifest.WorkerSample)
+    spool/w0.events, gaps/  with --keep gaps: see `gaps.py`
+    flows/w0.gaps.S         histogram of the times between output events of stage S
+    flows/w0.stamps-S       histogram of the timestamp uncertainties of the output events of stage S
+    flows/w0.timeline.S     output events of stage S, counted per 10 ms
+    flows/w0.heat           times between output events of all stages, counted by length about
+                            every 2 s: records of HEAT
+    server.jsonl            values from the servers' metrics pages (server_metrics.series), one line
+                            for each change of a value
+    summary.json            the summary
 
-A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`. Parquet files are
-written at the end or, while a long run goes, by a process (`execution/compactor_process.py`), since to convert
-rows blocks the interpreter for tens of ms.
+A worker only appends to files and renames them, so everything it wrote is readable after `kill -9`.
+Parquet files are written at the end or, during a long run, by a process of their own
+(`sidecars/compactor_process.py`), because converting rows blocks the interpreter for tens of ms.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError, missing_result
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
+
+# Other packages call this as `store.replace`.
+from loadgen.core.results.files import replace as replace  # noqa: PLC0414
 from loadgen.core.results.json_files import decode_json_lines
 from loadgen.core.results.manifest import (
     RunManifest,
@@ -45,7 +50,7 @@ from loadgen.core.results.manifest import (
     decode_worker_samples,
 )
 from loadgen.core.results.parquet import Frame, from_parquet
-from loadgen.core.results.record import ROW, check, check_due, joined
+from loadgen.core.results.record import ROW, check_rows, check_scheduled_times, concatenate_rows
 from loadgen.core.results.record_log import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.histogram import Histogram
@@ -54,13 +59,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MERGED = "requests.parquet"
-LAZY_ROWS = (
-    1_000_000  # above this, a summary is computed from columns on disk instead of rows in memory
-)
+LAZY_ROWS = 1_000_000
+"""A finished run with more rows is summarized from columns on disk instead of rows in memory."""
 
 
 class Stored(NamedTuple):
-    """Everything that a summary is computed from, read back from a run's folder."""
+    """Everything that a summary is computed from.
+
+    Attributes:
+        manifest: The manifest of the run.
+        rows: The records, or a `Frame` of them on disk.
+        gaps: For each stage, the times between output events.
+        timeline: For each stage, the numbers of output events per BIN_NS.
+        seconds: The samples that the workers took of themselves.
+        texts: The error texts that the column `text` refers to.
+        event_errors: For each stage, the timestamp uncertainties of output events.
+    """
 
     manifest: RunManifest
     rows: NDArray[np.void]
@@ -68,81 +82,111 @@ class Stored(NamedTuple):
     timeline: list[NDArray[np.int64]]
     seconds: list[WorkerSample]
     texts: list[str]
-    event_errors: list[Histogram]  # per stage, stamp errors of output events
+    event_errors: list[Histogram]
 
 
 def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Stored:
-    """Read a run, finished or not. Raises UserError for a folder without a run, or with a newer schema.
+    """Read a run, finished or not.
 
-    `most`: where a finished run has more rows, `rows` is a `Frame`, which supports what `summarize` needs of rows,
-    `by_stage` or in the order of the file.
+    Args:
+        folder: The folder of the run.
+        most: The largest number of rows to hold in memory. If a finished run has more, `rows` is a
+            `Frame`, which supports what `summarize` needs of rows.
+        by_stage: Whether the rows of a `Frame` are ordered by stage, or as in the file.
+
+    Raises:
+        UserError: There is no run in the folder, a file is damaged, or the run has a newer schema.
     """
-    path = folder / "run.json"
     refuse_links(folder)
-    if not path.is_file():
-        hint = "give the folder that `loadgen run` named in its first lines"
-        if not folder.is_dir():
-            raise missing_result(folder, hint)
-        raise UserError(
-            "no_result", "not the folder of a run: it has no run.json", str(folder), hint
-        )
-    manifest = decode_manifest(path.read_bytes(), str(path))
-    with undamaged(folder):
-        merged = folder / "requests" / MERGED
-        if (
-            most < inf
-            and merged.exists()
-            and len(frame := Frame([merged], by_stage=by_stage)) > most
-        ):
-            check_due(rows := cast("NDArray[np.void]", frame))
+    manifest = _read_manifest(folder)
+    with _damage_as_user_error(folder):
+        frame = _open_frame(folder, most, by_stage=by_stage)
+        if frame is not None:
+            # A Frame has the columns of rows, which is all that its readers use.
+            rows = cast("NDArray[np.void]", frame)
+            check_scheduled_times(rows)
             texts = frame.texts
         else:
             rows, texts = _read_rows(folder)
-            check(rows)
-        stages = max(len(manifest.stages), 1)
-        gaps = [Histogram() for _ in range(stages)]
-        timeline = [np.zeros(0, np.int64) for _ in range(stages)]
-        for file in sorted((folder / "flows").glob("w*.*.*")):
-            _, kind, number = file.name.rsplit(".", 2)
-            if not number.isdigit() or int(number) >= stages:
-                continue
-            stage = int(number)
-            if kind == "gaps":
-                gaps[stage].merge(Histogram.from_bytes(file.read_bytes()))
-            else:
-                timeline[stage] = _add_padded(
-                    timeline[stage], np.frombuffer(_whole_records(file.read_bytes(), 8), "<i8")
-                )
-        event_errors = [Histogram() for _ in range(stages)]
-        for file in (folder / "flows").glob(f"w*.{STAMPS}*"):
-            number = file.name.partition(STAMPS)[2]
-            if number.isdigit() and int(number) < stages:
-                event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
-        return Stored(manifest, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
+            check_rows(rows)
+        stage_count = max(len(manifest.stages), 1)
+        return Stored(
+            manifest,
+            rows,
+            _read_histograms(folder, "gaps.", stage_count),
+            _read_timelines(folder, stage_count),
+            _read_seconds(folder),
+            texts,
+            _read_histograms(folder, STAMPS, stage_count),
+        )
 
 
-@contextlib.contextmanager
-def undamaged(folder: Path) -> Iterator[None]:
-    """While inside, what a damaged file makes of a reader is told as a UserError."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
-        what = f"a file of this run is damaged: {error}"
-        raise UserError(
-            "damaged_file",
-            what,
-            str(folder),
-            "the summary that the run has printed is in its summary.json",
-        ) from None
-
-
-def read_lightly(folder: Path, *, by_stage: bool = True) -> Stored:
-    """As `read_run`; above LAZY_ROWS rows of a finished run, `rows` is a `Frame`."""
+def read_run_lazily(folder: Path, *, by_stage: bool = True) -> Stored:
+    """Read a run like `read_run`, with a `Frame` as `rows` if it has more than LAZY_ROWS rows."""
     return read_run(folder, most=LAZY_ROWS, by_stage=by_stage)
 
 
-def server(folder: Path) -> list[series.MetricSample]:
-    """Samples from the servers' own metrics pages, in order of time; empty when no page was read."""
+def _read_manifest(folder: Path) -> RunManifest:
+    """Return the manifest of a run. Raises UserError if the folder has none."""
+    path = folder / "run.json"
+    if path.is_file():
+        return decode_manifest(path.read_bytes(), str(path))
+    hint = "give the folder that `loadgen run` named in its first lines"
+    if not folder.is_dir():
+        raise missing_result(folder, hint)
+    raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
+
+
+@contextlib.contextmanager
+def _damage_as_user_error(folder: Path) -> Iterator[None]:
+    """Turn the exceptions that a damaged file causes inside into a UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        message = f"a file of this run is damaged: {error}"
+        hint = "the summary that the run has printed is in its summary.json"
+        raise UserError("damaged_file", message, str(folder), hint) from None
+
+
+def _open_frame(folder: Path, max_rows: float, *, by_stage: bool) -> Frame | None:
+    """Return the records of a finished run on disk, or None if they fit into memory."""
+    merged = folder / "requests" / MERGED
+    if max_rows == inf or not merged.exists():
+        return None
+    frame = Frame([merged], by_stage=by_stage)
+    return frame if len(frame) > max_rows else None
+
+
+def _read_histograms(folder: Path, prefix: str, stage_count: int) -> list[Histogram]:
+    """Return for each stage a histogram that the workers stored as `w0.PREFIX` and the stage."""
+    histograms = [Histogram() for _ in range(stage_count)]
+    for stage, file in _files_of_stages(folder, prefix, stage_count):
+        histograms[stage].merge(Histogram.from_bytes(file.read_bytes()))
+    return histograms
+
+
+def _read_timelines(folder: Path, stage_count: int) -> list[NDArray[np.int64]]:
+    """Return for each stage the number of output events of all workers per BIN_NS."""
+    timelines = [np.zeros(0, np.int64) for _ in range(stage_count)]
+    for stage, file in _files_of_stages(folder, "timeline.", stage_count):
+        counts = np.frombuffer(_complete_records(file.read_bytes(), 8), "<i8")
+        timelines[stage] = _add_padded(timelines[stage], counts)
+    return timelines
+
+
+def _files_of_stages(folder: Path, prefix: str, stage_count: int) -> Iterator[tuple[int, Path]]:
+    """Yield the files `w0.PREFIX` and stage of all workers with the index of the stage."""
+    for file in sorted((folder / "flows").glob(f"w*.{prefix}*")):
+        number = file.name.partition(f".{prefix}")[2]
+        if number.isdigit() and int(number) < stage_count:
+            yield int(number), file
+
+
+def read_server_samples(folder: Path) -> list[series.MetricSample]:
+    """Return samples from the servers' own metrics pages, in order of time.
+
+    The list is empty if no page was read.
+    """
     file = folder / series.FILE
     if not file.is_file():
         return []
@@ -150,81 +194,104 @@ def server(folder: Path) -> list[series.MetricSample]:
         return list(decode_json_lines(lines, series.MetricSample))
 
 
-def heat(folder: Path) -> NDArray[np.void]:
+def read_heat(folder: Path) -> NDArray[np.void]:
     """Return the records of HEAT of all workers in order of time; empty without output events."""
     parts = [
-        np.frombuffer(_whole_records(file.read_bytes(), HEAT.itemsize), HEAT)
+        np.frombuffer(_complete_records(file.read_bytes(), HEAT.itemsize), HEAT)
         for file in sorted((folder / "flows").glob("w*.heat"))
     ]
     records = np.concatenate([np.zeros(0, HEAT), *parts])
     return records[np.argsort(records["until_ns"], kind="stable")]
 
 
-def _whole_records(data: bytes, size: int) -> bytes:
-    """The data without an incomplete record at the end, which a killed worker may leave."""
+def _complete_records(data: bytes, size: int) -> bytes:
+    """Return data without an incomplete record at the end, which a killed worker may leave."""
     return data[: len(data) // size * size]
 
 
 def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
-    total = longer.astype(np.int64)
-    total[: len(shorter)] += shorter
+    """Return the sum of two arrays, the shorter of which is filled up with zeros."""
+    total = np.zeros(max(len(left), len(right)), np.int64)
+    total[: len(left)] += left
+    total[: len(right)] += right
     return total
 
 
 def _read_seconds(folder: Path) -> list[WorkerSample]:
-    kept = folder / "seconds.jsonl"
-    files = [kept] if kept.exists() else sorted(folder.glob("spool/w*.seconds"))
-    return [second for file in files for second in decode_worker_samples(file.read_bytes())]
+    """Return the samples of the workers, which a finished run has in one file."""
+    merged = folder / "seconds.jsonl"
+    files = [merged] if merged.exists() else sorted(folder.glob("spool/w*.seconds"))
+    return [sample for file in files for sample in decode_worker_samples(file.read_bytes())]
 
 
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
-    """Rows of all workers and their error texts: of the spool, and of Parquet where segments are deleted."""
+    """Return the rows of all workers and their error texts.
+
+    They are in the record log, except that the rows of deleted segments are in Parquet files.
+    """
     merged = folder / "requests" / MERGED
-    if (
-        merged.exists()
-    ):  # it has all rows; beside it may be what a killed process could not remove any more
+    # It has all rows. Next to it may be files that a killed process could not remove any more.
+    if merged.exists():
         return from_parquet([merged])
-    spooled = segments(folder)
-    files = sorted((folder / "requests").glob("*.parquet"))
-    if not spooled:
+    all_segments = segments(folder)
+    if not all_segments:
+        files = sorted((folder / "requests").glob("*.parquet"))
         return from_parquet(files) if files else (np.zeros(0, ROW), [])
-    parts: list[NDArray[np.void]] = []
-    texts: list[str] = []
+    records = _RecordCollector()
+    for worker in dict.fromkeys(segment.worker for segment in all_segments):
+        worker_segments = [segment for segment in all_segments if segment.worker == worker]
+        rows = concatenate_rows(complete_rows(segment.path) for segment in worker_segments)
+        records.add(rows, worker_texts(folder, worker))
+        _add_deleted_segments(records, folder, worker, first_row=worker_segments[0].first)
+    return records.rows(), records.texts
 
-    def append(part: NDArray[np.void], part_texts: list[str]) -> None:
-        """Add rows; their text numbers count from the first of `part_texts`, which the caller adds next."""
-        if texts and len(part):
-            part["text"][part["text"] >= 0] += len(texts)
-        parts.append(part)
 
-    for worker in dict.fromkeys(segment.worker for segment in spooled):
-        own = [segment for segment in spooled if segment.worker == worker]
-        rows = joined(complete_rows(segment.path) for segment in own)
-        own_texts = worker_texts(folder, worker)
-        append(rows, own_texts)
-        texts += own_texts
-        end = 0  # of the rows of deleted segments found so far
-        for file in sorted(
-            (folder / "requests").glob(f"w{worker}-*.parquet")
-        ):  # rows of deleted segments
-            first = int(file.stem.partition("-")[2])
-            if end <= first < own[0].first:
-                rows, file_texts = from_parquet([file])
-                append(rows[: own[0].first - first], file_texts)
-                texts += file_texts
-                end = first + len(rows)
-    return (joined(parts) if len(parts) > 1 else parts[0]), texts
+def _add_deleted_segments(
+    records: _RecordCollector, folder: Path, worker: int, first_row: int
+) -> None:
+    """Add the rows of a worker before `first_row`, whose segments are deleted, from Parquet files.
+
+    The compactor may have been killed between writing the file of a complete segment and removing
+    the small files that it replaces. Files that begin before the end of an earlier one are skipped.
+    """
+    end = 0
+    for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):
+        file_start = int(file.stem.partition("-")[2])
+        if end <= file_start < first_row:
+            rows, texts = from_parquet([file])
+            records.add(rows[: first_row - file_start], texts)
+            end = file_start + len(rows)
+
+
+class _RecordCollector:
+    """Joins rows with error texts of their own into rows that share one list of texts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._parts: list[NDArray[np.void]] = []
+
+    def add(self, rows: NDArray[np.void], texts: list[str]) -> None:
+        """Add rows whose column `text` refers to `texts`. The column is renumbered in place."""
+        if self.texts and len(rows):
+            rows["text"][rows["text"] >= 0] += len(self.texts)
+        self._parts.append(rows)
+        self.texts += texts
+
+    def rows(self) -> NDArray[np.void]:
+        """Return all rows that were added."""
+        if len(self._parts) == 1:  # no copy
+            return self._parts[0]
+        return concatenate_rows(self._parts)
 
 
 def has_rows(folder: Path) -> bool:
-    """Whether the folder holds records of this run. If not, it has at most a `summary.json`."""
+    """Return whether the folder has records of a run. If not, it has at most a `summary.json`."""
     return any((folder / "requests").glob("*.parquet")) or any(folder.glob("spool/*.rows"))
 
 
 @contextlib.contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
-    """While inside, whatever ends the command before any run has started removes what was created.
+def remove_on_failure(folder: Path) -> Iterator[None]:
+    """Remove what was created in a folder if the block inside fails before any run has started.
 
     A folder that had content before is left as it is.
     """
@@ -241,12 +308,13 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 
 def delete_record_log(folder: Path) -> None:
-    """Delete the spool after a clean end. Its seconds go to `seconds.jsonl`; its rows are in Parquet already."""
-    seconds = sorted(_read_seconds(folder), key=lambda second: (second.t_s, second.worker))
-    replace(
-        folder / "seconds.jsonl",
-        b"".join(msgspec.json.encode(second) + b"\n" for second in seconds),
-    )
+    """Delete the record log after a clean end.
+
+    The samples of the workers are moved to `seconds.jsonl`. The rows are in Parquet already.
+    """
+    samples = sorted(_read_seconds(folder), key=lambda sample: (sample.t_s, sample.worker))
+    lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
+    replace(folder / "seconds.jsonl", lines)
     for file in (folder / "spool").iterdir():
         file.unlink()
     (folder / "spool").rmdir()

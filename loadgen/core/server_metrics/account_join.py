@@ -1,8 +1,9 @@
 """Whose request each account of a server is of (`request_accounts.py`).
 
-Pure. A server before 1.3 numbers its requests itself and tells nobody, so there is no name to join by. What is on both
-sides are three instants: arrival, first token, last token. On a common clock they tell requests apart; two requests
-that agree in all three within MOST_APART_NS may be exchanged, which makes no difference to any duration above that.
+Pure. A server before 1.3 numbers its requests itself and tells nobody, so there is no name to join
+by. What is on both sides are three instants: arrival, first token, last token. On a common clock
+they tell requests apart; two requests that agree in all three within MOST_APART_NS may be
+exchanged, which makes no difference to any duration above that.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def join(theirs: NDArray[np.int64], ours: NDArray[np.int64]) -> NDArray[np.int64
     """The place of the request that each account is of, -1 for none. Columns: arrival (there) or sent (here), first
     token, last token.
 
-    None where the clocks cannot be brought together. The distance of the clocks is the one on which most first tokens
-    agree: that of requests in the same order, or the most frequent one between any two.
+    None where the clocks cannot be brought together. The distance of the clocks is the one on which
+    most first tokens agree: that of requests in the same order, or the most frequent one between
+    any two.
     """
     if not len(theirs) or not len(ours):
         return None

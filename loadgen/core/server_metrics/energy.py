@@ -1,8 +1,9 @@
 """Power, clocks and memory of the hardware under a run, and the energy of a part of it. Pure.
 
-Three sources say how much the accelerators use: TensorRT-LLM's `/energy_metrics` (joules of its own GPUs), the DCGM
-exporter (watts and a counter of millijoules), and nvidia-smi on the same machine (watts). The node exporter says what
-the host's processors use. `scraper.py` reads them; nothing here is estimated from a data sheet.
+Three sources say how much the accelerators use: TensorRT-LLM's `/energy_metrics` (joules of its own
+GPUs), the DCGM exporter (watts and a counter of millijoules), and nvidia-smi on the same machine
+(watts). The node exporter says what the host's processors use. `scraper.py` reads them; nothing
+here is estimated from a data sheet.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ LONGEST_GAP_S = 5.0  # between two reads inside the window; a longer one leaves 
 class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the accelerators used while the load was steady; null where no source says it.
 
-    `error_j`: how wrong `joules` can be, since what is used between two readings is not seen. A counter is bounded by
-    its readings on both sides of the window's ends; for watts it is twice the standard error of a step at an unknown
-    instant between two readings.
+    `error_j`: how wrong `joules` can be, since what is used between two readings is not seen. A
+    counter is bounded by its readings on both sides of the window's ends; for watts it is twice the
+    standard error of a step at an unknown instant between two readings.
     """
 
     source: str = ""  # energy_metrics, dcgm, nvidia-smi; "": none
@@ -124,7 +125,8 @@ class _Line(msgspec.Struct, frozen=True):
     values: list[float]
 
 
-# -- pages -----------------------------------------------------------------------------------------------------------
+# -- pages
+# -----------------------------------------------------------------------------------------------------------
 
 
 def known(values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
@@ -174,7 +176,8 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# -- a run -----------------------------------------------------------------------------------------------------------
+# -- a run
+# -----------------------------------------------------------------------------------------------------------
 
 
 def measured(

@@ -1,9 +1,10 @@
 """The process beside a long run that compacts its rows.
 
-`python -m loadgen.core.sidecars.compactor_process FOLDER SECONDS`. It waits until the run has lasted a while, and
-imports what it needs only then. Of a shorter run the rows are compacted at the end, by the command itself: a process
-that starts, imports numpy and pyarrow and writes one small file would cost as much as ten thousand requests. Where the
-plan says that there will be few rows, no process is started at all. Its standard input ends with the run.
+`python -m loadgen.core.sidecars.compactor_process FOLDER SECONDS`. It waits until the run has
+lasted a while, and imports what it needs only then. Of a shorter run the rows are compacted at the
+end, by the command itself: a process that starts, imports numpy and pyarrow and writes one small
+file would cost as much as ten thousand requests. Where the plan says that there will be few rows,
+no process is started at all. Its standard input ends with the run.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Compactor:
     """Compacts the rows of a run: while it goes, if it is long, and at its end. `beside`: False for a load of few rows,
     however long it is; then there is no process.
 
-    `died`: why the process ended before its work was done; "" so far. Nothing is lost then: what it had not written
-    down is still in the spool, and readers count it.
+    `died`: why the process ended before its work was done; "" so far. Nothing is lost then: what it
+    had not written down is still in the spool, and readers count it.
     """
 
     died = ""

@@ -1,6 +1,7 @@
 """What `execute` itself has going along with a run: each hears the events of the run and acts on those that it needs.
 
-Of a hearer that is told `ManifestCreated` or `LoadEnded`, the manifest that it gives back is that of the run from then on.
+Of a hearer that is told `ManifestCreated` or `LoadEnded`, the manifest that it gives back is that
+of the run from then on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Starts and stops the profiler of the servers around a part of the load: `--profile`. IO, in a process of its own.
 
-vLLM, SGLang and TensorRT-LLM have the same two questions, POST /start_profile and /stop_profile. The process ends when
-its standard input does, and stops what it has started before it goes: also where the run is interrupted or killed.
+vLLM, SGLang and TensorRT-LLM have the same two questions, POST /start_profile and /stop_profile.
+The process ends when its standard input does, and stops what it has started before it goes: also
+where the run is interrupted or killed.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ class Profiler:
         return msgspec.json.decode(line, type=ProfileOutcome) if line else ProfileOutcome()
 
 
-# -- the process -----------------------------------------------------------------------------------------------------
+# -- the process
+# -----------------------------------------------------------------------------------------------------
 
 
 def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:

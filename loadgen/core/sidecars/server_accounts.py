@@ -1,7 +1,7 @@
 """Brings the accounts that a server keeps on a page of its own into the records of a run, once it is over. IO.
 
-`account_join.py` says which account is of which request; here the columns `server_*_ns` and those of speculation
-of `requests.parquet` are written again.
+`account_join.py` says which account is of which request; here the columns `server_*_ns` and those
+of speculation of `requests.parquet` are written again.
 """
 
 from __future__ import annotations

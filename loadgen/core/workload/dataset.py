@@ -29,7 +29,7 @@ from loadgen.core.errors import (
 )
 from loadgen.core.workload import data_files
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row, wrap_conversation
-from loadgen.core.workload.row_errors import BadRow, EmptyConversation
+from loadgen.core.workload.row_errors import BadRowError, EmptyConversation
 
 COPY_BYTES = 1 << 20
 DATASETS_CACHED = 4
@@ -74,7 +74,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             return parse_row(self.line(index))
-        except (OSError, BadRow) as error:
+        except (OSError, BadRowError) as error:
             problem = f"the file changed during the run: {error}"
             raise UserError("changed_file", problem, str(self.path)) from None
 
@@ -151,7 +151,7 @@ class _RowChecker:
         except EmptyConversation:
             self._empty_conversations += 1
             return False
-        except BadRow as error:
+        except BadRowError as error:
             place = f"{where}:{error.column}" if error.column else where
             self._errors.append(UserError(error.code, str(error), place, error.hint, key=error.key))
             if has_too_many(self._errors, str(self._path)):

@@ -17,7 +17,7 @@ from loadgen.core.units import MOST_TOKENS
 from loadgen.core.workload.data_files import is_conversation
 from loadgen.core.workload.extra_body import refused_fields
 from loadgen.core.workload.foreign_rows import convert_row
-from loadgen.core.workload.row_errors import BadRow
+from loadgen.core.workload.row_errors import BadRowError
 
 EXACT_LENGTH_FIELDS = (
     "output_tokens",  # vLLM's custom data sets
@@ -138,13 +138,13 @@ class _OutputLength(NamedTuple):
 def parse_row(line: bytes) -> DatasetRow:
     """Parse one line of a JSONL file.
 
-    Raises BadRow if it has mistakes, and EmptyConversation if it is a conversation without a
+    Raises BadRowError if it has mistakes, and EmptyConversation if it is a conversation without a
     question.
     """
     row = wrap_conversation(_decode_line(line))
     if not isinstance(row, dict):
         hint = 'write {"prompt": "..."} or {"messages": [...]}'
-        raise BadRow("wrong_type", "not a JSON object", hint)
+        raise BadRowError("wrong_type", "not a JSON object", hint)
     converted = convert_row(row)
     row = converted.row
     _check_is_request(row)
@@ -174,7 +174,7 @@ def wrap_conversation(row: Any) -> Any:
 def _decode_line(line: bytes) -> Any:
     """Return the JSON value of a line.
 
-    Raises BadRow with the column of the mistake, which the decoder only states in its message.
+    Raises BadRowError with the column of the mistake, which the decoder only states in its message.
     """
     try:
         # The JSON decoder would count a bad byte from the start of its string.
@@ -182,11 +182,11 @@ def _decode_line(line: bytes) -> Any:
         return msgspec.json.decode(line)
     except UnicodeDecodeError as error:
         column = error.start + 1
-        raise BadRow(
+        raise BadRowError(
             "wrong_encoding", "not UTF-8", "save the file as UTF-8", column=column
         ) from None
     except RecursionError:
-        raise BadRow("too_large", "nested too deeply") from None
+        raise BadRowError("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
         # The message ends with the offset of the mistake, such as "(byte 17)".
         position = re.search(r"\(byte (\d+)\)", str(error))
@@ -197,17 +197,17 @@ def _decode_line(line: bytes) -> Any:
         column = int(position[1]) + 1 if position else 0
         problem = f"not JSON: {message}"
         hint = "one JSON object per line"
-        raise BadRow("invalid_syntax", problem, hint, column=column) from None
+        raise BadRowError("invalid_syntax", problem, hint, column=column) from None
 
 
 def _check_is_request(row: dict[str, Any]) -> None:
-    """Raise BadRow unless a row has exactly one of `prompt` and `messages`."""
+    """Raise BadRowError unless a row has exactly one of `prompt` and `messages`."""
     if {"timestamp", "input_length"} <= row.keys():
         problem = "a row of a trace, not a prompt"
-        raise BadRow("wrong_format", problem, "--trace FILE replays a trace")
+        raise BadRowError("wrong_format", problem, "--trace FILE replays a trace")
     if "prompt" in row and "messages" in row:
         problem = "both `prompt` and `messages`"
-        raise BadRow("conflict", problem, "give exactly one of them")
+        raise BadRowError("conflict", problem, "give exactly one of them")
     if "prompt" not in row and "messages" not in row:
         hint = (
             "give exactly one of them; or a name that data sets use: "
@@ -217,23 +217,23 @@ def _check_is_request(row: dict[str, Any]) -> None:
         suggestion = next((name for name in suggestions if name), "")
         if suggestion:
             hint = f'did you mean "{suggestion}"?'
-        raise BadRow("missing_key", "neither `prompt` nor `messages`", hint)
+        raise BadRowError("missing_key", "neither `prompt` nor `messages`", hint)
 
 
 def _output_length(row: dict[str, Any]) -> _OutputLength:
-    """Return the output length of a row. Raises BadRow if several fields contradict each other."""
+    """Return the output length of a row. Raises BadRowError if several fields contradict each other."""
     fields = [field for field in LENGTH_FIELDS if row.get(field) is not None]
     if not fields:
         return _OutputLength(None, is_exact=False)
     lengths = [_convert_length(row, field) for field in fields]
     if len(set(lengths)) > 1:
         hint = "output_tokens is the exact length, max_tokens an upper bound"
-        raise BadRow("conflict", f"{' and '.join(fields)} together", hint, fields[0])
+        raise BadRowError("conflict", f"{' and '.join(fields)} together", hint, fields[0])
     return _OutputLength(lengths[0], is_exact=fields[0] in EXACT_LENGTH_FIELDS)
 
 
 def _convert_length(row: dict[str, Any], field: str) -> int:
-    """Return the output length in a field. 12.0 is the whole number 12. Raises BadRow."""
+    """Return the output length in a field. 12.0 is the whole number 12. Raises BadRowError."""
     value = row[field]
     if isinstance(value, float) and value.is_integer():
         row = {field: int(value)}
@@ -242,42 +242,42 @@ def _convert_length(row: dict[str, Any], field: str) -> int:
 
 
 def _convert_field(row: dict[str, Any], field: str, expected: FieldType) -> Any:
-    """Return the value of a field of this type. Raises BadRow."""
+    """Return the value of a field of this type. Raises BadRowError."""
     try:
         return msgspec.convert(row[field], expected.type)
     except msgspec.ValidationError:
         problem = f"{field} is {shortened(row[field])}"
-        raise BadRow("wrong_type", problem, expected.description, field) from None
+        raise BadRowError("wrong_type", problem, expected.description, field) from None
 
 
 def _check_messages(value: Any) -> list[dict[str, Any]]:
-    """Return messages that are valid. Raises BadRow."""
+    """Return messages that are valid. Raises BadRowError."""
     if not isinstance(value, list) or not value:
         problem = f"messages is {shortened(value)}"
-        raise BadRow("wrong_type", problem, MESSAGES_HINT, "messages")
+        raise BadRowError("wrong_type", problem, MESSAGES_HINT, "messages")
     for index, message in enumerate(value):
         _check_message(message, f"messages[{index}]")
     return value
 
 
 def _check_message(message: Any, path: str) -> None:
-    """Raise BadRow unless a message has a role, and content or tool calls."""
+    """Raise BadRowError unless a message has a role, and content or tool calls."""
     if not isinstance(message, dict):
-        raise BadRow("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
+        raise BadRowError("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
     role = message.get("role")
     if not isinstance(role, str):
         problem = f"{path}.role is {shortened(role)}"
-        raise BadRow("wrong_type", problem, MESSAGES_HINT, f"{path}.role")
+        raise BadRowError("wrong_type", problem, MESSAGES_HINT, f"{path}.role")
     content = message.get("content")
     calls_tools = content is None and "tool_calls" in message
     if not isinstance(content, str | list) and not calls_tools:
         problem = f"{path}.content is {shortened(content)}"
         hint = "a text, or a list of parts"
-        raise BadRow("wrong_type", problem, hint, f"{path}.content")
+        raise BadRowError("wrong_type", problem, hint, f"{path}.content")
 
 
 def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the body fields of a row, those of `extra_body` included. Raises BadRow."""
+    """Return the body fields of a row, those of `extra_body` included. Raises BadRowError."""
     for field in BODY_FIELDS.keys() & row.keys():
         _convert_field(row, field, BODY_FIELDS[field])
     extra_body: dict[str, Any] = {}
@@ -285,7 +285,7 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
         extra_body = _convert_field(row, "extra_body", EXTRA_BODY_TYPE)
     for refused in refused_fields(extra_body):
         path = f"extra_body.{refused.name}"
-        raise BadRow("unsupported", refused.problem, refused.row_hint, path)
+        raise BadRowError("unsupported", refused.problem, refused.row_hint, path)
     copied = {field: value for field, value in row.items() if field in BODY_FIELDS}
     if is_finish_reason(copied.get("stop")):
         del copied["stop"]

@@ -181,8 +181,8 @@ def _check_order(low: Any, high: Any) -> None:
 def _read_column(path: Path) -> list[int | str]:
     """Return the lines of a file with one column. Whole numbers become int.
 
-    Blank lines and lines that begin with `#` are skipped. Raises `InvalidValueError` if the file cannot be
-    read.
+    Blank lines and lines that begin with `#` are skipped. Raises `InvalidValueError` if the file
+    cannot be read.
     """
     try:
         lines = path.read_text("utf-8").splitlines()

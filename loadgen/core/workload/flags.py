@@ -299,7 +299,7 @@ def _add_slo_term(
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
-    """Raise `units.InvalidValueError` if both SLOs limit one metric at one percentile, or the attainment."""
+    """Raise `units.InvalidValueError` if both SLOs limit the attainment or the same percentile."""
     hint = "keep one of them; two percentiles of one metric are two objectives"
     limited_objectives = {(term.metric, term.quantile) for term in first.terms}
     for term in second.terms:
@@ -365,7 +365,8 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
 def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
     """Return the rules with the rule in a text added.
 
-    Raises `units.InvalidValueError` if an earlier rule limits the same metric at the same percentile.
+    Raises `units.InvalidValueError` if an earlier rule limits the same metric at the same
+    percentile.
     """
     rule = parse_stop_rule(text)
     limited_metrics = {(earlier_rule.metric, earlier_rule.quantile) for earlier_rule in rules}

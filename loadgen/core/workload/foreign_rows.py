@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from loadgen.core.format import shortened
-from loadgen.core.workload.row_errors import BadRow, EmptyConversation
+from loadgen.core.workload.row_errors import BadRowError, EmptyConversation
 
 CONVERSATION_FIELDS = ("conversations", "conversation")
 """Fields with a list of turns, as in ShareGPT: {"from": "human", "value": "..."}."""
@@ -49,7 +49,7 @@ def convert_row(row: Row) -> ConvertedRow:
     """Convert a row to the field names of this package.
 
     A row of a batch file of OpenAI is replaced by its body. Of a conversation, the first question
-    is used. Raises BadRow if a batch or conversation has mistakes.
+    is used. Raises BadRowError if a batch or conversation has mistakes.
     """
     if row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS:
         return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: their `body` is sent")
@@ -138,15 +138,15 @@ def _continues_last_message(row: Row) -> bool:
 
 
 def _batch_body(row: Row) -> Row:
-    """Return the request body in a row of a batch file. Raises BadRow for another API."""
+    """Return the request body in a row of a batch file. Raises BadRowError for another API."""
     url = row["url"]
     body = row["body"]
     if not isinstance(url, str) or not url.endswith("/completions"):
         hint = "rows for /v1/chat/completions or /v1/completions can be sent"
-        raise BadRow("unsupported", f"a batch row for {shortened(url)}", hint)
+        raise BadRowError("unsupported", f"a batch row for {shortened(url)}", hint)
     if not isinstance(body, dict):
         hint = 'an object, like {"model": "...", "messages": [...]}'
-        raise BadRow("wrong_type", f"body is {shortened(body)}", hint, "body")
+        raise BadRowError("wrong_type", f"body is {shortened(body)}", hint, "body")
     return body
 
 
@@ -156,7 +156,7 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
     System messages and the first question are sent. Turns without a text, and responses before the
     first question, are left out.
 
-    The response is "" if there is none. Raises BadRow if a turn has mistakes, and EmptyConversation
+    The response is "" if there is none. Raises BadRowError if a turn has mistakes, and EmptyConversation
     if there is no question.
     """
     messages: list[dict[str, str]] = []
@@ -176,18 +176,18 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
 
 
 def _parse_turn(turn: Any, path: str) -> tuple[str, str]:
-    """Return the role and the text of a turn of a conversation. Raises BadRow."""
+    """Return the role and the text of a turn of a conversation. Raises BadRowError."""
     if not isinstance(turn, Mapping):
         hint = 'like {"from": "human", "value": "Hello"}'
-        raise BadRow("wrong_type", f"{path} is {shortened(turn)}", hint, path)
+        raise BadRowError("wrong_type", f"{path} is {shortened(turn)}", hint, path)
     speaker = turn.get("from", turn.get("role"))
     role = ROLE_OF_SPEAKER.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         hint = f"known: {', '.join(ROLE_OF_SPEAKER)}"
-        raise BadRow("unknown_name", f"{path} is from {shortened(speaker)}", hint, path)
+        raise BadRowError("unknown_name", f"{path} is from {shortened(speaker)}", hint, path)
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str):
-        raise BadRow("wrong_type", f"{path} says {shortened(text)}", "a text", path)
+        raise BadRowError("wrong_type", f"{path} says {shortened(text)}", "a text", path)
     return role, text
 
 

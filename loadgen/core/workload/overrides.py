@@ -1,8 +1,8 @@
 """Apply the options of the command line to a workload.
 
-docs/reference/workload-file.md describes the rules: an option for the load replaces the measured stages, a
-duration or count replaces their ends, and SLO terms replace the SLO of the workload or are added to
-it. `flags.py` reads the options, and `stage_overrides.py` applies those of the stages.
+docs/reference/workload-file.md describes the rules: an option for the load replaces the measured
+stages, a duration or count replaces their ends, and SLO terms replace the SLO of the workload or
+are added to it. `flags.py` reads the options, and `stage_overrides.py` applies those of the stages.
 """
 
 from __future__ import annotations

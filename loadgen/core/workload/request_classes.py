@@ -48,7 +48,8 @@ SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie", "api-key", "
 def _check_header_name(name: str) -> str:
     """Return the name of a header.
 
-    Raises `InvalidValueError` for headers that hold secrets and for those that the client writes itself.
+    Raises `InvalidValueError` for headers that hold secrets and for those that the client writes
+    itself.
     """
     if name.lower() in SECRET_HEADERS:
         problem = "is a secret, and a workload is kept with its results"
@@ -200,8 +201,8 @@ def _shares(weights: list[float | str]) -> list[float]:
         weights: Numbers above zero, or texts such as "60%".
 
     Raises:
-        InvalidValueError: Some weights are numbers and some percentages, or the percentages do not add up to
-            100 %.
+        InvalidValueError: Some weights are numbers and some percentages, or the percentages do not
+            add up to 100 %.
     """
     percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
     if percentages and len(percentages) < len(weights):

@@ -6,7 +6,7 @@ from loadgen.core.errors import Code
 from loadgen.core.units import InvalidValueError
 
 
-class BadRow(InvalidValueError):
+class BadRowError(InvalidValueError):
     """A row is not valid.
 
     Attributes:
@@ -20,5 +20,5 @@ class BadRow(InvalidValueError):
         self.column = column
 
 
-class EmptyConversation(BadRow):
+class EmptyConversation(BadRowError):
     """A conversation without a question. It is left out and no error."""

@@ -2,7 +2,8 @@
 
 Durations are integer ns, and rates are floats per second. The kinds of requests are in
 `request_kinds.py`, `tasks.py` and `request_classes.py`, the stages in `stages.py`, and the SLO in
-`slo_fields.py`. The comments at the fields are the descriptions of the keys in docs/reference/workload-file.md.
+`slo_fields.py`. The comments at the fields are the descriptions of the keys in
+docs/reference/workload-file.md.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def _with_classes_as_requests(data: Map) -> Map:
 
 
 def _refuse_keys_of_parts(data: Map) -> None:
-    """Raise `InvalidValueError` for keys at the top of a file that belong under `requests` or `stages`.
+    """Raise `InvalidValueError` for top-level keys that belong under `requests` or `stages`.
 
     Without this check, a user who writes `input_tokens: 150` at the top would only learn that the
     key is unknown.
@@ -221,7 +222,8 @@ def _with_expanded_trace(data: Map) -> Map:
         requests: {trace: traffic.jsonl, slice: 10m..20m}
         stages: [{arrival: {trace: {file: traffic.jsonl, slice: 10m..20m, speed: 2}}}]
 
-    Raises `InvalidValueError` if the block is not valid, or if the workload has requests or stages, too.
+    Raises `InvalidValueError` if the block is not valid, or if the workload has requests or stages,
+    too.
     """
     block = data["trace"]
     if isinstance(block, str):

@@ -120,8 +120,8 @@ class WrittenSlo(Part):
     def to_slo(self) -> Slo:
         """Return the SLO that these terms mean.
 
-        A term without a percentile has that of the SLO. Raises `InvalidValueError` if there is no term, or if
-        two terms limit the same metric at the same percentile.
+        A term without a percentile has that of the SLO. Raises `InvalidValueError` if there is no
+        term, or if two terms limit the same metric at the same percentile.
         """
         terms = tuple(
             Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
@@ -198,8 +198,8 @@ def parse_stop_rule(text: str) -> StopRule:
     """Return the rule of a text, such as `errors:20%` or `ttft:p50:30s`.
 
     The first one stops a run if 20 % of recent requests failed, the second one if their median TTFT
-    is above 30 s. Raises `InvalidValueError` if the text is no rule, or if its limit is zero, which would stop
-    every run.
+    is above 30 s. Raises `InvalidValueError` if the text is no rule, or if its limit is zero, which
+    would stop every run.
     """
     hint = (
         "errors:20%, or a latency at a percentile, ttft:p50:30s; "
@@ -221,7 +221,10 @@ def parse_stop_rule(text: str) -> StopRule:
 
 
 def _validate_stop_rule(value: Any) -> StopRule:
-    """Return a rule from a text in a file, or a rule that was built in Python. Raises `InvalidValueError`."""
+    """Return the rule of a text in a file, or a rule that was built in Python.
+
+    Raises `InvalidValueError`.
+    """
     if isinstance(value, StopRule):
         return value
     if isinstance(value, str):

@@ -60,8 +60,9 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     """Return a spike as a stage with an arrival and a duration.
 
-    The new keys have the position of the key `spike`, for error messages. Raises `units.InvalidValueError` if
-    the spike cannot be understood, or if the stage before it has no load that could be multiplied.
+    The new keys have the position of the key `spike`, for error messages. Raises
+    `units.InvalidValueError` if the spike cannot be understood, or if the stage before it has no
+    load that could be multiplied.
     """
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.InvalidValueError(
@@ -86,7 +87,8 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     """Return an arrival law, as it is written in a file, with its load multiplied.
 
     The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
-    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the law has no such load.
+    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the law has no such
+    load.
     """
     law, parameters = _law_and_parameters(arrival)
     key = LOAD_KEYS.get(law, "")

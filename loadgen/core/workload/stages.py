@@ -212,8 +212,8 @@ class Stage(Part):
     def normalize(cls, data: Any) -> Any:
         """Convert `warmup: true` to `measured: false`.
 
-        Raises `InvalidValueError` for a stage with both keys, and the error of a spike that could not be
-        expanded.
+        Raises `InvalidValueError` for a stage with both keys, and the error of a spike that could
+        not be expanded.
         """
         if not isinstance(data, Map):
             return data

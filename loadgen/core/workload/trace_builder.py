@@ -146,7 +146,7 @@ class TraceBuilder:
             self._hash_starts.append(len(self._hashes))
 
     def _check_time(self, at_ns: int) -> None:
-        """Raise InvalidValueError if a time is before the last one or more than a year from the first one."""
+        """Raise InvalidValueError for a time before the last one or a year after the first one."""
         if self._first_ns is None:
             self._first_ns = at_ns
             self._latest_ns = at_ns

@@ -20,8 +20,8 @@ from loadgen.core.units import (
     MOST_TOKENS,
     NS_PER_S,
     UNIT_NS,
-    TimeUnit,
     InvalidValueError,
+    TimeUnit,
 )
 from loadgen.core.workload import trace_formats
 from loadgen.core.workload.trace_formats import MAX_TIME_NS, UNKNOWN_NS, TraceColumns

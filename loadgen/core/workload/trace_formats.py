@@ -1,7 +1,7 @@
 """What the format of a trace is, and how the format of a file is found in `loadgen.formats`.
 
-The readers of the formats are in `interop/traces.py`. A mistake in a row is raised as `InvalidValueError`. It
-gets its line where the file is read.
+The readers of the formats are in `interop/traces.py`. A mistake in a row is raised as
+`InvalidValueError`. It gets its line where the file is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, InvalidValueError
+from loadgen.core.units import MOST_TOKENS, NS_PER_S, UNIT_NS, InvalidValueError, TimeUnit
 from loadgen.formats import FORMATS, FormatRow
 
 UNKNOWN_NS = -1
@@ -232,7 +232,8 @@ def _parse_csv_line(
 ) -> Sequence[TraceRow]:
     """Return the request of a line, as a sequence of one, which is what `TraceFormat` expects.
 
-    The names of the columns are those of the format, so that a mistake names them. Raises InvalidValueError.
+    The names of the columns are those of the format, so that a mistake names them. Raises
+    InvalidValueError.
     """
     values = _split_csv_line(line, columns.count)
     _, input_name, output_name = table_format.columns
@@ -305,8 +306,8 @@ def parse_number(text: str) -> int | float | str:
 def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
     """Return the ns of a duration in units of `scale` ns, by default in seconds.
 
-    `name` is the name of the field. Raises InvalidValueError if the value is no number, negative, or too large
-    for 64 bits.
+    `name` is the name of the field. Raises InvalidValueError if the value is no number, negative,
+    or too large for 64 bits.
     """
     if not _is_finite_number(value) or not 0 <= value * scale < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.units import TimeUnit, InvalidValueError
+from loadgen.core.units import InvalidValueError, TimeUnit
 from loadgen.core.workload import trace_files, trace_formats
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay

@@ -181,5 +181,5 @@ def test_a_file_of_speed_bench_is_read(tmp_path: Path) -> None:
     }
     found = dataset_rows.parse_row(json.dumps(row).encode())
     assert (found.prompt, found.read_as) == ("Write a loop.", "the first of each of its `turns`")
-    with pytest.raises(row_errors.BadRow):
+    with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())

@@ -163,7 +163,7 @@ def run(
                 clients=[client],
                 bodies=bodies,
                 unbuilt_slot_ids=numbers,
-                spool=spool,
+                record_log=spool,
             ),
             DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
             start_ns=monotonic_ns(),

@@ -143,7 +143,7 @@ def test_files_of_many_workers_say_what_one_would(
                 spool.text("gone")
             spool.row(mine.tobytes())
             if len(mine):
-                spool.flows(0, *gaps_of(mine))
+                spool.write_event_counts(0, *gaps_of(mine))
             spool.close()
         compact_records(folder, ended)
         merged = summarize(*store.read_run(folder, most=0 if lazily else math.inf))

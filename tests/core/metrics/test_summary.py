@@ -673,7 +673,7 @@ def stopped_client(
             record.sent_record(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens))
         )
     assert (
-        timeline.fold()
+        timeline.count_new_events()
         == sum(timeline.bins)
         == timeline.gaps.count + len(rows)
         == timeline.errors.count

@@ -63,7 +63,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         spool.second(WorkerSample(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
-        spool.flows(1, gaps, np.arange(worker + 2))
+        spool.write_event_counts(1, gaps, np.arange(worker + 2))
         spool.close()
 
 

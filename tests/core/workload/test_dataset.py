@@ -208,7 +208,7 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
 def test_no_line_ends_in_anything_but_a_row_or_wrong(line):
     try:
         row = dataset_rows.parse_row(line)
-    except row_errors.BadRow as wrong:
+    except row_errors.BadRowError as wrong:
         assert str(wrong)
     else:
         assert (row.prompt is None) != (row.messages is None)
@@ -547,5 +547,5 @@ def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:
     parsed = dataset_rows.parse_row(row)
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
     assert parsed.ignored == ("model",)
-    with pytest.raises(row_errors.BadRow, match="priority"):
+    with pytest.raises(row_errors.BadRowError, match="priority"):
         dataset_rows.parse_row(b'{"prompt": "a", "priority": "high"}')

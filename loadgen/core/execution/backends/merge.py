@@ -45,16 +45,16 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     worker_schedule = shard(plan.schedule, worker, plan.job.settings.workers)
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
-    spool = RecordLog(folder, worker)
-    text_id = spool.text(reason)
+    record_log = RecordLog(folder, worker)
+    text_id = record_log.text(reason)
     expected = _expected_slots(worker_schedule, recorded)
     while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):
         for slot_id in np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist():
             slot = plan.schedule.slot(slot_id)
             key = _record_key(slot, worker)
-            spool.row(unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id))
-        spool.flush()
-    spool.close()
+            record_log.row(unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id))
+        record_log.flush()
+    record_log.close()
 
 
 def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
