@@ -423,7 +423,8 @@ def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> 
 
     (tmp_path / "q.jsonl").write_text('{"prompt": "why?", "reference": "so"}\n' * 40)
     (tmp_path / "c.yaml").write_text(
-        "name: c\nlevels: [{name: a, workload: qa, rate: 10/s, duration: 1m, must: [{errors: 1%}]}]\n"
+        "name: c\n"
+        "levels: [{name: a, workload: qa, rate: 10/s, duration: 1m, must: [{errors: 1%}]}]\n"
         "answers: {dataset: q.jsonl, against: 'http://theirs:1', must: [{agreement_share: 5%}]}\n"
     )
     checked = load_contract(

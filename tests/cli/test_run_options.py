@@ -1,4 +1,4 @@
-"""One table of options for the command line and Python: both refuse the same values in the same words.
+"""The command line and Python share one table of options and refuse the same values.
 
 Every command takes what `run` takes, or a table here says why not.
 """
@@ -271,6 +271,7 @@ def test_the_signature_names_every_option() -> None:
 
 REPEATS = tuple(name for name in COMMAND_OPTIONS if name.startswith("repeat"))
 CHOSEN = "the search chooses the load"
+COLD_START = "a trial starts from an empty server unless the search's own --warmup is given"
 ITS_OWN_SPREAD = "a probe that is in doubt is repeated by the search itself"
 RECORDS = "it has several runs, and the gaps of each request are exported from one run"
 CONTRACT = "the contract and its workloads say it: both parties have to read it there"
@@ -285,8 +286,8 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
         "concurrency": CHOSEN,
         "burstiness": "a probe is Poisson or a closed loop: its interval rests on that",
         "num_requests": "a probe has a length",
-        "warmup": "a trial starts from an empty server unless the search's own --warmup is given",
-        "num_warmups": "a trial starts from an empty server unless the search's own --warmup is given",
+        "warmup": COLD_START,
+        "num_warmups": COLD_START,
         "schedule_seed": "every probe has arrivals of its own",
         "keep": RECORDS,
         **dict.fromkeys(REPEATS, ITS_OWN_SPREAD),

@@ -793,12 +793,15 @@ def results(tmp_path: Path) -> Path:
         """
 currency: USD
 rented:
-  - {provider: Azure, shape: ND128isr_GB300_v6, gpu: GB300, gpus: 4, per_hour: 56, as_of: 2025, source: a & <b>}
-  - {provider: Other, shape: gb200-4x, gpu: GB200, gpus: 4, per_gpu_hour: 10.50, as_of: 2025, source: c}
+  - {provider: Azure, shape: ND128isr_GB300_v6, gpu: GB300, gpus: 4, per_hour: 56, as_of: 2025,
+     source: a & <b>}
+  - {provider: Other, shape: gb200-4x, gpu: GB200, gpus: 4, per_gpu_hour: 10.50, as_of: 2025,
+     source: c}
 per_token:
-  - {provider: API, model: m, per_million_input: 0.7, per_million_cached: 0.3, per_million_output: 0.7, as_of: 2025,
-     source: d}
-  - {provider: API, model: example-large, per_million_input: 0.7, per_million_output: 0.7, as_of: 2025, source: d}
+  - {provider: API, model: m, per_million_input: 0.7, per_million_cached: 0.3,
+     per_million_output: 0.7, as_of: 2025, source: d}
+  - {provider: API, model: example-large, per_million_input: 0.7, per_million_output: 0.7,
+     as_of: 2025, source: d}
 """
     )
     return tmp_path

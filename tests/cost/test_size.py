@@ -466,13 +466,13 @@ def call(words):
     return run_command_line(words)
 
 last = ["--seed", "1", "-d", "200s", "--no-sustain", "--precision", "20%"]
-asked = {
-    url: machine_searches.SearchCommand(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
-    for name, url, slo in (
-        ("a", "sim:gb300-vm", ["--slo", "ttft:1s"]), ("b", "sim:h100x8", ["--slo", "ttft:1s"]), ("c", "sim:none", []),
-    )
-}
-machine_searches.run_searches(asked, call)
+slo = ["--slo", "ttft:1s"]
+targets = (("a", "sim:gb300-vm", slo), ("b", "sim:h100x8", slo), ("c", "sim:none", []))
+commands = {}
+for name, url, slo in targets:
+    arguments = ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo]
+    commands[url] = machine_searches.SearchCommand(Path(name), arguments)
+machine_searches.run_searches(commands, call)
 """
 
 

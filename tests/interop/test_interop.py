@@ -402,7 +402,7 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
         reader.read_result(tmp_path / "cut.yaml")
 
 
-def test_early_stopping_percentiles_are_at_or_above_the_plain_ones(tmp_path: Path) -> None:
+def test_early_stopping_percentiles_are_at_or_above_the_plain_ones() -> None:
     values = np.random.default_rng(2).lognormal(15, 1, 700)
     made = export._series(values, early=True)
     assert made is not None
@@ -570,7 +570,12 @@ def test_json_that_is_nested_without_end_is_no_bug(tmp_path: Path, text: str) ->
 
 
 def test_a_percentile_that_is_no_number_is_passed_over() -> None:
-    log = "MLPerf Results Summary\nScenario : Server\nResult is : VALID\n.. percentile latency (ns)   : 5\n"
+    log = (
+        "MLPerf Results Summary\n"
+        "Scenario : Server\n"
+        "Result is : VALID\n"
+        ".. percentile latency (ns)   : 5\n"
+    )
     assert loadgen_log.parse_log(log).valid
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
         [700, 900],
         [7, 8],
     ),
-    "weka.jsonl": (  # a sub-agent counts from its marker in the first trace, from the start of the trace in the second
+    # Sub-agents count time from their marker in trace 1 and from the start in trace 2.
+    "weka.jsonl": (
         [
             weka(
                 "a",
@@ -114,7 +116,8 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
         [1100, 600, 1530],
         [30, 20, 10],
     ),
-    "spans.jsonl": (  # of calls of models only: an agent's span has the tokens of its calls once more
+    # Only spans of model calls count, because an agent's span repeats the tokens of its calls.
+    "spans.jsonl": (
         [
             otlp(span(EPOCH + S, 40, 4), span(EPOCH, 30, 3)),
             otlp(span(EPOCH, 70, 7, "invoke_agent"), span(EPOCH, None, None)),
@@ -220,7 +223,10 @@ def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
 
 
 def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
-    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    head = (
+        "Timestamp,Session ID,Elapsed time,Model,"
+        "Request tokens,Response tokens,Total tokens,Log Type"
+    )
     lines = (
         "5,s-1,2.5,ChatGPT,472,18,490,Conversation log",
         "6,,1,GPT-4,30,9,39,API log",
@@ -524,7 +530,5 @@ def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        try:
+        with suppress(LoadgenError, CombinedError):
             traces.read_trace(file.name)
-        except (LoadgenError, CombinedError):
-            pass

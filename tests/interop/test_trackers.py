@@ -57,9 +57,12 @@ def test_wandb_has_the_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
     script = (
-        "import pathlib, sys; from loadgen.interop import trackers\n"
+        "import pathlib, sys\n"
         "from loadgen.core.metrics.summary import load_summary\n"
-        "at = pathlib.Path(sys.argv[1]); trackers.wandb(at, load_summary((at / 'summary.json').read_bytes()), at)"
+        "from loadgen.interop import trackers\n"
+        "run_dir = pathlib.Path(sys.argv[1])\n"
+        "summary = load_summary((run_dir / 'summary.json').read_bytes())\n"
+        "trackers.wandb(run_dir, summary, run_dir)\n"
     )
     environment = {"WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)}
     subprocess.run(

@@ -301,7 +301,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
     assert text.count("</script>") == 2
 
 
-def test_run_without_records_has_a_page(tmp_path: Path) -> None:
+def test_run_without_records_has_a_page() -> None:
     text = run_page.render(
         summary_of_rows(rows(1, 0)), None, run_data.compute_chart_data(RunManifest(), rows(1, 0))
     )
@@ -467,8 +467,10 @@ def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, s
         browser.open(shown)
         assert browser.complaints == [] and browser.requests == []
         marks = browser.evaluate(
-            "[...document.querySelectorAll('figure')].map(f => [f.querySelector('figcaption').textContent, "
-            "[...f.querySelectorAll('path, circle, rect')].filter(n => n.getBoundingClientRect().width > 1).length])"
+            "[...document.querySelectorAll('figure')].map(f => ["
+            "f.querySelector('figcaption').textContent, "
+            "[...f.querySelectorAll('path, circle, rect')]"
+            ".filter(n => n.getBoundingClientRect().width > 1).length])"
         )
         assert len(marks) >= 15
         assert [title for title, count in marks if count == 0] == []
@@ -482,10 +484,12 @@ def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> 
         browser.look(**looks)
         browser.open(shown)
         over = browser.evaluate(
-            "[...document.querySelectorAll('figure')].flatMap(f => { const found = [...f.querySelectorAll('svg text')]"
-            ".filter(t => t.textContent).map(t => [t.textContent, t.getBoundingClientRect()]); "
-            "return found.flatMap(([a, p], i) => found.slice(i + 1).filter(([b, q]) => Math.min(p.right, q.right) - "
-            "Math.max(p.left, q.left) > 2 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)"
+            "[...document.querySelectorAll('figure')].flatMap(f => { "
+            "const texts = [...f.querySelectorAll('svg text')].filter(t => t.textContent)"
+            ".map(t => [t.textContent, t.getBoundingClientRect()]); "
+            "return texts.flatMap(([a, p], i) => texts.slice(i + 1).filter(([b, q]) => "
+            "Math.min(p.right, q.right) - Math.max(p.left, q.left) > 2 && "
+            "Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)"
             ".map(([b]) => f.querySelector('figcaption').textContent + ': ' + a + ' / ' + b)); })"
         )
         assert over == []
@@ -496,9 +500,11 @@ def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
     browser.look(width=390, height=844)
     browser.open(shown)
     sizes = browser.evaluate(
-        "[...document.querySelectorAll('svg text, p, td, dd, dt')].filter(n => n.textContent.trim())"
+        "[...document.querySelectorAll('svg text, p, td, dd, dt')]"
+        ".filter(n => n.textContent.trim())"
         ".map(n => parseFloat(getComputedStyle(n).fontSize) * (n.ownerSVGElement ? "
-        "n.ownerSVGElement.getBoundingClientRect().width / n.ownerSVGElement.viewBox.baseVal.width : 1))"
+        "n.ownerSVGElement.getBoundingClientRect().width / "
+        "n.ownerSVGElement.viewBox.baseVal.width : 1))"
     )
     assert min(sizes) >= 11
 

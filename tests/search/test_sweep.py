@@ -610,7 +610,9 @@ def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
 ) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text(
-        "currency: USD\nrented:\n  - {provider: x, shape: eight, gpu: H100, gpus: 8, per_gpu_hour: 2,"
+        "currency: USD\n"
+        "rented:\n"
+        "  - {provider: x, shape: eight, gpu: H100, gpus: 8, per_gpu_hour: 2,"
         " as_of: 2026-01, source: y}\n"
     )
     out = str(tmp_path / "s")
@@ -654,7 +656,9 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     """Search and sweep write the same kind of capacity, which cost and size both read."""
     prices = tmp_path / "prices.yaml"
     prices.write_text(
-        "currency: USD\nrented:\n  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
+        "currency: USD\n"
+        "rented:\n"
+        "  - {provider: x, shape: four, gpu: GB200, gpus: 4, per_gpu_hour: 10.50,"
         " as_of: 2026-01, source: y}\n"
     )
     common = [
@@ -778,7 +782,8 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
             browser.open(path)
             assert browser.complaints == [] and browser.requests == []
             counts = browser.evaluate(
-                "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('circle').length)"
+                "[...document.querySelectorAll('figure')]"
+                ".map(f => f.querySelectorAll('circle').length)"
             )
             assert len(counts) == 5 and min(counts) >= 3
 

@@ -321,7 +321,10 @@ def test_a_dry_run_states_the_time_and_the_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"
-    price = "{provider: P, model: m, per_million_input: 1, per_million_output: 2, source: x, as_of: 2026-01-01}"
+    price = (
+        "{provider: P, model: m, per_million_input: 1, per_million_output: 2, "
+        "source: x, as_of: 2026-01-01}"
+    )
     prices.write_text("currency: USD\nper_token:\n  - " + price)
     load = ("sweep", "qa", "--url", "http://127.0.0.1:9", "-m", "m", "--request-rate", "1,2")
     lengths = ("-d", "30s", "--isl", "100,200", "--osl", "10", "--prices", prices)

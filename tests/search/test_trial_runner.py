@@ -200,10 +200,9 @@ def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path
 
 
 def test_a_trial_of_a_server_that_dies_is_invalid(tmp_path: Path) -> None:
-    def dying(workload: Workload, given: Any, hearers: Any) -> Any:
-        summary, folder = run.execute(
-            workload, given
-        )  # as over HTTP, nobody is told rows: they are in the folder
+    def dying(workload: Workload, settings: Any, _handlers: Any) -> Any:
+        # Like a run over HTTP, this one reports no records: they are in the folder only.
+        summary, folder = run.execute(workload, settings)
         rows = store.read_run(folder).rows
         rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
         for file in (folder / "requests").iterdir():

@@ -204,7 +204,8 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
     stages = written(
         tmp_path,
         "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n"
-        "  - {arrival: {gamma: {rate: 2/s, burstiness: 0.5}}, count: 9}\n  - {spike: 1.5 x for 1m, name: more}\n"
+        "  - {arrival: {gamma: {rate: 2/s, burstiness: 0.5}}, count: 9}\n"
+        "  - {spike: 1.5 x for 1m, name: more}\n"
         "  - {arrival: {closed: 8}, duration: 5s}\n  - {spike: 2x for 5s, warmup: true}\n",
     ).stages
     assert [stage.arrival for stage in stages[:4]] == [
@@ -270,7 +271,11 @@ def test_a_simulated_server_that_is_overrun_comes_back(
 ) -> None:
     file = tmp_path / "spiky.yaml"
     file.write_text(
-        "name: spiky\nrequests: {input_tokens: 2000, output_tokens: 100}\nslo: {ttft: 500ms}\nseed: 1\nstages:\n"
+        "name: spiky\n"
+        "requests: {input_tokens: 2000, output_tokens: 100}\n"
+        "slo: {ttft: 500ms}\n"
+        "seed: 1\n"
+        "stages:\n"
         "  - {arrival: {poisson: 10/s}, duration: 10s}\n  - spike: 6x for 10s\n"
         "  - {arrival: {poisson: 10/s}, duration: 60s}\n"
     )

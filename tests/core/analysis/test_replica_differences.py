@@ -31,8 +31,10 @@ MS, S = 1_000_000, 1_000_000_000
 def test_components_by_hand() -> None:
     """Two parts, two blocks: means 10 12 / 14 20, four values in each cell, a variance of 2 inside.
 
-    Parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36. Blocks: 2 * ((12 - 14)^2 + (16 - 14)^2) / 1 = 16. Rest: the four
-    residuals are 1, -1, -1, 1, so 4 / 1 = 4. Between (36 - 4) / 2 = 16, time (16 - 4) / 2 = 6, own 4 - 2 / 4 = 3.5.
+    Mean squares of the parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36, and of the blocks:
+    2 * ((12 - 14)^2 + (16 - 14)^2) / 1 = 16. The four residuals are 1, -1, -1, 1, so theirs is
+    4 / 1 = 4. Hence the components are (36 - 4) / 2 = 16 between replicas, (16 - 4) / 2 = 6 over
+    time, and 4 - 2 / 4 = 3.5 for the interaction.
     """
     found = estimate_components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
     assert astuple(found) == (14.0, 16.0, 6.0, 3.5, 2.0) and found.total == 27.5
@@ -41,9 +43,9 @@ def test_components_by_hand() -> None:
 
 
 ROSNER = (
-    "-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 1.76 1.77 1.81 1.91 "
-    "1.94 1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 "
-    "3.21 3.26 3.30 3.59 3.68 4.30 4.64 5.34 5.42 6.01"
+    "-0.25 0.68 0.94 1.15 1.20 1.26 1.26 1.34 1.38 1.43 1.49 1.49 1.55 1.56 1.58 1.65 1.69 1.70 "
+    "1.76 1.77 1.81 1.91 1.94 1.96 1.99 2.06 2.09 2.10 2.14 2.15 2.23 2.24 2.26 2.35 2.37 2.40 "
+    "2.47 2.54 2.62 2.64 2.90 2.92 2.92 2.93 3.21 3.26 3.30 3.59 3.68 4.30 4.64 5.34 5.42 6.01"
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,7 +167,7 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_file_of_speed_bench_is_read(tmp_path: Path) -> None:
+def test_a_file_of_speed_bench_is_read() -> None:
     row = {
         "question_id": "q1",
         "category": "coding",

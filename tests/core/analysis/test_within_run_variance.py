@@ -87,9 +87,13 @@ def test_a_share_without_a_miss_is_not_known_to_be_one() -> None:
 def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
     """Twenty requests a second, in virtual time."""
     folder.mkdir()
+    prompt_tokens = "{uniform: {min: 50, max: 900}}"
     (folder / "w.yaml").write_text(
-        f"name: w\nrequests: {{input_tokens: {{uniform: {{min: 50, max: 900}}}}, output_tokens: {output_tokens}}}\n"
-        f"stages: [{{arrival: {{poisson: 20/s}}, duration: {length}}}]\nslo: {{ttft: 1s}}\nseed: 1\n"
+        f"name: w\n"
+        f"requests: {{input_tokens: {prompt_tokens}, output_tokens: {output_tokens}}}\n"
+        f"stages: [{{arrival: {{poisson: 20/s}}, duration: {length}}}]\n"
+        f"slo: {{ttft: 1s}}\n"
+        f"seed: 1\n"
     )
     return execute(load(str(folder / "w.yaml")), Settings(url="sim:gb300-vm", out=folder / "out"))[
         0

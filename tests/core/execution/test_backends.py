@@ -84,7 +84,8 @@ from loadgen.core.execution.context import KnownTarget
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 def known(settings):
-    return KnownTarget(name=f"kitchen: {after_scheme(settings.url)}", notes=("it was started for this run",))
+    name = f"kitchen: {after_scheme(settings.url)}"
+    return KnownTarget(name=name, notes=("it was started for this run",))
 @contextmanager
 def serve(settings):
     with start(Options(ttft="2ms", itl="1ms", model=after_scheme(settings.url))) as server:
@@ -111,7 +112,8 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.processes
-def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("kitchen")
+def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
     asked = {"concurrency": 1, "num_requests": 3, "warmup": 0}
     result = loadgen.run(
         "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked
@@ -125,7 +127,8 @@ def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path:
     assert result.summary.requests.ok == 3
 
 
-def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> None:
+@pytest.mark.usefixtures("kitchen")
+def test_backend_of_a_plugin_is_found_by_its_scheme() -> None:
     assert backends.find("http://host") is BACKENDS.builtin_rows[1]
     assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
         "a scheme of ours looks for none"

@@ -25,7 +25,9 @@ SHAPE = "input_tokens: {uniform: {min: 900, max: 1500}}, output_tokens: 20"
 
 def workload(folder: Path, more: str, shape: str = SHAPE, **flags: str) -> Workload:
     (folder / "w.yaml").write_text(
-        f"name: w\nrequests: {{{shape}{more}}}\nstages: [{{arrival: {{poisson: 5/s}}, count: 300}}]\n"
+        "name: w\n"
+        f"requests: {{{shape}{more}}}\n"
+        "stages: [{arrival: {poisson: 5/s}, count: 300}]\n"
     )
     return load(str(folder / "w.yaml"), read_flags(**flags))
 
@@ -125,7 +127,8 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     assert summary.chunks.reused_share == pytest.approx(reused / 900)
     assert 0 < summary.chunks.leading_share < summary.chunks.reused_share
     known: set[tuple[int, tuple[int, ...]]] = set()
-    leading = 0  # at each of the four replicas, which take turns: a prefix cache knows what stands after the same chunks
+    # Requests go to four replicas in turn. A prefix cache has a chunk after the same chunks only.
+    leading = 0
     for number, of in enumerate(chunks):
         beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
         leading += len(beginnings & known)

@@ -84,15 +84,7 @@ class Paper:
         self.answer, self.sheets = answer, list[Sheet]()
 
     def send(
-        self,
-        request: None,
-        body: bytes,
-        due: int,
-        on_done: Any,
-        timeline: Any,
-        *,
-        name: str,
-        requested_output: int,
+        self, *, body: bytes, due: int, on_done: Callable[..., None], **_options: Any
     ) -> Sheet:
         sheet = Sheet(body, due, on_done)
         self.sheets.append(sheet)
@@ -355,7 +347,7 @@ def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
 def test_a_signal_stops_and_drains_and_a_second_one_leaves(tmp_path: Path) -> None:
     made = workload(tmp_path, request_rate="1000", num_requests="8000", grace="24h")
 
-    def at_ten(client: Paper, sheet: Sheet) -> None:
+    def at_ten(client: Paper, _sheet: Sheet) -> None:
         if len(client.sheets) == 10:
             os.kill(os.getpid(), signal.SIGINT)
             asyncio.get_running_loop().call_soon(after)
@@ -440,7 +432,8 @@ class Blocks(ctypes.Structure):
 
 memory = ctypes.CDLL(None)
 memory.mallinfo2.restype = Blocks
-size = memory.mallinfo2().free + 500_000  # more than lies free within the heap: this block needs fresh memory
+# More than is free within the heap, so that this block needs new memory from the system.
+size = memory.mallinfo2().free + 500_000
 bytearray(2 * size)  # freed at once: from now on glibc keeps blocks of this size
 release_blocks_above(LARGEST_KEPT_BLOCK)
 bytearray(2 * size)

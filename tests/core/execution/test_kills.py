@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
@@ -77,8 +78,10 @@ CONTRACT = """
 name: kills
 horizon: 1s
 levels:
-  - {name: a, workload: w.yaml, rate: 40/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
-  - {name: b, workload: w.yaml, rate: 60/s, duration: 4s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: a, workload: w.yaml, rate: 40/s, duration: 4s, warmup: 0, grace: 1s,
+     must: [{ttft: {limit: 5s, at: p90}}]}
+  - {name: b, workload: w.yaml, rate: 60/s, duration: 4s, warmup: 0, grace: 1s,
+     must: [{ttft: {limit: 5s, at: p90}}]}
 """
 KILLED = ("main", "worker", "compactor", "all")
 KEEPS = ("raw", "gaps")
@@ -152,10 +155,8 @@ def check(
     family = [process.pid, *children(process.pid)]
     at_ns = monotonic_ns()
     for pid in chosen(killed, process.pid, draw):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     if killed in ("worker", "compactor") and command == "soak":
         pause(1.0)
         if process.poll() is None:

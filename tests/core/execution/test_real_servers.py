@@ -298,7 +298,7 @@ def test_a_search(server: Started, tmp_path: Path) -> None:
     assert (tmp_path / "out/probes.jsonl").read_text()
 
 
-def test_a_contract_is_planned(server: Started, tmp_path: Path) -> None:
+def test_a_contract_is_planned(server: Started) -> None:
     said("validate", "chatbot", *target(server), "--dry-run")
 
 

@@ -34,7 +34,7 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     )
     found: Counter[str] = Counter()
 
-    def count(frame: FrameType, event: str, called: Any) -> None:
+    def count(_frame: FrameType, event: str, called: Any) -> None:
         if event == "call":
             found[""] += 1
         elif event == "c_call":

@@ -149,7 +149,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(
     found = outcomes(stored.rows)
     assert summary.requests.scheduled == 200 == sum(found.values())
     assert adds_up(summary)
-    # The endpoint's own list of what it did to whom, by the name that each request carries; the last try counts.
+    # The endpoint's log has the injected failure of each request by its id. The last try counts.
     struck = {
         int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen
     }
@@ -601,7 +601,8 @@ def test_what_a_server_echoes_is_not_shown_either(tmp_path: Path) -> None:
         "  if not p: break\n"
         "  d+=p\n"
         " b=b'{\"error\": '+__import__('json').dumps(d.decode('latin-1')).encode()+b'}'\n"
-        " c.sendall(b'HTTP/1.1 400 x\\r\\nConnection: close\\r\\nContent-Length: %d\\r\\n\\r\\n'%len(b)+b)\n"
+        " head='HTTP/1.1 400 x\\r\\nConnection: close\\r\\nContent-Length: %d\\r\\n\\r\\n'\n"
+        " c.sendall((head%len(b)).encode()+b)\n"
         " c.shutdown(1); c.recv(1<<20); c.close()\n"
     )
     server = subprocess.Popen([sys.executable, "-c", echo], stdout=subprocess.PIPE)

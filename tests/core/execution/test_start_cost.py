@@ -19,7 +19,10 @@ from loadgen.sim.server.options import Options
 WATCHED = """
 import sys, json
 begun = []
-sys.addaudithook(lambda event, _: begun.append(event) if event in ("os.fork", "subprocess.Popen") else None)
+def record_process_start(event, _):
+    if event in ("os.fork", "subprocess.Popen"):
+        begun.append(event)
+sys.addaudithook(record_process_start)
 from loadgen.__main__ import main
 sys.argv[0] = "loadgen"
 try:
@@ -57,7 +60,7 @@ def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_
         )
     code, begun, unneeded = json.loads(done.stderr.splitlines()[-1])
     assert code in (0, 3)
-    # the reader of the page; a bare interpreter, which waits until the run is a long one; the builder of bodies
+    # the scraper, an idle interpreter that waits for long runs, and the builder of bodies
     assert begun == ["os.fork", "subprocess.Popen", "os.fork"]
     pages = [
         json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()
@@ -84,7 +87,8 @@ from loadgen.core import child_process
 def look(word):
     with open(0, "rb", closefd=False) as source:
         told = source.read().decode()
-    print(json.dumps([word, told, os.getsid(0) == os.getpid(), sorted(map(int, os.listdir("/proc/self/fd")))]),
+    descriptors = sorted(map(int, os.listdir("/proc/self/fd")))
+    print(json.dumps([word, told, os.getsid(0) == os.getpid(), descriptors]),
           file=open(1, "w", closefd=False), flush=True)
 def frozen(word):
     threading.Event().wait()

@@ -121,8 +121,8 @@ DCGM = """\
 # HELP DCGM_FI_DEV_POWER_MGMT_LIMIT Current power limit (in W).
 # TYPE DCGM_FI_DEV_POWER_MGMT_LIMIT gauge
 """ + "".join(
-    f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}",device="nvidia{gpu}",modelName="NVIDIA H200",Hostname="node-7",'
-    f'DCGM_FI_DRIVER_VERSION="580.65.06"}} {value}\n'
+    f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}",device="nvidia{gpu}",modelName="NVIDIA H200",'
+    f'Hostname="node-7",DCGM_FI_DRIVER_VERSION="580.65.06"}} {value}\n'
     for name, value in (("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700), ("DCGM_FI_DEV_GPU_TEMP", 41))
     for gpu in range(8)
 )

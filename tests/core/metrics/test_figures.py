@@ -117,8 +117,9 @@ def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("thinking")
 def test_a_bundle_names_the_missing_package_of_a_metric(
-    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loadgen.run(
         "qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r"
@@ -135,8 +136,9 @@ def test_a_bundle_names_the_missing_package_of_a_metric(
     assert "thinking 1.0" in without["not_made"]["summary.json: figures.thinking_ms"]
 
 
+@pytest.mark.usefixtures("thinking")
 def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
-    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stored result keeps its outcome. A recomputed one is undecided and gives the reason."""
     folder = tmp_path / "r"
@@ -182,10 +184,11 @@ levels:
 """
 
 
+@pytest.mark.usefixtures("thinking")
 @pytest.mark.commands
 @pytest.mark.parametrize(("limit", "code"), [("50ms", 0), ("500us", 1)])
 def test_a_contract_can_limit_a_metric_of_a_plugin(
-    thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
     out = tmp_path / "v"
@@ -211,7 +214,11 @@ from loadgen.figures import MetricDefinition
 def thinking(columns):
     return columns["first_answer_ns"] - columns["first_token_ns"] + 1_000_000
 ROW = MetricDefinition(
-    name="thinking", label="Time to think", meaning="first answer - first token", values=thinking, compared=("p50",),
+    name="thinking",
+    label="Time to think",
+    meaning="first answer - first token",
+    values=thinking,
+    compared=("p50",),
     places=("slo", "contract", "latency", "requests", "prometheus"),
 )
 """

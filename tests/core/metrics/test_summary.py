@@ -60,20 +60,20 @@ from loadgen.runs.rates import headline
 MS = 1_000_000
 STOP = FINISH_REASONS.index("stop")
 
-# Instants in ms. Stage 0 is warm-up. `answer`: first_answer; `reason`: reasoning tokens; `n1`:
-# first event's tokens.
+# One request per line, with times in ms. The first one belongs to the warm-up stage. `answer` is
+# the first token after reasoning, `reason` the reasoning tokens, `n1` tokens of the first event.
 TABLE = """
-slot stage status    due  ready sent first answer last end  done  out reason n1 events in  cached asked insrc
-0    0     ok        0    0     0    100   100    300  300  300   3   -1     0  3      10  -1     -1    server
-1    1     ok        1000 1000  1001 1101  1101   1301 1302 1305  5   -1     0  5      100 20     5     server
-2    1     ok        1500 1500  1500 1700  1700   2000 2000 2003  7   -1     4  4      100 -1     8     server
-3    1     ok        2000 1999  2002 2302  2302   2402 2402 2402  110 100    0  10     100 -1     -1    server
-4    1     ok        2500 2500  2500 2600  2800   2900 2900 2900  31  20     0  31     -1  -1     -1    -
-5    1     ok        3000 3000  3000 3050  3050   3050 3050 3050  1   -1     0  1      50  -1     -1    estimate
-6    1     failed    3500 3500  3500 -1    -1     -1   -1   3510  -1  -1     0  0      -1  -1     -1    -
-7    1     dropped   3600 -1    -1   -1    -1     -1   -1   -1    -1  -1     0  0      -1  -1     -1    -
-8    1     cancelled 3700 3700  3700 3750  3750   3760 -1   3800  -1  -1     0  2      -1  -1     -1    -
-9    1     lost      3800 3800  3800 -1    -1     -1   -1   -1    -1  -1     0  0      -1  -1     -1    -
+status    due  ready sent first answer last end  done out reason n1 events in  cached asked insrc
+ok        0    0     0    100   100    300  300  300  3   -1     0  3      10  -1     -1    server
+ok        1000 1000  1001 1101  1101   1301 1302 1305 5   -1     0  5      100 20     5     server
+ok        1500 1500  1500 1700  1700   2000 2000 2003 7   -1     4  4      100 -1     8     server
+ok        2000 1999  2002 2302  2302   2402 2402 2402 110 100    0  10     100 -1     -1    server
+ok        2500 2500  2500 2600  2800   2900 2900 2900 31  20     0  31     -1  -1     -1    -
+ok        3000 3000  3000 3050  3050   3050 3050 3050 1   -1     0  1      50  -1     -1    estimate
+failed    3500 3500  3500 -1    -1     -1   -1   3510 -1  -1     0  0      -1  -1     -1    -
+dropped   3600 -1    -1   -1    -1     -1   -1   -1   -1  -1     0  0      -1  -1     -1    -
+cancelled 3700 3700  3700 3750  3750   3760 -1   3800 -1  -1     0  2      -1  -1     -1    -
+lost      3800 3800  3800 -1    -1     -1   -1   -1   -1  -1     0  0      -1  -1     -1    -
 """
 COLUMNS = {
     "due": "due_ns",
@@ -91,8 +91,6 @@ COLUMNS = {
     "in": "input_tokens",
     "cached": "cached_tokens",
     "asked": "asked_output",
-    "slot": "slot",
-    "stage": "stage",
 }
 
 
@@ -109,6 +107,8 @@ def handmade_records() -> NDArray[np.void]:
             else:
                 field = COLUMNS[name]
                 row[field] = int(cell) * (MS if field.endswith("_ns") and cell != "-1" else 1)
+    rows["slot"] = range(len(rows))
+    rows["stage"][1:] = 1
     rows["kind"][6:] = [
         KINDS.index(kind) for kind in ("http_5xx", "in_flight_cap", "interrupted", "worker_died")
     ]
@@ -376,8 +376,7 @@ def test_a_run_without_measured_requests_is_not_valid(n: int) -> None:
     assert load_summary(dump_summary(s)) == s
 
 
-# -- the verdict
-# --------------------------------------------------------------------------------------------------
+# -- the verdict -----------------------------------------------------------------------------------
 
 
 def valid_records(n: int = 1000) -> NDArray[np.void]:
@@ -623,8 +622,7 @@ def test_each_warning_appears_beyond_its_limit_only(
     assert warning is None or says(warnings, warning[0], **warning[1]), warnings
 
 
-# -- each family has a guard of its own
-# -----------------------------------------------------------------------------
+# -- each family has a guard of its own ------------------------------------------------------------
 
 
 def stopped_client(
@@ -1005,8 +1003,7 @@ def test_exit_codes_follow_their_precedence(
     assert exit_code(changed) == code
 
 
-# -- files
-# --------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -1060,8 +1057,7 @@ def test_the_error_about_a_truncated_summary_says_how_to_regenerate_it() -> None
     )
 
 
-# -- the document
-# --------------------------------------------------------------------------------------------------
+# -- the document ----------------------------------------------------------------------------------
 
 
 def structs_within(kind: Any) -> "itertools.chain[Any]":

@@ -50,8 +50,7 @@ MS = 1_000_000
 GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 
 
-# -- the test of a trend
-# -----------------------------------------------------------------------------------------------
+# -- the test of a trend ---------------------------------------------------------------------------
 
 
 def correlated_noise(
@@ -121,8 +120,7 @@ def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
     assert found is not None and (found.grows, found.detectable_growth) == (True, 0)
 
 
-# -- rows of a run
-# --------------------------------------------------------------------------------------------------
+# -- rows of a run ---------------------------------------------------------------------------------
 
 
 def simulate_queues(
@@ -333,14 +331,13 @@ def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
     assert judge_records(at_once).sustained is None
 
 
-# -- the search
-# --------------------------------------------------------------------------------------------------
+# -- the search ------------------------------------------------------------------------------------
 
 
 def run_planned_trial(
     trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 600
 ) -> TrialResult:
-    """Return the trial of a server that meets its SLO up to `rules` and is stable up to `steady`."""
+    """Return the trial of a server that meets its SLO up to `rules` and is stable to `steady`."""
     under = trial.load <= (rules if trial.length_factor == 1 else steady * 1.005)
     grows = trial.kind in ("confirm", "sustain") and trial.load > steady
     return TrialResult(
@@ -428,8 +425,7 @@ def test_the_trial_monitor_finds_one_growing_replica() -> None:
     assert not any_part_grows(simulate_queues([0.6, 0.6]), instants)
 
 
-# -- intervals
-# --------------------------------------------------------------------------------------------------
+# -- intervals -------------------------------------------------------------------------------------
 
 
 def count_intervals_covering(
@@ -515,8 +511,7 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
     ), "a model does not change"
 
 
-# -- resonance
-# --------------------------------------------------------------------------------------------------
+# -- resonance -------------------------------------------------------------------------------------
 
 
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
@@ -548,8 +543,7 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     assert resonance.find_resonance(even, None, 6, "replica", 1000) is None
 
 
-# -- from the command line
-# ---------------------------------------------------------------------------------------------
+# -- from the command line -------------------------------------------------------------------------
 
 
 UNEVEN = """

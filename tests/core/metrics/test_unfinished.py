@@ -231,8 +231,7 @@ def test_a_search_counts_unfinished_requests_as_a_run_does() -> None:
     ]
 
 
-# -- interrupted runs
-# --------------------------------------------------------------------------------------------------
+# -- interrupted runs ------------------------------------------------------------------------------
 
 
 def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
@@ -262,8 +261,7 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
     assert out.startswith("INVALID") and "INTERRUPTED" in out
 
 
-# -- stored and shown
-# --------------------------------------------------------------------------------------------------
+# -- stored and shown ------------------------------------------------------------------------------
 
 
 def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> None:
@@ -305,8 +303,7 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
     assert "12 in flight, at most 8 min 00 s more" in line and "Ctrl-C" in line
 
 
-# -- from the command line
-# ---------------------------------------------------------------------------------------------
+# -- from the command line -------------------------------------------------------------------------
 
 
 def run_rag(folder: Path, *flags: str) -> int:

@@ -84,11 +84,20 @@ def test_bodies_are_read_back_in_any_order() -> None:
     kept.close()
 
 
-PLAIN = "requests: {input_tokens: {uniform: {min: 1, max: 40}}, output_tokens: {uniform: {min: 1, max: 9}}}"
+PLAIN = (
+    "requests: {input_tokens: {uniform: {min: 1, max: 40}}, "
+    "output_tokens: {uniform: {min: 1, max: 9}}}"
+)
 CHUNKS = "requests: {input_tokens: 60, output_tokens: 4, chunks: {count: 2, tokens: 20, corpus: 9}}"
 LONG = "requests: {input_tokens: 4000, output_tokens: 4}"  # more than a block of the file together
-PARTS = "requests: {input_tokens: 30, output_tokens: 4, system_tokens: 9, turns: {count: 3, tool_result_tokens: 5}}"
-CLASSES = "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens: 4}}, b: {weight: 1, requests: *a}}"
+PARTS = (
+    "requests: {input_tokens: 30, output_tokens: 4, system_tokens: 9, "
+    "turns: {count: 3, tool_result_tokens: 5}}"
+)
+CLASSES = (
+    "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens: 4}}, "
+    "b: {weight: 1, requests: *a}}"
+)
 
 
 @pytest.mark.parametrize("asked", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
@@ -148,7 +157,8 @@ def test_bodies_built_together_equal_bodies_built_singly(
 TURNS = ", turns: {count: 3, tool_result_tokens: 5}"
 STEPS = """{tools: {look: {time: 3ms, result_tokens: 9}}, steps: {
   a: {input_tokens: 30, output_tokens: 4},
-  b: {after: a, context: new, input_tokens: 20, output_tokens: 4, tool: look, turns: {empirical: [1, 2]}, parallel: 2},
+  b: {after: a, context: new, input_tokens: 20, output_tokens: 4, tool: look,
+    turns: {empirical: [1, 2]}, parallel: 2},
   c: {after: [a, b], output_tokens: 4}}}"""
 REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 

@@ -53,7 +53,10 @@ def test_a_load_that_does_not_fit_its_target_is_refused_before_it(
 
 def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
-        "name: c\nhorizon: 5s\nlevels:\n  - {name: agents, workload: coding-agent, rate: 1/s, requests: 30, "
+        "name: c\n"
+        "horizon: 5s\n"
+        "levels:\n"
+        "  - {name: agents, workload: coding-agent, rate: 1/s, requests: 30, "
         "must: [{task_time: {limit: 90s, at: p50}}]}\n"
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
@@ -82,7 +85,8 @@ def test_the_context_length_is_read_from_the_server(
         few = tmp_path / "few.yaml"
         few.write_text(
             "name: few\nlimits: {failure_share: 40%}\nrequests: {output_tokens: 8, input_tokens: "
-            "{empirical: {values: [40, 520], weights: [9, 1]}}}\nstages: [{arrival: {poisson: 50/s}, count: 60}]\n"
+            "{empirical: {values: [40, 520], weights: [9, 1]}}}\n"
+            "stages: [{arrival: {poisson: 50/s}, count: 60}]\n"
         )
         code, out, told = ends(
             capsys,

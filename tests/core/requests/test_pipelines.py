@@ -61,8 +61,10 @@ STEPS: dict[str, Any] = {
 PRICES = """
 currency: USD
 per_token:
-  - {provider: x, model: m, per_million_input: 1, per_million_output: 2, as_of: 2026-11-01, source: test}
-  - {provider: x, model: e, per_million_input: 3, per_million_output: 3, as_of: 2026-11-01, source: test}
+  - {provider: x, model: m, per_million_input: 1, per_million_output: 2, as_of: 2026-11-01,
+     source: test}
+  - {provider: x, model: e, per_million_input: 3, per_million_output: 3, as_of: 2026-11-01,
+     source: test}
 """
 RAG = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
 
@@ -208,7 +210,7 @@ def test_the_shipped_pipeline_runs_against_one_simulated_server(
     assert (found["rerank"].e2e_ms.min or 0) > 20 + 384 * 0.001
 
 
-def by_hand(folder: Path, summary: Summary) -> dict[str, float]:
+def by_hand(folder: Path) -> dict[str, float]:
     """Return the fraction of each step and pause by walking back through each task."""
     stored = store.read_run(folder)
     steps = {turn: step for step in stored.manifest.steps for turn in step.turns}
@@ -256,7 +258,7 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
     summary, folder = execute(
         workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o")
     )
-    found, expected = steps_of(summary), by_hand(folder, summary)
+    found, expected = steps_of(summary), by_hand(folder)
     for name, step in found.items():
         assert step.time_share == pytest.approx(expected.get(name, 0.0))
         assert step.pause_share == pytest.approx(expected.get(f"before {name}", 0.0))

@@ -355,12 +355,11 @@ def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     assert made[0].input_source == "tokenizer"
 
 
-def test_lengths_that_cannot_be_met_cause_a_warning(tmp_path):
+def test_lengths_that_cannot_be_met_cause_a_warning():
     """With a tokenizer that joins words, texts are counted and adjusted, or the count is true."""
 
-    def encode(
-        text,
-    ):  # words of one first letter that follow each other are one token; never an odd number of tokens
+    def encode(text):
+        """Return a token per run of words with one first letter, and never an odd number."""
         firsts = [word[0] for word in text.split()]
         n = sum(a != b for a, b in zip(["", *firsts], firsts, strict=False))
         return list(range(n + n % 2))

@@ -44,7 +44,10 @@ from loadgen.runs.text import render
 RESEARCH = """
 requests:
   tools:
-    search: {schema_tokens: 90, time: {uniform: {min: 100ms, max: 900ms}}, result_tokens: {uniform: {min: 30, max: 90}}}
+    search:
+      schema_tokens: 90
+      time: {uniform: {min: 100ms, max: 900ms}}
+      result_tokens: {uniform: {min: 30, max: 90}}
     fetch: {schema_tokens: 120, time: {lognormal: {median: 2s, sigma: 0.5}}, result_tokens: 200}
   steps:
     plan: {system_tokens: 40, input_tokens: 50, output_tokens: 10}
@@ -356,7 +359,7 @@ def test_a_failed_request_ends_its_task_and_each_slot_is_reported_once(
 
 def test_a_task_over_the_cap_is_dropped_and_each_slot_is_reported_once(tmp_path: Path) -> None:
     schedule = build_schedule(workload(tmp_path, request_rate="50"), 7)
-    ran = Clock(schedule, lambda number: (40_000_000, True), max_in_flight=4)
+    ran = Clock(schedule, lambda _number: (40_000_000, True), max_in_flight=4)
     assert sorted(ran.starts) == sorted(schedule.slot_ids())
     reasons = {start.drop_reason for start in ran.starts.values()}
     assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and ran.most == 4
@@ -522,7 +525,10 @@ classes:
   rag: {{weight: 25%, requests: {{input_tokens: 130, output_tokens: 9, shared_prefix_tokens: 64}}}}
   talk:
     weight: 10%
-    requests: {{input_tokens: 20, output_tokens: 6, turns: {{count: 3, tool_result_tokens: 7, tool_time: 20ms}}}}
+    requests:
+      input_tokens: 20
+      output_tokens: 6
+      turns: {{count: 3, tool_result_tokens: 7, tool_time: 20ms}}
   agentic:
     weight: 5%
     {RESEARCH.strip().replace(chr(10), chr(10) + "    ")}
@@ -560,8 +566,10 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     prices = tmp_path / "prices.yaml"
     dated = "as_of: 2026-11, source: mine"
     prices.write_text(
-        f"currency: USD\nrented: [{{provider: here, shape: box, gpu: GB300, gpus: 4, per_hour: 20.00, {dated}}}]\n"
-        "per_token: [{provider: api, model: m, per_million_input: 1, per_million_output: 3, per_million_cached: 1, "
+        "currency: USD\n"
+        f"rented: [{{provider: here, shape: box, gpu: GB300, gpus: 4, per_hour: 20.00, {dated}}}]\n"
+        "per_token: [{provider: api, model: m, per_million_input: 1, per_million_output: 3, "
+        "per_million_cached: 1, "
         f"{dated}}}]\n"
     )
     book = load_prices(prices)

@@ -121,9 +121,13 @@ def test_a_local_tokenizer_counts_content_only_and_never_truncates(tmp_path):
 def test_reading_a_local_tokenizer_starts_no_thread(tiny):
     """Without threads a builder process can be forked, so a closed loop starts sooner."""
     code = (
-        "import sys; from pathlib import Path; from loadgen.core import child_process;"
-        "from loadgen.core.requests.tokenizer import read_tokenizer_file; assert child_process.can_fork(); read_tokenizer_file(Path(sys.argv[1]));"
-        "assert child_process.can_fork()"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from loadgen.core import child_process\n"
+        "from loadgen.core.requests.tokenizer import read_tokenizer_file\n"
+        "assert child_process.can_fork()\n"
+        "read_tokenizer_file(Path(sys.argv[1]))\n"
+        "assert child_process.can_fork()\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny)], check=True)
 
@@ -167,7 +171,7 @@ def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, content, code):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]]
+    "damage", [lambda data: data[:-9], lambda _data: b"", lambda data: data[::-1]]
 )
 def test_damaged_packaged_data_is_named(tmp_path, damage):
     path = tmp_path / "cl100k.words.gz"

@@ -104,9 +104,14 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     """Pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from loadgen.core.sidecars.compactor import compact_records;"
-        "from loadgen.core.results.store import read_run; folder = Path(sys.argv[1]); compact_records(folder);"
-        "assert len(read_run(folder).rows) == 102; assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from loadgen.core.results.store import read_run\n"
+        "from loadgen.core.sidecars.compactor import compact_records\n"
+        "run_dir = Path(sys.argv[1])\n"
+        "compact_records(run_dir)\n"
+        "assert len(read_run(run_dir).rows) == 102\n"
+        "assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 

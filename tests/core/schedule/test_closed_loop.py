@@ -77,7 +77,8 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
 def summary_of(*stages: Stage, seed: int = 1) -> Summary:
     """Return the summary of a run of these stages."""
     schedule = build_schedule(workload(*stages), seed)
-    manifest, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
+    run = drive(Dispatcher(schedule), lambda _start: (TAKES_NS, True))
+    manifest, rows = answered(schedule, run)
     gaps, timeline = seen(rows, len(manifest.stages))
     return summarize(manifest, rows, gaps, timeline)
 
@@ -147,16 +148,16 @@ def test_load_without_steady_state_has_no_steady_metrics_and_a_note() -> None:
 # -- how users begin -------------------------------------------------------------------------------
 
 
-class Asked:
-    """Requests of one length."""
+class FixedLengthPrompts:
+    """Prompts of which all have one length, for the forecast of a response time."""
 
-    def numbers(self, n: int) -> range:
-        return range(n)
+    def request_ids(self, count: int) -> range:
+        return range(count)
 
-    def requested_input_tokens(self, number: int) -> int:
+    def requested_input_tokens(self, _number: int) -> int:
         return 100
 
-    def requested_output_tokens(self, number: int) -> int:
+    def requested_output_tokens(self, _number: int) -> int:
         return TOKENS
 
 
@@ -171,7 +172,7 @@ def begun(
     )
     made, begins = staggered_start.decide_starts(
         Workload(name="x", requests=requests, stages=stages),
-        Asked(),
+        FixedLengthPrompts(),
         ANSWER,
         leave_out_first_round=leave_out,
     )

@@ -106,11 +106,11 @@ def drive(
 
 def at_random(seed: int, failing: float = 0.0, longest_ns: int = 300 * MS) -> Service:
     random = Random(seed)
-    return lambda start: (random.randrange(1, longest_ns), random.random() >= failing)
+    return lambda _start: (random.randrange(1, longest_ns), random.random() >= failing)
 
 
 def lasting(ns: int) -> Service:
-    return lambda start: (ns, True)
+    return lambda _start: (ns, True)
 
 
 def numbers(starts: list[DispatchedSlot]) -> list[int]:
@@ -141,21 +141,34 @@ bounded_stages = st.lists(
 )
 
 
+@st.composite
+def worker_schedules(draw: st.DrawFn) -> Schedule:
+    """Return the part of a random schedule that one of up to five workers sends."""
+    turns = draw(st.integers(1, 4))
+    seed = draw(st.integers(0, 1000))
+    schedule = build_schedule(workload(*draw(bounded_stages), turns=turns, tool_ns=200 * MS), seed)
+    worker, workers = draw(st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]))
+    return shard(schedule, worker, workers)
+
+
 @given(
-    stages=bounded_stages,
-    turns=st.integers(1, 4),
+    schedule=worker_schedules(),
     cap=st.none() | st.integers(1, 5),
     failing=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 1000),
     stop_ns=st.none() | st.integers(0, 4 * S),
     limit=st.sampled_from([1, 3, 64]),
-    share=st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]),
     late_ns=st.sampled_from([0, 0, 700 * MS]),
 )
 def test_every_slot_is_returned_exactly_once(
-    stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns
+    schedule: Schedule,
+    cap: int | None,
+    failing: float,
+    seed: int,
+    stop_ns: int | None,
+    limit: int,
+    late_ns: int,
 ) -> None:
-    schedule = shard(build_schedule(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
     run = drive(
         Dispatcher(schedule, max_in_flight=cap),
         at_random(seed, failing),
@@ -428,7 +441,7 @@ def test_turns_after_the_end_of_a_closed_loop_are_never_scheduled(
         (0, 2, 700),
         (2, 0, 850),
     ]  # the next turn would be due at 1200
-    slow = drive(Dispatcher(schedule), lambda start: (1100 * MS, not failing))
+    slow = drive(Dispatcher(schedule), lambda _start: (1100 * MS, not failing))
     assert [start.turn for start in slow.all] == [0, 0]
 
 
@@ -440,7 +453,7 @@ def test_virtual_user_sends_one_conversation_after_another() -> None:
     ]
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
     assert user == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
-    failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
+    failing = drive(Dispatcher(schedule), lambda _start: (100 * MS, False))
     assert [
         (start.session, now)
         for now, start in failing.starts
@@ -648,7 +661,7 @@ def test_virtual_users_of_successive_stages_never_exceed_the_concurrency(
                 allowed = [
                     len(share.virtual_users_of(span)) for span in share.stages[stage : begun + 2]
                 ]
-                # beside a stage that takes over, the users that are left of earlier ones count among the new ones
+                # users left over from earlier stages count among those of the new stage
                 assert level <= max(allowed), (stage, level)
 
 

@@ -187,7 +187,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     assert [h.fingerprints.prompts for h in first] == [h.fingerprints.prompts for h in again]
 
 
-def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
     workload = load("qa", overrides=read_flags(seed=3))
     runs = [
         workload_of_run(workload, level, repeat, None, None)

@@ -67,7 +67,10 @@ def test_a_page_is_what_is_of_use_on_it() -> None:
     assert energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
         (COUNTER, ""): 12.5
     }
-    line = "0, 612.40, 700.00, 1410, 131072, 0x0000000000000004\n1, [N/A], 700.00, 1980, 5, 0x0000000000000001\n"
+    line = (
+        "0, 612.40, 700.00, 1410, 131072, 0x0000000000000004\n"
+        "1, [N/A], 700.00, 1980, 5, 0x0000000000000001\n"
+    )
     smi = energy.of_smi("garbage\n0, 1.0, 2\n" + line)
     assert smi[WATTS, 'gpu="0"'] == 612.4 and (WATTS, 'gpu="1"') not in smi
     assert smi["nvidia_smi_throttle_reasons", 'gpu="0"'] == 4

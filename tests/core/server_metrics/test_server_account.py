@@ -34,10 +34,10 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
             },
             ServerTiming(queue_ns=1_250_000, prefill_ns=7_250_000, decode_ns=15_500_000),
         ),
-        (  # the same as a header, of a disaggregated server: the prefill and the decoding are two phases
+        (  # the header of a disaggregated server, which has prefill (ctx) and decode (gen) phases
             {
-                "server-timing": "disagg_queue;dur=1, ctx_queue;dur=2, ctx_ttft;dur=12, gen_queue;dur=1, "
-                "gen_ttft;dur=4, gen_e2e;dur=54, gen_kv_transfer;dur=3"
+                "server-timing": "disagg_queue;dur=1, ctx_queue;dur=2, ctx_ttft;dur=12, "
+                "gen_queue;dur=1, gen_ttft;dur=4, gen_e2e;dur=54, gen_kv_transfer;dur=3"
             },
             ServerTiming(
                 queue_ns=2 * MS, prefill_ns=10 * MS, transfer_ns=3 * MS, decode_ns=50 * MS

@@ -32,7 +32,8 @@ def go(
     folder.mkdir(exist_ok=True)
     file = folder / "w.yaml"
     file.write_text(
-        "name: long\nrequests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
+        "name: long\n"
+        "requests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
     made = load(
         str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags))

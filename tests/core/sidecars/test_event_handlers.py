@@ -60,7 +60,7 @@ def test_the_first_to_begin_is_the_last_to_end() -> None:
 
 
 def test_each_adds_to_the_header_of_those_before_it() -> None:
-    hearers = [Recorder("a", []), lambda event: None, Recorder("b", [])]
+    hearers = [Recorder("a", []), lambda _event: None, Recorder("b", [])]
     assert complete_manifest(hearers, manifest("x", 1)).warnings == ("a", "b")
     assert conclude_manifest(hearers, complete_manifest(hearers, manifest("x", 1))).warnings == (
         "a",

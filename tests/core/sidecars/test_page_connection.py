@@ -62,7 +62,11 @@ def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
         assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
         connection.close()
     assert heard == [
-        b"POST /stop HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 0\r\nhost: other\r\n\r\n"
+        b"POST /stop HTTP/1.1\r\n"
+        b"Accept-Encoding: identity\r\n"
+        b"Content-Length: 0\r\n"
+        b"host: other\r\n"
+        b"\r\n"
     ]
 
 

@@ -46,9 +46,18 @@ LENGTHS = {"qa": (150, 20), "rag": (1302, 120), "summary": (3000, 40), "bystande
 CLASSES = """
 classes:
   qa: {weight: 60%, requests: {input_tokens: 150, output_tokens: 20}, slo: {ttft: 500ms, at: p90}}
-  rag: {weight: 25%, requests: {input_tokens: 1302, output_tokens: 120, shared_prefix_tokens: 64}, model: rag-lora}
-  summary: {weight: 10%, requests: {input_tokens: 3000, output_tokens: 40, shared_prefix_tokens: 64}}
-  bystander: {weight: 5%, requests: {input_tokens: 16, output_tokens: 4}, priority: 3, slo: {e2e: 1ms, at: p90}}
+  rag:
+    weight: 25%
+    requests: {input_tokens: 1302, output_tokens: 120, shared_prefix_tokens: 64}
+    model: rag-lora
+  summary:
+    weight: 10%
+    requests: {input_tokens: 3000, output_tokens: 40, shared_prefix_tokens: 64}
+  bystander:
+    weight: 5%
+    requests: {input_tokens: 16, output_tokens: 4}
+    priority: 3
+    slo: {e2e: 1ms, at: p90}
 """
 STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
 
@@ -93,9 +102,7 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
     assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
 
 
-def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_prefix_with_its_class_only(
-    tmp_path: Path,
-) -> None:
+def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Path) -> None:
     made, count = prompts(workload(tmp_path)), load_tokenizer().count
     texts: dict[str, list[str]] = {name: [] for name in SHARES}
     for number in range(300):
@@ -127,14 +134,14 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         (CLASSES.replace("60%", "true"), "mix.yaml:4:", "invalid_value"),
         (CLASSES.replace("weight: 60%, ", ""), "mix.yaml:4:", "missing_key"),
         (CLASSES.replace("weight: 60%", "wieght: 60%"), "mix.yaml:4:", "unknown_key"),
-        (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:7:", "wrong_type"),
+        (CLASSES.replace("priority: 3", "priority: high"), "mix.yaml:15:", "wrong_type"),
         (
             CLASSES.replace("priority: 3", "headers: {Authorization: a}"),
-            "mix.yaml:7:",
+            "mix.yaml:15:",
             "unsupported",
         ),
-        (CLASSES.replace("priority: 3", "headers: {host: a}"), "mix.yaml:7:", "unsupported"),
-        (CLASSES.replace("priority: 3", 'tenant: "a\\r\\nb"'), "mix.yaml:7:", "invalid_value"),
+        (CLASSES.replace("priority: 3", "headers: {host: a}"), "mix.yaml:15:", "unsupported"),
+        (CLASSES.replace("priority: 3", 'tenant: "a\\r\\nb"'), "mix.yaml:15:", "invalid_value"),
         (CLASSES.replace("qa:", "a b:"), "mix.yaml:4:", "invalid_value"),
         (CLASSES.replace("output_tokens: 20", "output_tokens: 0"), "mix.yaml:4:", "out_of_range"),
         (CLASSES + "requests: {input_tokens: 1, output_tokens: 1}", "mix.yaml:1:", "conflict"),
@@ -353,7 +360,10 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
     )
     contract = tmp_path / "contract.yaml"
     contract.write_text(
-        "name: c\nhorizon: 1s\nlevels:\n- {name: one, workload: mix.yaml, rate: 8/s, duration: 400s, must: [\n"
+        "name: c\n"
+        "horizon: 1s\n"
+        "levels:\n"
+        "- {name: one, workload: mix.yaml, rate: 8/s, duration: 400s, must: [\n"
         "  {e2e: {limit: 9s, at: p50, class: summary}}, {ttft: {limit: 1ms, at: p50, class: qa}},\n"
         "  {goodput: {share: 80%, class: qa}}, {errors: {limit: 1%, class: rag}},\n"
         "  {slowdown: {level: two, of: ttft, limit: 1.5x, class: qa}}, "
@@ -392,7 +402,8 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
     (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "w.yaml").write_text(
         "name: w\nclasses:\n  chat: {weight: 60%, requests: {input_tokens: 25, output_tokens: 9}}\n"
-        "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\nstages: [{arrival: {poisson: 80/s}, count: 120}]\n"
+        "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\n"
+        "stages: [{arrival: {poisson: 80/s}, count: 120}]\n"
     )
     one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
     with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:

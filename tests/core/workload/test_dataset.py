@@ -543,7 +543,10 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
 
 
 def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:
-    row = b'{"prompt": "a", "priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}, "model": "other"}'
+    row = (
+        b'{"prompt": "a", "priority": 2, "min_tokens": 5, '
+        b'"guided_json": {"type": "object"}, "model": "other"}'
+    )
     parsed = dataset_rows.parse_row(row)
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
     assert parsed.ignored == ("model",)

@@ -169,9 +169,17 @@ def agent_spans() -> dict[str, Any]:
 
 def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     """Their prompts were all new, with no word: "0 % cached" looked like the server's."""
-    csv = [
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
-    ]
+    columns = (
+        "Timestamp",
+        "Session ID",
+        "Elapsed time",
+        "Model",
+        "Request tokens",
+        "Response tokens",
+        "Total tokens",
+        "Log Type",
+    )
+    csv = [",".join(columns)]
     csv += [f"{at},s,1.5,m,{100 + at},20,{120 + at},Conversation log" for at in (0, 9, 20)]
     file = tmp_path / "burst.csv"
     file.write_text("\n".join(csv) + "\n")
@@ -347,7 +355,9 @@ def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
 def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [AGENT, weka("b", call(1, 1.0, 64, 8, 1))])
     (tmp_path / "w.yaml").write_text(
-        "name: w\nrequests: {trace: trace.jsonl, replay: sessions}\nstages: [{arrival: {poisson: 2/s}, count: 6}]\n"
+        "name: w\n"
+        "requests: {trace: trace.jsonl, replay: sessions}\n"
+        "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
     one = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
     schedule = build_schedule(one, 3)

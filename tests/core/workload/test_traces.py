@@ -163,7 +163,9 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11)))
     file = tmp_path / "w.yaml"
     file.write_text(
-        "name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n"
+        "name: w\n"
+        "requests: {trace: t.jsonl}\n"
+        "stages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n"
     )
     assert build_schedule(load(str(file)), 1).columns().due_ns.tolist() == [
         25 * MS * n for n in range(11)
