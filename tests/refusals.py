@@ -19,7 +19,7 @@ def refused(
     assert code in get_args(Code), f"{code} is no code"
     with pytest.raises(kind) as caught:
         yield caught
-    faults = getattr(caught.value, "faults", [caught.value])
+    faults = getattr(caught.value, "errors", [caught.value])
     told = [
         (fault.code, getattr(fault, "key", ""), getattr(fault, "where", str(fault)))
         for fault in faults

@@ -321,7 +321,7 @@ def parse_profile(value: Any) -> ProfilerOptions:
     """Return which stage the server's profiler records, and for how long."""
     from loadgen.core.sidecars import profiler
 
-    return profiler.asked(parse_text(value))
+    return profiler.parse_profile_option(parse_text(value))
 
 
 def parse_option(flag: str, text: str | None, parser: Callable[[str], T]) -> T | None:

@@ -104,7 +104,10 @@ def execute(
     )
     emit = events.broadcast(all_listeners)
     try:
-        with _run_folder(workload, settings, folder) as run_dir, manifest_file.of_a_load(run_dir):
+        with (
+            _run_folder(workload, settings, folder) as run_dir,
+            manifest_file.removed_without_load(run_dir),
+        ):
             run_without_http = backend.run_function(settings)
             if run_without_http is not None:
                 summary = run_without_http(workload, settings, run_dir, emit)

@@ -1,4 +1,7 @@
-"""Empties the prefix caches of the servers before a load, by the request that their kind has for it. IO."""
+"""Empties the prefix caches of the servers before a load, for `reset_cache`.
+
+IO. It sends the request that each kind of server has for this purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,51 +18,69 @@ from loadgen_sdk.wire_formats.event_fields import error_text
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError
 from loadgen.core.execution.plan import Settings
 
-SECONDS = 60.0  # a server may first write what it holds to another tier
+TIMEOUT_S = 60.0
+"""Longest wait for a response. A server may first write its cache to another tier of memory."""
 
 
-async def empty(settings: Settings, found: Sequence[ProbeResult]) -> None:
-    """Empty the cache of every target. Raises the faults of those that have no such request, or refuse it."""
-    asked = await asyncio.gather(
-        *(_empty(settings, result) for result in found), return_exceptions=True
+async def reset_caches(settings: Settings, probes: Sequence[ProbeResult]) -> None:
+    """Empty the cache of every target.
+
+    Raises UserError for a server that has no request for it, TargetError for a server that refuses
+    it, and CombinedError if there are several errors.
+    """
+    outcomes = await asyncio.gather(
+        *(_reset_cache(settings, probe) for probe in probes), return_exceptions=True
     )
-    faults = [fault for fault in asked if isinstance(fault, LoadgenError)]
-    for other in asked:
-        if isinstance(other, BaseException) and not isinstance(other, LoadgenError):
-            raise other
-    if faults:
-        raise faults[0] if len(faults) == 1 else CombinedError(faults)
+    errors: list[LoadgenError] = []
+    for outcome in outcomes:
+        if isinstance(outcome, LoadgenError):
+            errors.append(outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise CombinedError(errors)
 
 
-async def _empty(settings: Settings, found: ProbeResult) -> None:
-    target, server_profile = found.target, found.server_profile
+async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
+    """Empty the cache of one target. Raises UserError or TargetError."""
+    target = probe.target
+    server_profile = probe.server_profile
     if not server_profile.cache_reset_path:
-        hint = "leave reset_cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
-        raise UserError(
-            "unsupported",
-            f"{server_profile.title} has no request that empties its prefix cache",
-            target.redacted,
-            hint,
+        message = f"{server_profile.title} has no request that empties its prefix cache"
+        hint = (
+            "leave reset_cache out; --salt fresh sends prompts that no cache has, and a restart of "
+            "the server empties it"
         )
-    fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, SECONDS)
+        raise UserError("unsupported", message, target.redacted, hint)
+    tls_context = settings.tls.context() if target.tls else None
+    fetcher = HttpFetcher(target, tls_context, TIMEOUT_S)
     headers = (*target.auth_headers(settings.api_key), *settings.headers, ("Content-Length", "0"))
+    path = target.server_path(server_profile.cache_reset_path)
     try:
-        answer = await fetcher.send_request(
-            "POST", target.server_path(server_profile.cache_reset_path), headers, b""
-        )
+        response = await fetcher.send_request("POST", path, headers, b"")
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target.redacted, error.hint) from None
-    if problem := _refused(answer):
-        what = f"{server_profile.title} does not empty its cache: POST {server_profile.cache_reset_path} {target.redact(problem)}"
-        raise TargetError("invalid_answer", what, target.redacted, server_profile.cache_reset_hint)
+    problem = _describe_refusal(response)
+    if problem:
+        message = (
+            f"{server_profile.title} did not empty its cache: "
+            f"POST {server_profile.cache_reset_path} {target.redact(problem)}"
+        )
+        raise TargetError(
+            "invalid_answer", message, target.redacted, server_profile.cache_reset_hint
+        )
 
 
-def _refused(answer: HttpResponse) -> str:
-    """Why the cache is not empty; "" if it is."""
-    if not 200 <= answer.status < 300:
-        return f"answers {answer.status}: {error_text(answer.body) or 'no text'}"
+def _describe_refusal(response: HttpResponse) -> str:
+    """Return why a server has not emptied its cache, or "" if it has."""
+    if not 200 <= response.status < 300:
+        return f"returned {response.status}: {error_text(response.body) or 'no text'}"
     try:
-        said = msgspec.json.decode(answer.body)
+        body = msgspec.json.decode(response.body)
     except msgspec.DecodeError:
-        return ""  # a text, or nothing
-    return "says that it did not" if isinstance(said, dict) and said.get("success") is False else ""
+        return ""  # Some servers return a text, others nothing.
+    if isinstance(body, dict) and body.get("success") is False:
+        return "returned success: false"
+    return ""

@@ -1,7 +1,7 @@
-"""What `execute` itself has going along with a run: each hears the events of the run and acts on those that it needs.
+"""Event handlers that every run has, for example for its manifest, profilers and metrics pages.
 
-Of a hearer that is told `ManifestCreated` or `LoadEnded`, the manifest that it gives back is that
-of the run from then on.
+Each handler is called with every event of a run and acts on those that it needs. If a handler
+returns a manifest for `ManifestCreated` or `LoadEnded`, it replaces the manifest of the run.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ from loadgen.core.metrics import reasons
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, encode_manifest
 from loadgen.core.sidecars import cache_reset
-from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, span
+from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, profile_span
 from loadgen.core.sidecars.scraper import Scraper
 
-LOOKUP_S = 5.0  # longest wait for what a name means
+LOOKUP_S = 5.0
+"""Longest wait for the addresses of a host name, s."""
 
 
 class ManifestFile:
-    """`run.json` while the run goes: a run that is killed has its workers and its steps. `load`: once it goes."""
+    """Writes `run.json` during the run, so that a run that is killed has its workers and stages.
+
+    Attributes:
+        load: The running load, or None before the load has started.
+    """
 
     def __init__(self) -> None:
         self.load: events.RunningLoad | None = None
         self._planned: events.RunPlanned | None = None
 
     def __call__(self, event: events.RunEvent) -> None:
+        """Write the manifest when the run is planned and when its workers are placed."""
         match event:
             case events.RunPlanned(plan, manifest):
                 self._planned = event
@@ -52,8 +58,8 @@ class ManifestFile:
                 self.load = load
 
     @contextmanager
-    def of_a_load(self, folder: Path) -> Iterator[None]:
-        """A Fault or a Ctrl-C inside before the load starts removes the manifest: nothing was measured."""
+    def removed_without_load(self, folder: Path) -> Iterator[None]:
+        """Remove the manifest if an error or Ctrl-C ends the block before the load has started."""
         try:
             yield
         except (LoadgenError, CombinedError, KeyboardInterrupt):
@@ -63,58 +69,64 @@ class ManifestFile:
 
 
 class Pages:
-    """The process that reads pages of the servers and of the hardware."""
+    """Runs the process that reads the metrics pages of the servers and of the hardware."""
 
     def __init__(self) -> None:
         self._scraper: Scraper | None = None
-        self._silent: list[
-            str
-        ] = []  # servers of whose requests accounts are asked, and whose answers have none
+        # Servers whose responses lack the timing breakdown that the settings request.
+        self._servers_without_timing: list[str] = []
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
+        """Start the process, pass it the start of the load, and end it after the load."""
         match event:
-            case events.TargetsProbed(folder, settings, found):
-                self._scraper = Scraper(folder, settings.pages, found)
-                self._silent = [
-                    one.server
-                    for one in found
-                    if settings.server_timing and not one.reports_server_timing
-                ]
+            case events.TargetsProbed(folder, settings, probes):
+                self._scraper = Scraper(folder, settings.pages, probes)
+                if settings.server_timing:
+                    self._servers_without_timing = [
+                        probe.server for probe in probes if not probe.reports_server_timing
+                    ]
             case events.ManifestCreated(manifest) if self._scraper is not None:
-                pages = self._scraper.find_pages()
-                manifest = msgspec.structs.replace(
-                    manifest, server_pages=self._scraper.metrics_urls(), energy_pages=pages.energy
-                )
-                lacking = (
-                    {"server": self._silent[0]} if self._silent and not pages.accounts else None
-                )
-                return run_manifest.add_notes(
-                    manifest, reasons.make_note("server_timing_missing", lacking)
-                )
+                return self._with_pages(manifest, self._scraper)
             case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.start_load(start_ns)
             case events.LoadEnded() if self._scraper is not None:
                 self._scraper.close()
         return None
 
+    def _with_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
+        """Return the manifest with the pages that are read, and a note if timings are missing."""
+        pages = scraper.find_pages()
+        manifest = msgspec.structs.replace(
+            manifest, server_pages=scraper.metrics_urls(), energy_pages=pages.energy
+        )
+        missing_timing = None
+        if self._servers_without_timing and not pages.accounts:
+            missing_timing = {"server": self._servers_without_timing[0]}
+        note = reasons.make_note("server_timing_missing", missing_timing)
+        return run_manifest.add_notes(manifest, note)
+
 
 class Profiling:
-    """The process that starts and stops the profilers of the servers, where the settings ask for it."""
+    """Runs the process that starts and stops the profilers of the servers, for `--profile`."""
 
     def __init__(self) -> None:
-        self._asked: ProfilerOptions | None = None
+        self._options: ProfilerOptions | None = None
         self._profiler: Profiler | None = None
         self._manifest: RunManifest | None = None
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
+        """Start the process, pass it the times of the profilers, and end it after the load."""
         match event:
-            case events.TargetsProbed(_, settings, found) if settings.profile is not None:
-                self._asked, self._profiler = settings.profile, Profiler(settings.pages, found)
-            case events.ManifestCreated(manifest) if self._asked is not None:
+            case events.TargetsProbed(_, settings, probes) if settings.profile is not None:
+                self._options = settings.profile
+                self._profiler = Profiler(settings.pages, probes)
+            case events.ManifestCreated(manifest) if self._options is not None:
                 self._manifest = manifest
-                span(self._asked, manifest.stages)  # refuses a stage that there is not
-            case events.LoadStarted(start_ns) if self._asked and self._profiler and self._manifest:
-                self._profiler.begin(start_ns, self._manifest.stages, self._asked)
+                profile_span(self._options, manifest.stages)  # raises UserError without the stage
+            case events.LoadStarted(start_ns) if (
+                self._options and self._profiler and self._manifest
+            ):
+                self._profiler.begin(start_ns, self._manifest.stages, self._options)
             case events.LoadEnded(manifest) if self._profiler is not None:
                 notes = self._profiler.notes()
                 return None if manifest is None else run_manifest.add_notes(manifest, notes)
@@ -122,13 +134,14 @@ class Profiling:
 
 
 class StopWatch:
-    """Ends the load where a rule of the workload is broken."""
+    """Ends the load when a stop rule of the workload (`stop_when`) applies."""
 
     def __init__(self) -> None:
         self._planned: events.RunPlanned | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def __call__(self, event: events.RunEvent) -> None:
+        """Watch the stop rules of the workload while the load runs."""
         match event:
             case events.RunPlanned(plan):
                 self._planned = event if plan.job.workload.stop_when else None
@@ -143,83 +156,97 @@ class StopWatch:
 
 
 class CacheReset:
-    """Empties the prefix caches of the servers, where the settings ask for it: when nobody has refused the run."""
+    """Empties the prefix caches of the servers, for `reset_cache`, once the run is planned.
+
+    At that time no check can refuse the run any more.
+    """
 
     def __init__(self) -> None:
         self._settings: Settings | None = None
-        self._found: list[ProbeResult] = []
+        self._probes: list[ProbeResult] = []
 
     def __call__(self, event: events.RunEvent) -> None:
+        """Empty the caches when the run is planned."""
         match event:
-            case events.TargetsProbed(_, settings, found) if settings.reset_cache:
-                self._settings, self._found = (
-                    settings,
-                    [one for one in found if one.target.api not in NON_GENERATIVE_APIS],
-                )
+            case events.TargetsProbed(_, settings, probes) if settings.reset_cache:
+                self._settings = settings
+                self._probes = [
+                    probe for probe in probes if probe.target.api not in NON_GENERATIVE_APIS
+                ]
             case events.RunPlanned() if self._settings is not None:
-                asyncio.run(cache_reset.empty(self._settings, self._found))
+                asyncio.run(cache_reset.reset_caches(self._settings, self._probes))
 
 
-def addresses(names: Iterable[str]) -> dict[str, list[str]]:
-    """What names mean; nothing for one that has no address, or no answer within LOOKUP_S."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the addresses of host names.
 
-    def look_up(name: str) -> None:
+    The list is empty for a name without an address, or if there is no result within LOOKUP_S.
+    """
+    addresses: dict[str, list[str]] = {name: [] for name in names}
+
+    def resolve(name: str) -> None:
         with suppress(OSError, UnicodeError):
             infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
+            addresses[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
-    threads = [Thread(target=look_up, args=(name,), daemon=True) for name in found]
-    last = monotonic() + LOOKUP_S
+    # Threads, because getaddrinfo has no timeout. Daemons, because one may never return.
+    threads = [Thread(target=resolve, args=(name,), daemon=True) for name in addresses]
     for thread in threads:
         thread.start()
+    deadline_s = monotonic() + LOOKUP_S
     for thread in threads:
-        thread.join(max(0.0, last - monotonic()))
-    return dict(found)
+        thread.join(max(0.0, deadline_s - monotonic()))
+    return dict(addresses)
 
 
 class Names:
-    """Says where the name of a target means other addresses after the load: it went on to those of before.
+    """Adds a note if the host name of a target resolves to other addresses after the load.
 
-    In between nobody looks: the loop that sends does nothing else.
+    The load went on to the addresses from before. They are not resolved again during the load,
+    because the loop that sends requests does nothing else.
     """
 
     def __init__(
-        self, look_up: Callable[[Iterable[str]], dict[str, list[str]]] = addresses
+        self, resolve: Callable[[Iterable[str]], dict[str, list[str]]] = resolve_names
     ) -> None:
-        self._look_up, self._start_ns = look_up, 0
-        self._before: dict[str, list[str]] = {}
+        self._resolve = resolve
+        self._start_ns = 0
+        self._addresses_before: dict[str, list[str]] = {}
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
+        """Resolve the host names before and after the load."""
         match event:
-            case events.TargetsProbed(_, _, found):
-                self._before = self._look_up(
-                    {one.target.host for one in found if one.dns_ms is not None}
-                )
+            case events.TargetsProbed(_, _, probes):
+                names = {probe.target.host for probe in probes if probe.dns_ms is not None}
+                self._addresses_before = self._resolve(names)
             case events.LoadStarted(start_ns):
                 self._start_ns = start_ns
             case events.LoadEnded(manifest) if manifest is not None:
-                for name, after in self._look_up(self._before).items():
-                    before, at_s = self._before[name], (monotonic_ns() - self._start_ns) / 1e9
-                    if before and not {*before} & {
-                        *after
-                    }:  # a part of many may be what was told this time
-                        moved = {"name": name, "before": before, "after": after, "at_s": at_s}
-                        manifest = run_manifest.add_notes(
-                            manifest, reasons.make_note("name_moved", moved)
-                        )
-                return manifest
+                return self._with_notes(manifest)
         return None
+
+    def _with_notes(self, manifest: RunManifest) -> RunManifest:
+        """Return the manifest with a note for each name that resolves to other addresses now."""
+        for name, after in self._resolve(self._addresses_before).items():
+            before = self._addresses_before[name]
+            at_s = (monotonic_ns() - self._start_ns) / 1e9
+            # One common address is enough, since a resolver may return some of many in turns.
+            if before and set(before).isdisjoint(after):
+                values = {"name": name, "before": before, "after": after, "at_s": at_s}
+                note = reasons.make_note("name_moved", values)
+                manifest = run_manifest.add_notes(manifest, note)
+        return manifest
 
 
 class ShardStart:
-    """Records in the manifest of a shard when its load started, also of a part that is killed later."""
+    """Records in the manifest of a shard when its load started, also if it is killed later."""
 
     def __init__(self) -> None:
         self._planned: events.RunPlanned | None = None
         self._delay_ns = 0
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
+        """Record the start of the load in the manifest, when it starts and at its end."""
         match event:
             case events.RunPlanned(plan) if plan.job.settings.shard is not None:
                 self._planned = event
@@ -233,6 +260,7 @@ class ShardStart:
         return None
 
     def _with_delay(self, manifest: RunManifest) -> RunManifest:
+        """Return the manifest with the time at which the load started."""
         assert manifest.shard is not None
         start = datetime.datetime.fromisoformat(manifest.shard.start_at)
         started = start + datetime.timedelta(microseconds=self._delay_ns / 1000)

@@ -1,8 +1,8 @@
-"""Starts and stops the profiler of the servers around a part of the load: `--profile`. IO, in a process of its own.
+"""Starts and stops the profilers of the servers around a part of the load, for `--profile`.
 
-vLLM, SGLang and TensorRT-LLM have the same two questions, POST /start_profile and /stop_profile.
-The process ends when its standard input does, and stops what it has started before it goes: also
-where the run is interrupted or killed.
+IO, in a process of its own. vLLM, SGLang and TensorRT-LLM all have POST /start_profile and
+/stop_profile. The process ends when its standard input does, and first stops the profilers that it
+has started, also if the run is interrupted or killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from loadgen_sdk.transport.tls import Tls
@@ -33,244 +33,345 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import ReasonCode, StagePlan
 
 STEADY = "steady"
-ASK_S = 10.0  # for an answer to whether it has one, and to a start
-STOP_S = 180.0  # for an answer to a stop: the server writes its trace first
+"""The name of the measured stages in `--profile`."""
+
+REQUEST_TIMEOUT_S = 10.0
+"""Longest wait for the response to a start, and to the test whether a server has a profiler."""
+
+STOP_TIMEOUT_S = 180.0
+"""Longest wait for the response to a stop. The server first writes its trace."""
+
+STOP_ATTEMPTS = 2
 
 
 class ProfiledServer(msgspec.Struct, frozen=True, kw_only=True):
-    """One server whose profiler is used."""
+    """One server whose profiler is used.
+
+    Attributes:
+        host: The host name or address.
+        port: The port.
+        tls: Whether to connect with TLS.
+        start_path: The path that starts the profiler.
+        stop_path: The path that stops the profiler.
+        url: The URL for messages, without secrets.
+        headers: The headers of each request.
+    """
 
     host: str
     port: int
     tls: bool
-    start: str
-    stop: str
-    shown: str  # its URL, without secrets
+    start_path: str
+    stop_path: str
+    url: str
     headers: dict[str, str] = {}
 
 
 class ProfileJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on the standard input of the process. The second one is a ProfileSpan."""
+    """The first line on the standard input of the process. The second line is a ProfileSpan."""
 
     servers: tuple[ProfiledServer, ...]
     tls: Tls
 
 
 class ProfileSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """When the profilers run: s of the monotonic clock. `end_s` None: until the load is over."""
+    """When the profilers run, in s of the monotonic clock.
+
+    An `end_s` of None means until the load is over.
+    """
 
     begin_s: float
     end_s: float | None = None
 
 
 class ProfileOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process did: when it started and stopped the profilers (None: never), and what went wrong."""
+    """What the process did. Servers are given as URLs.
 
-    missing: tuple[str, ...] = ()  # servers without these questions
+    Attributes:
+        missing: The servers that have no profiler.
+        started_s: When the profilers were started, in s of the monotonic clock. None: never.
+        stopped_s: When the profilers were stopped. None: never.
+        failed: The servers that did not start their profiler.
+        still_running: The servers whose profiler could not be stopped.
+    """
+
+    missing: tuple[str, ...] = ()
     started_s: float | None = None
     stopped_s: float | None = None
-    failed: tuple[str, ...] = ()  # servers that did not start theirs
-    left: tuple[str, ...] = ()  # servers whose profiler may still run
+    failed: tuple[str, ...] = ()
+    still_running: tuple[str, ...] = ()
 
 
 class ProfilerOptions(msgspec.Struct, frozen=True):
-    """`--profile STAGE[:TIME]`: a stage by its name, or the steady part, and at most so long."""
+    """The value of `--profile STAGE[:TIME]`.
+
+    Attributes:
+        stage: The name of a stage, or STEADY for the measured stages.
+        max_duration_ns: The longest time that the profilers run, or None.
+    """
 
     stage: str
-    longest_ns: int | None = None
+    max_duration_ns: int | None = None
 
 
-def asked(text: str) -> ProfilerOptions:
-    """What the flag says. Raises units.InvalidValueError."""
-    stage, colon, length = text.partition(":")
+def parse_profile_option(text: str) -> ProfilerOptions:
+    """Return the options in the value of `--profile`. Raises units.InvalidValueError."""
+    stage, colon, duration = text.partition(":")
     if not stage:
         raise units.InvalidValueError(
             "invalid_value",
             "names no stage",
-            "steady, or the name of a stage, with a longest time: steady:10s",
+            "steady or the name of a stage, and optionally a longest time: steady:10s",
         )
-    return ProfilerOptions(stage, units.duration_ns(length) if colon else None)
+    return ProfilerOptions(stage, units.duration_ns(duration) if colon else None)
 
 
-def span(wanted: ProfilerOptions, stages: Sequence[StagePlan]) -> tuple[int, int | None]:
-    """From when to when, in ns from the start of the run. Raises UserError for a stage that the load does not have."""
-    chosen = [
-        stage
-        for stage in stages
-        if (stage.measured if wanted.stage == STEADY else stage.name == wanted.stage)
-    ]
-    if not chosen:
-        known = ", ".join([STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)])
+def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> tuple[int, int | None]:
+    """Return when the profilers start and stop, in ns from the start of the run.
+
+    The second value is None if they run until the end of the load. Raises UserError if the load
+    does not have the stage.
+    """
+    if options.stage == STEADY:
+        profiled_stages = [stage for stage in stages if stage.measured]
+    else:
+        profiled_stages = [stage for stage in stages if stage.name == options.stage]
+    if not profiled_stages:
+        names = [STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)]
         raise UserError(
             "unknown_name",
-            f"the load has no stage {wanted.stage!r}",
-            f"--profile {wanted.stage}",
-            f"known: {known}",
+            f"the load has no stage {options.stage!r}",
+            f"--profile {options.stage}",
+            f"known: {', '.join(names)}",
         )
-    begin, end = chosen[0].start_ns, chosen[-1].end_ns
-    if wanted.longest_ns is not None:
-        end = begin + wanted.longest_ns if end is None else min(end, begin + wanted.longest_ns)
-    return begin, end
+    begin_ns = profiled_stages[0].start_ns
+    end_ns = profiled_stages[-1].end_ns
+    if options.max_duration_ns is not None:
+        latest_end_ns = begin_ns + options.max_duration_ns
+        end_ns = latest_end_ns if end_ns is None else min(end_ns, latest_end_ns)
+    return begin_ns, end_ns
 
 
 class Profiler:
-    """The process as the command that runs the load sees it. Raises a fault where a server has no profiler."""
+    """Controls the process from the command that runs the load.
 
-    def __init__(self, pages: MetricsPageOptions, found: Sequence[ProbeResult]) -> None:
-        for probe in found:
-            if not probe.server_profile.profiler_requirement:
-                title = probe.server_profile.title
-                known = ", ".join(
-                    row.title for row in SERVER_PROFILES.values() if row.profiler_requirement
-                )
-                raise UserError(
-                    "unsupported",
-                    f"{title} has no profiler to start over HTTP",
-                    "--profile",
-                    f"known: {known}",
-                )
-        self._outcome, self._start_ns = ProfileOutcome(), 0
+    Raises UserError for a kind of server that has no profiler, and TargetError for a server that
+    was started without one.
+    """
+
+    def __init__(self, pages: MetricsPageOptions, probes: Sequence[ProbeResult]) -> None:
+        _check_has_profiler(probes)
+        self._outcome = ProfileOutcome()
+        self._start_ns = 0
         self._process = subprocess.Popen(
             child_process.command("loadgen.core.sidecars.profiler"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is handled by the run, which then closes its standard input
+            # The run handles Ctrl-C and then closes the standard input of the process.
+            start_new_session=True,
         )
-        servers = dict[tuple[str, int, str], ProfiledServer]()
-        for i, probe in enumerate(found):
-            target = probe.target
-            server = ProfiledServer(
-                host=target.host,
-                port=target.port,
-                tls=target.tls,
-                shown=target.redacted,
-                start=target.server_path("/start_profile"),
-                stop=target.server_path("/stop_profile"),
-                headers=target_headers(pages, i, probe),
-            )
-            servers.setdefault((server.host, server.port, server.start), server)
-        self._send(ProfileJob(servers=tuple(servers.values()), tls=pages.tls))
-        missing = self._heard().missing
+        self._send(ProfileJob(servers=_profiled_servers(pages, probes), tls=pages.tls))
+        missing = self._receive().missing
         if missing:
             self.close()
-            server_profile = next(probe.server_profile for probe in found)
+            server_profile = probes[0].server_profile
             hint = f"{server_profile.title}: {server_profile.profiler_requirement}"
             raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
 
-    def begin(self, start_ns: int, stages: Sequence[StagePlan], wanted: ProfilerOptions) -> None:
-        """The load begins at this instant of the monotonic clock."""
+    def begin(self, start_ns: int, stages: Sequence[StagePlan], options: ProfilerOptions) -> None:
+        """Pass the times of the profilers to the process when the load has started.
+
+        Args:
+            start_ns: The start of the run on the monotonic clock.
+            stages: The stages of the run.
+            options: The options of the profilers.
+        """
         self._start_ns = start_ns
-        begin, end = span(wanted, stages)
-        self._send(
-            ProfileSpan(
-                begin_s=(start_ns + begin) / 1e9,
-                end_s=None if end is None else (start_ns + end) / 1e9,
-            )
-        )
+        begin_ns, end_ns = profile_span(options, stages)
+        begin_s = (start_ns + begin_ns) / 1e9
+        end_s = None if end_ns is None else (start_ns + end_ns) / 1e9
+        self._send(ProfileSpan(begin_s=begin_s, end_s=end_s))
 
     def close(self) -> None:
-        """The load is over: stop what still runs. Waits until the servers have said that it stopped."""
+        """Stop the profilers that still run, and wait until the servers have confirmed it."""
         assert self._process.stdin is not None
-        if not self._process.stdin.closed:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._outcome = self._heard()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+        if self._process.stdin.closed:
+            return
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._outcome = self._receive()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def notes(self) -> dict[str, ReasonCode]:
-        """`close`, and what came of it, in words and as codes."""
+        """Stop the profilers, and return notes about what was profiled and what went wrong."""
         self.close()
-        done = self._outcome
+        outcome = self._outcome
         notes: dict[str, ReasonCode] = {}
-        if done.started_s is not None and done.stopped_s is not None and not done.failed:
-            began = self._start_ns / 1e9
-            notes |= reasons.make_note(
-                "profiled", {"from_s": done.started_s - began, "to_s": done.stopped_s - began}
-            )
-        for code, servers in (("profile_failed", done.failed), ("profile_left", done.left)):
-            notes |= reasons.make_note(code, {"servers": ", ".join(servers)} if servers else None)
+        if outcome.started_s is not None and outcome.stopped_s is not None and not outcome.failed:
+            run_start_s = self._start_ns / 1e9
+            values = {
+                "from_s": outcome.started_s - run_start_s,
+                "to_s": outcome.stopped_s - run_start_s,
+            }
+            notes |= reasons.make_note("profiled", values)
+        if outcome.failed:
+            notes |= reasons.make_note("profile_failed", {"servers": ", ".join(outcome.failed)})
+        if outcome.still_running:
+            servers = ", ".join(outcome.still_running)
+            notes |= reasons.make_note("profile_left", {"servers": servers})
         return notes
 
-    def _send(self, line: msgspec.Struct) -> None:
+    def _send(self, message: msgspec.Struct) -> None:
+        """Write a line to the process, unless it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(msgspec.json.encode(line) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             self._process.stdin.flush()
 
-    def _heard(self) -> ProfileOutcome:
+    def _receive(self) -> ProfileOutcome:
+        """Return the next outcome from the process, or an empty one if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return msgspec.json.decode(line, type=ProfileOutcome) if line else ProfileOutcome()
 
 
-# -- the process
-# -----------------------------------------------------------------------------------------------------
+def _check_has_profiler(probes: Sequence[ProbeResult]) -> None:
+    """Raise UserError for a kind of server that has no profiler."""
+    for probe in probes:
+        if not probe.server_profile.profiler_requirement:
+            known = ", ".join(
+                profile.title
+                for profile in SERVER_PROFILES.values()
+                if profile.profiler_requirement
+            )
+            raise UserError(
+                "unsupported",
+                f"{probe.server_profile.title} has no profiler to start over HTTP",
+                "--profile",
+                f"known: {known}",
+            )
 
 
-def _ask(server: ProfiledServer, context: Any, method: str, path: str, timeout_s: float) -> int:
-    """The status of an answer; 0 for none."""
-    connection = PageConnection(
-        server.host, server.port, context if server.tls else None, timeout_s
-    )
-    try:
-        return connection.request(method, path, server.headers, MAX_PAGE_BYTES)[0]
-    except (OSError, ValueError):
-        return 0
-    finally:
-        connection.close()
+def _profiled_servers(
+    pages: MetricsPageOptions, probes: Sequence[ProbeResult]
+) -> tuple[ProfiledServer, ...]:
+    """Return the servers of the targets, each of them once."""
+    servers: dict[tuple[str, int, str], ProfiledServer] = {}
+    for i, probe in enumerate(probes):
+        target = probe.target
+        server = ProfiledServer(
+            host=target.host,
+            port=target.port,
+            tls=target.tls,
+            url=target.redacted,
+            start_path=target.server_path("/start_profile"),
+            stop_path=target.server_path("/stop_profile"),
+            headers=target_headers(pages, i, probe),
+        )
+        servers.setdefault((server.host, server.port, server.start_path), server)
+    return tuple(servers.values())
 
 
-def follow(source: Any, output: Any) -> None:
-    """The main function of the process: say which servers lack it, wait, start, wait, stop, say what came of it."""
-    job = msgspec.json.decode(source.readline(), type=ProfileJob)
-    context = job.tls.context() if any(server.tls for server in job.servers) else None
+# -- the process -----------------------------------------------------------------------------------
 
-    def say(outcome: ProfileOutcome) -> None:
-        with suppress(BrokenPipeError):
-            output.write(msgspec.json.encode(outcome) + b"\n")
-            output.flush()
 
-    # OPTIONS carries out nothing: a path that is there answers with anything but 404
-    missing = [
-        s.shown for s in job.servers if _ask(s, context, "OPTIONS", s.start, ASK_S) in (0, 404)
-    ]
-    say(ProfileOutcome(missing=tuple(missing)))
+class _ServerProfilers:
+    """Sends requests to the profilers of the servers."""
+
+    def __init__(self, job: ProfileJob) -> None:
+        self.servers = job.servers
+        uses_tls = any(server.tls for server in job.servers)
+        self._tls_context = job.tls.context() if uses_tls else None
+
+    def is_missing(self, server: ProfiledServer) -> bool:
+        """Return whether a server has no profiler, or does not respond.
+
+        An OPTIONS request has no effect, and an existing path responds to it with anything but 404.
+        """
+        status = self._request(server, "OPTIONS", server.start_path, REQUEST_TIMEOUT_S)
+        return status in (0, 404)
+
+    def start(self, server: ProfiledServer) -> bool:
+        """Start the profiler of a server. Return whether that succeeded."""
+        status = self._request(server, "POST", server.start_path, REQUEST_TIMEOUT_S)
+        return 200 <= status < 300
+
+    def stop(self, server: ProfiledServer) -> bool:
+        """Stop the profiler of a server. Return whether that succeeded at some attempt."""
+        for _ in range(STOP_ATTEMPTS):
+            status = self._request(server, "POST", server.stop_path, STOP_TIMEOUT_S)
+            if 200 <= status < 300:
+                return True
+        return False
+
+    def _request(self, server: ProfiledServer, method: str, path: str, timeout_s: float) -> int:
+        """Return the status of the response to a request, or 0 if there is none."""
+        context = self._tls_context if server.tls else None
+        connection = PageConnection(server.host, server.port, context, timeout_s)
+        try:
+            return connection.request(method, path, server.headers, MAX_PAGE_BYTES)[0]
+        except (OSError, ValueError):
+            return 0
+        finally:
+            connection.close()
+
+
+def run_process(source: BinaryIO, output: BinaryIO) -> None:
+    """Run the process, which reads lines from `source` and writes outcomes to `output`.
+
+    It first reports which servers have no profiler, and in the end what it has done. It stops
+    early when `source` ends.
+    """
+    profilers = _ServerProfilers(msgspec.json.decode(source.readline(), type=ProfileJob))
+    missing = [server.url for server in profilers.servers if profilers.is_missing(server)]
+    _report(output, ProfileOutcome(missing=tuple(missing)))
     line = b"" if missing else source.readline()
     if not line:
-        say(ProfileOutcome())
+        _report(output, ProfileOutcome())
         return
-    when = msgspec.json.decode(line, type=ProfileSpan)
-    if select.select([source], [], [], max(when.begin_s - monotonic(), 0))[0]:
-        say(ProfileOutcome())
-        return
+    span = msgspec.json.decode(line, type=ProfileSpan)
+    _report(output, _profile(profilers, span, source))
+
+
+def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -> ProfileOutcome:
+    """Run the profilers for a time, which ends early when `source` does. Return the outcome."""
+    if _has_ended_by(source, span.begin_s):
+        return ProfileOutcome()
     started_s = monotonic()
-    failed = [
-        s for s in job.servers if _ask(s, context, "POST", s.start, ASK_S) not in range(200, 300)
-    ]
-    select.select(
-        [source], [], [], None if when.end_s is None else max(when.end_s - monotonic(), 0)
-    )
+    failed: list[ProfiledServer] = []
+    running: list[ProfiledServer] = []
+    for server in profilers.servers:
+        if profilers.start(server):
+            running.append(server)
+        else:
+            failed.append(server)
+    _has_ended_by(source, span.end_s)
     stopped_s = monotonic()
-    left = [s for s in job.servers if s not in failed and not _stopped(s, context)]
-    say(
-        ProfileOutcome(
-            started_s=started_s,
-            stopped_s=stopped_s,
-            failed=tuple(server.shown for server in failed),
-            left=tuple(server.shown for server in left),
-        )
+    still_running = [server for server in running if not profilers.stop(server)]
+    return ProfileOutcome(
+        started_s=started_s,
+        stopped_s=stopped_s,
+        failed=tuple(server.url for server in failed),
+        still_running=tuple(server.url for server in still_running),
     )
 
 
-def _stopped(server: ProfiledServer, context: Any) -> bool:
-    return any(
-        _ask(server, context, "POST", server.stop, STOP_S) in range(200, 300) for _ in range(2)
-    )
+def _has_ended_by(source: BinaryIO, time_s: float | None) -> bool:
+    """Wait until a time of the monotonic clock, or until `source` ends. Return whether it ended."""
+    timeout_s = None if time_s is None else max(time_s - monotonic(), 0)
+    return bool(select.select([source], [], [], timeout_s)[0])
+
+
+def _report(output: BinaryIO, outcome: ProfileOutcome) -> None:
+    """Write an outcome as a line, unless nobody reads it any more."""
+    with suppress(BrokenPipeError):
+        output.write(msgspec.json.encode(outcome) + b"\n")
+        output.flush()
 
 
 if __name__ == "__main__":
     os.nice(5)
+    # Unbuffered, so that `select` sees a line that was not read yet.
     with open(0, "rb", buffering=0, closefd=False) as source:
-        follow(source, sys.stdout.buffer)
+        run_process(source, sys.stdout.buffer)

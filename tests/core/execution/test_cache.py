@@ -169,7 +169,7 @@ def test_the_reset_of_each_kind_of_server() -> None:
             found = SimpleNamespace(
                 target=Target.parse(server.url), server_profile=SERVER_PROFILES[kind]
             )
-            asyncio.run(cache_reset.empty(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
+            asyncio.run(cache_reset.reset_caches(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
             return [heard.path for heard in server.heard]
 
     assert reset("vllm", answer({})) == ["/reset_prefix_cache"]

@@ -32,7 +32,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.store import read_run
-from loadgen.core.sidecars.event_handlers import Names, addresses
+from loadgen.core.sidecars.event_handlers import Names, resolve_names
 from loadgen.core.workload import load, read_flags
 
 
@@ -165,4 +165,4 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
 
 
 def test_an_address_is_looked_up_as_itself() -> None:
-    assert addresses(["127.0.0.1"]) == {"127.0.0.1": ["127.0.0.1"]}
+    assert resolve_names(["127.0.0.1"]) == {"127.0.0.1": ["127.0.0.1"]}

@@ -51,13 +51,16 @@ def stats(url: str) -> dict[str, int]:
 
 
 def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:
-    assert profiler.span(profiler.asked("steady"), STAGES) == (5, None)
-    assert profiler.span(profiler.asked("a"), STAGES) == (5, 9)
-    assert profiler.span(profiler.asked("b:3s"), STAGES) == (9, 9 + 3 * 10**9)
+    assert profiler.profile_span(profiler.parse_profile_option("steady"), STAGES) == (5, None)
+    assert profiler.profile_span(profiler.parse_profile_option("a"), STAGES) == (5, 9)
+    assert profiler.profile_span(profiler.parse_profile_option("b:3s"), STAGES) == (
+        9,
+        9 + 3 * 10**9,
+    )
     with refused(UserError, "unknown_name", "--profile"):
-        profiler.span(profiler.asked("c"), STAGES)
+        profiler.profile_span(profiler.parse_profile_option("c"), STAGES)
     with pytest.raises(units.InvalidValueError):
-        profiler.asked(":3s")
+        profiler.parse_profile_option(":3s")
 
 
 @pytest.mark.processes
