@@ -81,7 +81,9 @@ def _render_command(name: str, command: Any) -> str:
     for paragraph in (command.help or "").split("\n\n"):
         text = " ".join(paragraph.split())
         if text.startswith("Example:"):
-            lines += [f"    {text.removeprefix('Example:').strip()}", ""]
+            lines += ["For example:", "", f"    {text.removeprefix('Example:').strip()}", ""]
+        elif text.startswith(("Exit:", "Exit codes:")):
+            lines += [*_render_exit_codes(text.partition(":")[2].strip()), ""]
         elif text:
             lines += [_escape(text), ""]
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
@@ -101,6 +103,24 @@ def _render_command(name: str, command: Any) -> str:
         lines += [_render_set_key(key, option) for key, option in set_keys.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _render_exit_codes(text: str) -> list[str]:
+    """Return the exit codes of a command as lines of a list.
+
+    A docstring lists them as "0 done, 2 wrong usage." Other texts become a sentence.
+    """
+    codes, _, remark = text.partition(". ")
+    entries = re.split(r"[,;] (?=\d+ )", codes.rstrip("."))
+    matches = [re.fullmatch(r"(\d+)\s*(.*)", entry) for entry in entries]
+    if not all(matches):
+        return [f"Exit codes: {_escape(text)}"]
+    lines = ["The exit code says how the command ended:", ""]
+    for match in matches:
+        if match:
+            meaning = match[2] or "success"
+            lines.append(f"- `{match[1]}`: {_escape(meaning)}")
+    return [*lines, "", _escape(remark)] if remark else lines
 
 
 def _options_by_panel(command: Any, context: Context) -> Iterator[tuple[str, list[str]]]:
