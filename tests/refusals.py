@@ -1,4 +1,4 @@
-"""What a test says of a fault: its kind, its code, and what it is about. Its sentence may change."""
+"""Assertions about refused input: the kind, code and location of an error, not its sentence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from loadgen.core.errors import Code
 def refused(
     kind: Any, code: str, key: str | None = None, where: str = ""
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expects a fault of that kind inside, or `CombinedError`, one of which has this code, this key and this place."""
+    """Expect an error of this kind, or a CombinedError that includes one.
+
+    The error must have this code, this key (unless `key` is None) and a location that contains
+    `where`.
+    """
     assert code in get_args(Code), f"{code} is no code"
     with pytest.raises(kind) as caught:
         yield caught
-    faults = getattr(caught.value, "errors", [caught.value])
-    told = [
-        (fault.code, getattr(fault, "key", ""), getattr(fault, "where", str(fault)))
-        for fault in faults
-    ]
-    assert any(one[0] == code and key in (None, one[1]) and where in one[2] for one in told), told
+    errors = getattr(caught.value, "errors", [caught.value])
+    assert any(_matches(error, code, key, where) for error in errors), str(caught.value)
+
+
+def _matches(error: Any, code: str, key: str | None, where: str) -> bool:
+    if error.code != code:
+        return False
+    if key is not None and getattr(error, "key", "") != key:
+        return False
+    return where in getattr(error, "where", str(error))

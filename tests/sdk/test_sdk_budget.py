@@ -390,7 +390,7 @@ def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
     file.write_text((WHOLE + ENTRY).replace(old, new))
     with pytest.raises((UserError, CombinedError)) as theirs:
         load_prices(file)
-    (fault,) = getattr(theirs.value, "faults", [theirs.value])
+    (fault,) = getattr(theirs.value, "errors", [theirs.value])
     with refused(WrongUse, fault.code) as ours:
         read_prices(file)
     assert fault.what.rpartition('" ')[2] in ours.value.message
