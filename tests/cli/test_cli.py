@@ -122,7 +122,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
         (["run", "--dataset", __file__], "", ""),
     ],
 )
-def test_wrong_usage_is_a_fault_like_every_other(
+def test_usage_errors_look_like_other_errors(
     arguments: list[str],
     what: str,
     hint: str,
@@ -142,7 +142,7 @@ def test_wrong_usage_is_a_fault_like_every_other(
     assert not command or command[0].startswith("  type: loadgen ")
 
 
-def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     exits(
         "run",
         "qa",
@@ -180,7 +180,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
-def test_the_command_without_its_script() -> None:
+def test_command_runs_as_a_python_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "loadgen", "run", "nope"],
         capture_output=True,
@@ -274,7 +274,7 @@ def test_progress_as_json_says_which_step_of_how_many(
     assert "1 of 2" not in capsys.readouterr().err
 
 
-def test_how_much_is_left() -> None:
+def test_progress_states_the_time_left() -> None:
     steps = StepCounter(4)
     steps._start_ns -= 30_000_000_000
     first, second = steps.next(), steps.next()
@@ -284,7 +284,7 @@ def test_how_much_is_left() -> None:
     )
 
 
-def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
+def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     """The estimate once multiplied by the largest number of trials and was 12 times too long."""
     steps = StepCounter(40, at_most=True)
     steps._start_ns -= 30_000_000_000
@@ -308,7 +308,7 @@ def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
     assert third.left_s == pytest.approx(120, abs=1)
 
 
-def test_a_progress_line_where_no_terminal_is() -> None:
+def test_progress_without_a_terminal_is_a_plain_line() -> None:
     out = io.StringIO()
     progress = Progress(10, None, out)
     counters = Counters()
@@ -406,7 +406,7 @@ def test_every_option_of_the_table_takes_something_named() -> None:
         ("loadgen mlperf s", ["server"]),
     ],
 )
-def test_the_shell_completes(typed: str, completed: list[str]) -> None:
+def test_shell_completion_lists_commands_and_options(typed: str, completed: list[str]) -> None:
     words = {
         "COMP_WORDS": typed,
         "COMP_CWORD": str(typed.count(" ")),
@@ -431,7 +431,7 @@ def test_the_shell_completes(typed: str, completed: list[str]) -> None:
         (Settings(url="http://h"), "loadgen doctor"),
     ],
 )
-def test_the_next_command_after_a_busy_host(settings: Settings, words: str) -> None:
+def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, words: str) -> None:
     typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
     assert words in next_step(typed, settings)
 
@@ -467,7 +467,7 @@ def test_no_contract_is_offered_as_a_workload(
         ),
     ],
 )
-def test_keys_beside_their_part_are_one_fault(
+def test_a_misplaced_key_is_one_error_with_a_hint(
     text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "w.yaml").write_text(f"name: w\n{text}")

@@ -169,7 +169,7 @@ GREET = CommandRow("greet", "tools", "Greet whom you name.", lambda: greet)
 """
 
 
-def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_can_add_a_command(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fresh({"greet": "greeter:GREET"})
     assert exits("greet", "all", "--loud") == UNSOUND
     assert capsys.readouterr().out == "ALL\n"
@@ -184,7 +184,7 @@ def test_a_command_of_another_package(fresh: Any, capsys: pytest.CaptureFixture[
     assert 'did you mean "greet"?' in capsys.readouterr().err
 
 
-def test_a_command_that_cannot_be_had_stops_no_other(
+def test_a_broken_plugin_command_leaves_the_others_usable(
     fresh: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fresh({"greet": "greeter:GONE", "run": "greeter:GREET"})

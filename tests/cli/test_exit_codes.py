@@ -44,7 +44,7 @@ def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
 
 
 @pytest.mark.processes
-def test_what_cannot_be_printed_is_told_without_a_traceback() -> None:
+def test_unprintable_text_is_reported_without_a_traceback() -> None:
     done = ended("--version", shell="> /dev/full")
     assert done.returncode == 2 and done.stderr.startswith(
         "error: the host refused: no space left on device\nhint: "
@@ -64,7 +64,7 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo:
 
 
 @pytest.mark.processes
-def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
+def test_a_terminal_without_utf_8_gets_the_same_text(tmp_path: Path) -> None:
     done = ended(
         *RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
     )
@@ -72,7 +72,7 @@ def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_terminal_is_not_steered_by_a_text() -> None:
+def test_escape_sequences_in_texts_do_not_reach_the_terminal() -> None:
     code = (
         "from loadgen.cli import streams as s; s.prepare()\n"
         "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
@@ -92,7 +92,7 @@ def test_a_terminal_is_not_steered_by_a_text() -> None:
         ("x" * 300, "name too long"),
     ],
 )
-def test_a_path_that_the_host_refuses_is_no_bug_of_ours(
+def test_a_path_that_the_host_refuses_is_a_user_error(
     tmp_path: Path,
     out: str,
     said: str,
@@ -129,7 +129,7 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
         (("-c", "1" + "0" * 30), "--concurrency"),
     ],
 )
-def test_absurd_numbers_are_told(
+def test_absurd_numbers_are_refused(
     flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -138,7 +138,7 @@ def test_absurd_numbers_are_told(
     assert (left.value.code, said in told) == (2, True), told[:500]
 
 
-def test_a_deep_or_damaged_run_is_no_bug_of_ours(
+def test_a_damaged_run_exits_with_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("run.json", "summary.json"):
@@ -165,7 +165,7 @@ def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.processes
-def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_what_was_saved(tmp_path: Path) -> None:
     load = (*RUN[:4], "-n", "500", "--request-rate", "50")
     done = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stderr
@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
     assert "make room" in done.stderr and "nothing was recorded" in done.stderr
 
 
-def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
+def test_a_folder_moved_during_a_run_is_reported_as_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def works_in_it() -> int:
@@ -221,7 +221,7 @@ def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
     assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
 
 
-def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
+def test_a_signal_during_class_creation_is_an_interruption(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Python 3.11 wraps an exception of `__set_name__` in a RuntimeError."""
@@ -238,7 +238,7 @@ def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(
+def test_a_thread_that_arrow_cannot_start_is_a_user_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     import pyarrow
@@ -269,7 +269,7 @@ main()
 
 
 @pytest.mark.processes
-def test_one_more_interruption_behind_the_end_leaves_no_traceback() -> None:
+def test_an_interruption_after_the_end_leaves_no_traceback() -> None:
     words = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
@@ -317,7 +317,7 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
 
 @pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
+def test_signals_cancel_the_task_and_raise_nothing_in_callbacks(
     twice: tuple[int, int],
     make: Callable[[], asyncio.AbstractEventLoop],
     capfd: pytest.CaptureFixture[str],

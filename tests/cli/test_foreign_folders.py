@@ -159,7 +159,7 @@ def _ends(*words: str) -> None:
         print(fault)
 
 
-def test_every_command_is_here() -> None:
+def test_every_command_has_a_case_in_this_file() -> None:
     assert {row.name for row in COMMANDS.builtin_rows} == {
         words[0] for words in TAKERS.values()
     } | NONE | {"ui"}
@@ -193,7 +193,7 @@ def test_no_command_leaves_the_folder_of_a_stranger(
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
 
-def test_the_page_is_made_of_records_and_never_served_as_found(sound: Path, tmp_path: Path) -> None:
+def test_a_page_is_rendered_anew_and_never_served_as_stored(sound: Path, tmp_path: Path) -> None:
     from loadgen import result_kinds
 
     folder = Path(shutil.copytree(sound / "contract", tmp_path / "contract"))
@@ -301,7 +301,7 @@ def _plan(folder: Path, *command: str) -> None:
         (f"--url={THEIR_SERVER}", "--model"),
     ],
 )
-def test_no_key_goes_where_only_a_folder_says(
+def test_no_key_is_sent_to_a_host_that_only_a_folder_names(
     begun: tuple[str, ...],
     typed: tuple[str, ...],
     where: tuple[str, ...],
@@ -332,7 +332,7 @@ def test_no_key_goes_where_only_a_folder_says(
     "flag",
     [name for option in COMMAND_OPTIONS.values() if option.must_be_typed for name in option.flags],
 )
-def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
+def test_options_that_name_a_host_are_never_read_from_a_folder(flag: str) -> None:
     before = ["search", "qa", flag, "theirs"]
     with refused(UserError, "missing_option", where="--resume"):
         resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
@@ -343,7 +343,7 @@ def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
     assert again == ["search", "qa", "--resume=f", "--resume", "f", *said]
 
 
-def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() -> None:
+def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
     before = [
         "search",
         "qa",
@@ -386,7 +386,9 @@ def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> N
     }
 
 
-def test_a_page_of_somebody_else_is_named(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_loadgen_did_not_write_is_named(
+    theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (theirs / "report.html").write_text("<script>steal()</script>")
     (theirs / "more").mkdir()
     (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")

@@ -127,7 +127,7 @@ PLACED_ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("name", "value", "code"), BAD)
-def test_both_faces_refuse_the_same_in_the_same_words(
+def test_command_line_and_python_refuse_the_same_values(
     name: str, value: Any, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     option, values = OPTIONS[name], value if isinstance(value, list) else [value]
@@ -190,7 +190,7 @@ def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
         ("embedded", "fast", "wrong_type"),
     ],
 )
-def test_what_only_python_can_say(name: str, value: Any, code: str) -> None:
+def test_python_values_of_wrong_types_are_refused(name: str, value: Any, code: str) -> None:
     with refused(CombinedError, code) as faults:
         loadgen.run("qa", **{name: value})
     assert "secret" not in str(faults.value)
@@ -211,7 +211,7 @@ def test_what_only_python_can_say(name: str, value: Any, code: str) -> None:
         ({"out": "there"}, {"out": Path("there")}),
     ],
 )
-def test_both_faces_mean_the_same(
+def test_command_line_and_python_build_the_same_run(
     typed: dict[str, Any], python: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a folder that can be written into
@@ -219,7 +219,7 @@ def test_both_faces_mean_the_same(
     assert build_settings(url | typed) == build_settings(url | python)
 
 
-def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(
+def test_the_api_key_comes_from_option_file_or_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text("k-file\n")
@@ -234,7 +234,7 @@ def test_a_key_is_the_one_given_or_of_a_file_or_of_the_environment(
     assert build_settings({"url": ["http://a", "http://b"]}).targets[1].api_key == "k-env"
 
 
-def test_the_table_agrees_with_what_it_becomes() -> None:
+def test_the_option_table_agrees_with_the_settings() -> None:
     kept = {field.name: field.default for field in fields(Settings)}
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == kept[name]
@@ -353,7 +353,7 @@ def small(**changed: Any) -> list[str]:
     return [f"{OPTIONS[name].flags[0]}={value}" for name, value in (SIM | changed).items()]
 
 
-def test_the_command_is_what_was_typed_without_its_secrets(tmp_path: Path) -> None:
+def test_the_stored_command_has_no_secrets(tmp_path: Path) -> None:
     typed = [
         "run",
         "qa",
@@ -392,7 +392,7 @@ def test_strict_makes_undecided_a_failure(
     assert exits("report", str(tmp_path / "a"), "--no-html", *strict) == code
 
 
-def test_a_store_is_for_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_run_takes_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
         ["sweep", "qa", "-c", "1"],
         ["search", "qa", "--slo", "ttft:2s"],
@@ -463,7 +463,7 @@ def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)]
 )
-def test_a_key_of_yes_or_no_takes_nothing_else(
+def test_a_boolean_key_refuses_other_values(
     said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [

@@ -12,7 +12,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Endpoint
 
 
-def test_a_file_says_all(tmp_path: Path) -> None:
+def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k-file\n")
     file = tmp_path / "t.yaml"
     file.write_text(
@@ -61,7 +61,7 @@ def test_a_file_says_all(tmp_path: Path) -> None:
         ("", ["t.yaml:1:1 empty_file"]),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(
+def test_errors_are_reported_with_their_location(
     tmp_path: Path, written: str, told: list[str]
 ) -> None:
     file = tmp_path / "t.yaml"
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_with_its_place(
     assert found == told
 
 
-def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path) -> None:
+def test_a_binary_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
     for given in (
@@ -87,7 +87,7 @@ def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path)
         assert [fault.code for fault in faults.value.errors] == ["wrong_encoding"]
 
 
-def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Path) -> None:
+def test_a_simulated_target_in_a_file_gives_the_same_error_as_an_option(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
         "- {name: a, url: 'sim:gb300-vm'}\n- {name: b, url: 'http://h'}\n"
     )
@@ -107,17 +107,17 @@ def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
     assert "secret" not in str(faults.value)
 
 
-def test_the_same_url_twice() -> None:
+def test_a_repeated_url_is_refused() -> None:
     with refused(CombinedError, "duplicate", "--url"):
         targets.endpoints_of_urls(["http://h", "http://h/v1"], Endpoint(url=""))
 
 
-def test_virtual_time_stands_alone() -> None:
+def test_a_simulated_target_beside_another_url_is_refused() -> None:
     with refused(CombinedError, "conflict", "--url"):
         targets.endpoints_of_urls(["sim:gb300-vm", "http://h"], Endpoint(url=""))
 
 
-def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
+def test_targets_with_one_url_may_have_different_keys(tmp_path: Path) -> None:
     """Two tenants of one gateway."""
     file = tmp_path / "t.yaml"
     file.write_text(

@@ -16,7 +16,7 @@ def test_a_duration_may_have_several_units(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "30s1m", "1m1m", "1.5m30s", "1m30", "400d", "9999999h9s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(units.InvalidValueError):
         units.duration_ns(text)
 

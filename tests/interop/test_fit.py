@@ -34,7 +34,7 @@ def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
     assert laws.gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
 
 
-def test_the_right_law_fits_and_the_others_do_not() -> None:
+def test_only_the_true_distribution_fits() -> None:
     right = wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ MADE: dict[str, object] = {
 }
 
 
-def test_a_trace_of_a_workload_gives_the_workload_back(tmp_path: Path) -> None:
+def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
     fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", MADE, 3)))
     assert not fitted.by_the_hour and fitted.rates[0] == pytest.approx(4, rel=0.1)
     assert (fitted.gaps[0].law, fitted.gaps[0].fits) == ("gamma", True)
@@ -98,13 +98,13 @@ def test_a_trace_of_a_workload_gives_the_workload_back(tmp_path: Path) -> None:
     assert again.stages[0].arrival.tag == "gamma" and again.requests.input_tokens.tag == "lognormal"  # type: ignore[union-attr]
 
 
-def test_times_in_steps_do_not_hide_the_law(tmp_path: Path) -> None:
+def test_rounded_times_do_not_hide_the_distribution(tmp_path: Path) -> None:
     poisson = {**MADE, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
     fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
     assert (fitted.gaps[0].law, fitted.gaps[0].fits, fitted.step_ns) == ("poisson", True, 1_000_000)
 
 
-def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path: Path) -> None:
+def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: Path) -> None:
     hours = {
         "requests": {
             "input_tokens": {"empirical": {"values": [100, 5000], "weights": [3, 1]}},
@@ -140,7 +140,7 @@ def test_rates_that_change_are_stages_and_lengths_of_no_law_are_values(tmp_path:
     ).by_the_hour  # bursts alone are no change
 
 
-def test_an_applications_labels_become_classes_with_laws_of_their_own(tmp_path: Path) -> None:
+def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> None:
     """The classes of the fitted run are the features that the SDK recorded."""
 
     def told(at: int, feature: str) -> Measurement:
@@ -235,7 +235,7 @@ def talk(
     return rows
 
 
-def test_conversations_are_kept_as_laws(tmp_path: Path) -> None:
+def test_conversations_become_distributions(tmp_path: Path) -> None:
     def fitted(name: str, talks: list[list[dict[str, object]]]) -> fit.TraceFit:
         (tmp_path / name).write_text(
             "".join(json.dumps(row) + "\n" for rows in talks for row in rows)

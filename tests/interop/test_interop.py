@@ -86,11 +86,11 @@ def test_real_files_are_recognised(name: str, tool: str) -> None:
         ("mlcommons_endpoints_result_summary.json", "ttft_ms.p99", 992.706750),  # ns there
     ],
 )
-def test_figures_are_as_they_were_written(name: str, path: str, value: float) -> None:
+def test_metrics_of_other_tools_are_read_unchanged(name: str, path: str, value: float) -> None:
     assert reader.read_result(DATA / name).metrics[path] == pytest.approx(value, rel=1e-12)
 
 
-def test_what_is_odd_about_a_file_is_said() -> None:
+def test_irregularities_of_a_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
     assert any("negative" in note for note in negative)
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
@@ -109,7 +109,7 @@ def test_what_is_odd_about_a_file_is_said() -> None:
     "data",
     [b"", b"{", b"[]", b"{}", b"name: x\n", b"null", b"\xff\xfe", b'{"benchmarks": []}', b"3\n"],
 )
-def test_what_no_tool_has_written_gets_a_sentence(data: bytes) -> None:
+def test_an_unknown_file_is_an_error(data: bytes) -> None:
     with pytest.raises(UserError, match="--> file"):
         reader.parse_result(data, "file")
 
@@ -132,7 +132,7 @@ PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
 
 
 @given(st.data())
-def test_damaged_files_are_read_or_refused_in_words(data: st.DataObject) -> None:
+def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(VALUES)))
     value = json.loads(json.dumps(VALUES[name]))
     for place in data.draw(st.lists(st.sampled_from(PLACES[name]), min_size=1, max_size=3)):
@@ -159,7 +159,7 @@ def test_a_damaged_record_is_named_with_its_line() -> None:
     assert fault.value.where == "profile.jsonl:2"
 
 
-def test_text_and_page_say_whose_figures_they_are() -> None:
+def test_text_and_page_name_the_tool_that_measured() -> None:
     found = reader.read_result(DATA / "guidellm_benchmarks.json")
     text, page = (
         as_text.render(other_tools.report(found)),
@@ -173,7 +173,7 @@ def test_text_and_page_say_whose_figures_they_are() -> None:
 # -- what they would have reported -----------------------------------------------------------------
 
 
-def test_definitions_of_others_on_rows_worked_by_hand() -> None:
+def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     """Two requests are sent at 10 and 20 ms.
 
     Role events arrive at 50 and 60 ms, first tokens at 110 and 120 ms; each response has five
@@ -309,7 +309,7 @@ def test_exports_have_the_fields_of_real_files(
         assert set(made["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
 
 
-def test_the_export_of_millions_is_written_a_part_after_the_other(tmp_path: Path) -> None:
+def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     """Neither all rows nor the file are in memory at once, which once took 2.2 to 2.8 GB."""
     folder = runs.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
@@ -478,7 +478,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("bundle", "b.zip", "-o", "c.zip"),
     ],
 )
-def test_a_bundle_in_the_place_of_a_folder_says_how_to_get_it(
+def test_a_bundle_instead_of_a_folder_is_an_error_with_a_hint(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -563,13 +563,13 @@ target_qps : 12.5
 @pytest.mark.parametrize(
     "text", ["[" * 100_000 + "]" * 100_000, '{"benchmarks":' + "[" * 100_000 + "]" * 100_000 + "}"]
 )
-def test_json_that_is_nested_without_end_is_no_bug(tmp_path: Path, text: str) -> None:
+def test_deeply_nested_json_is_a_user_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "deep.json").write_text(text)
     with refused(UserError, "wrong_format"):
         reader.read_result(tmp_path / "deep.json")
 
 
-def test_a_percentile_that_is_no_number_is_passed_over() -> None:
+def test_a_percentile_that_is_no_number_is_ignored() -> None:
     log = (
         "MLPerf Results Summary\n"
         "Scenario : Server\n"

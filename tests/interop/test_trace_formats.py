@@ -187,7 +187,7 @@ FILES: dict[str, tuple[list[Any], str, list[int], list[int], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_format_is_told_by_its_fields(name: str, tmp_path: Path) -> None:
+def test_every_trace_format_is_recognised_by_its_fields(name: str, tmp_path: Path) -> None:
     rows, called, due, read, write = FILES[name]
     trace = traces.read_trace(written(tmp_path / name, *rows))
     assert trace.format == called
@@ -306,7 +306,7 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(
+def test_rows_send_their_options_and_a_model_that_the_server_lists(
     tmp_path: Path,
 ) -> None:
     plain = [mooncake(1000 * n, 20, 3) for n in range(3)]
@@ -385,7 +385,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         traces.read_trace(tmp_path / "cut")
 
 
-def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
+def test_a_date_beyond_64_bits_is_an_error_with_its_line(tmp_path: Path) -> None:
     path = written(
         tmp_path / "t.csv",
         "TIMESTAMP,ContextTokens,GeneratedTokens",
@@ -514,7 +514,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(
+def test_errors_are_reported_with_their_line(
     rows: list[Any], code: str, key: str, line: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "t", *rows)
@@ -524,7 +524,7 @@ def test_what_is_wrong_is_said_with_its_line(
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
+def test_random_bytes_are_an_error_and_never_a_crash(data: bytes) -> None:
     import tempfile
 
     with tempfile.NamedTemporaryFile() as file:

@@ -18,7 +18,7 @@ from loadgen.interop import trackers
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 
 
-def test_every_known_figure_and_fact_is_logged() -> None:
+def test_every_metric_and_setting_is_logged() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     figures, facts = trackers.figures(summary), trackers.parameters(summary)
     assert figures["ttft_ms.p99"] == summary.ttft_ms.p99 and figures["verdict.valid"] == 1.0
@@ -27,9 +27,7 @@ def test_every_known_figure_and_fact_is_logged() -> None:
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
-def test_a_package_that_is_missing_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
     with pytest.raises(SystemExit) as left:
         main(["export", str(tmp_path), "--as", "mlflow"])
@@ -37,7 +35,7 @@ def test_a_package_that_is_missing_is_named(
 
 
 @pytest.mark.processes
-def test_mlflow_has_the_run_its_figures_and_its_files(tmp_path: Path) -> None:
+def test_mlflow_has_the_run_with_metrics_and_files(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_bytes(EXAMPLE.read_bytes())

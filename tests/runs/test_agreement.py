@@ -110,7 +110,9 @@ def test_the_goodput_of_tasks_has_the_window_of_their_rate(tmp_path: Path) -> No
         },  # most starts are dropped
     ],
 )
-def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, object]) -> None:
+def test_each_metric_of_a_run_has_one_value_everywhere(
+    tmp_path: Path, load: dict[str, object]
+) -> None:
     folder = tmp_path / "all" / "r"
     run = loadgen.run(
         "qa", url="sim:h100x8", slo=("ttft:200ms:p90", "tpot:40ms:p90"), seed=1, out=folder, **load
@@ -158,7 +160,7 @@ def test_each_figure_of_a_run_is_one_number(tmp_path: Path, load: dict[str, obje
 
 
 @pytest.mark.commands
-def test_the_capacity_of_a_search_is_one_number(
+def test_the_capacity_of_a_search_has_one_value_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "all" / "s"

@@ -149,7 +149,7 @@ def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_run_without_records_is_drawn() -> None:
+def test_a_dashboard_without_records_is_drawn() -> None:
     status = LiveStatus(runs.manifest("r", 0, stages=()))
     status.now_s = 0.1
     assert "- / -" in text_of(status)

@@ -86,7 +86,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     ],
     ids=["valid", "simulated", "late client", "errors", "interrupted", "cut off"],
 )
-def test_notices_stand_above_the_result(
+def test_notices_precede_the_result(
     found: np.ndarray, changed: dict[str, object], expected: list[str]
 ) -> None:
     summary = summary_of(found, **changed)
@@ -281,7 +281,7 @@ def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
     assert said == [["sockets read by compiled code"], ["sockets read by Python"], []]
 
 
-def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
+def test_untrusted_text_is_escaped_in_the_page(tmp_path: Path) -> None:
     bad = "</script><script>alert(1)</script><img src=x>"
     found = rows(1, 300)
     fail(found, 0.1)
@@ -388,7 +388,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(
         (None, "not the folder of a run"),
     ],
 )
-def test_what_is_no_run_gets_a_sentence(
+def test_a_path_that_is_no_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
 ) -> None:
     if text is not None:
@@ -398,7 +398,7 @@ def test_what_is_no_run_gets_a_sentence(
 
 
 @pytest.mark.processes
-def test_records_that_are_damaged_and_runs_that_are_mixed_get_a_sentence(
+def test_damaged_records_and_mixed_runs_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = runs.write(tmp_path / "both" / "a")
@@ -479,7 +479,7 @@ def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, s
 
 
 @pytest.mark.processes
-def test_no_word_in_a_chart_lies_over_another(browser: Browser, shown: Path) -> None:
+def test_texts_in_charts_do_not_overlap(browser: Browser, shown: Path) -> None:
     for looks in ({}, {"width": 390, "height": 844}):
         browser.look(**looks)
         browser.open(shown)
@@ -510,7 +510,7 @@ def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
 
 
 @pytest.mark.processes
-def test_dark_is_dark_and_the_button_overrules(browser: Browser, shown: Path) -> None:
+def test_dark_mode_follows_the_system_and_the_theme_button(browser: Browser, shown: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     browser.look(dark=True)
     browser.open(shown)
@@ -523,7 +523,7 @@ def test_dark_is_dark_and_the_button_overrules(browser: Browser, shown: Path) ->
 
 
 @pytest.mark.processes
-def test_it_prints(browser: Browser, shown: Path) -> None:
+def test_the_page_can_be_printed(browser: Browser, shown: Path) -> None:
     browser.look()
     browser.open(shown)
     data = browser.pdf()
@@ -556,7 +556,7 @@ def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown:
 
 
 @pytest.mark.processes
-def test_the_harness_sees_what_it_looks_for(browser: Browser, tmp_path: Path) -> None:
+def test_the_browser_reports_requests_and_script_errors(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
     path.write_text(
         "<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>"

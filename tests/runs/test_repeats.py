@@ -142,7 +142,7 @@ def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
     ]
 
 
-def test_repeats_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     told = capsys.readouterr()
@@ -214,7 +214,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
         ("3,break=10m", "known: pause=10m"),
     ],
 )
-def test_repeats_that_say_nothing(given: str, words: str) -> None:
+def test_invalid_repeat_options_are_refused(given: str, words: str) -> None:
     with pytest.raises(CombinedError) as faults:
         flags.parse_repetition(given)
     assert words in str(faults.value)
@@ -225,7 +225,7 @@ def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> N
     assert "loadgen sweep ... --repeat" in capsys.readouterr().err
 
 
-def test_the_pause_is_waited_for_and_can_be_broken_off() -> None:
+def test_the_pause_between_repeats_can_be_interrupted() -> None:
     waited: list[float] = []
     made: list[int] = []
     how = Repetition(count=3, pause_ns=600_000_000_000)

@@ -69,9 +69,7 @@ def agree(folder: Path) -> Gaps:
 
 
 @pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
-def test_in_virtual_time_they_are_exact_and_change_nothing_else(
-    tmp_path: Path, target: str
-) -> None:
+def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
     flags = {"request_rate": "40", "num_requests": "300"}
     kept, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
     each_gap = agree(kept)
@@ -88,7 +86,7 @@ def test_in_virtual_time_they_are_exact_and_change_nothing_else(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_over_http_they_are_those_of_the_endpoints_log(tmp_path: Path, workers: int) -> None:
+def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers: int) -> None:
     """A busy host delays sends after logging, so only half of the gaps must agree within 25 %."""
     endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
     folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
@@ -103,7 +101,9 @@ def test_over_http_they_are_those_of_the_endpoints_log(tmp_path: Path, workers: 
     assert np.median(np.abs(np.concatenate(differences))) < 2_000_000
 
 
-def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_every_export_has_the_gaps(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="50", concurrency="4")
     each_gap, stored, result = agree(folder), request_gaps.read(folder), loadgen.load(folder)
     in_order = [each_gap.get(slot) for slot in stored.rows["slot"].tolist()]
@@ -138,7 +138,7 @@ def test_every_export_has_them(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
         assert back.figures[name] == pytest.approx(written.figures[name])
 
 
-def test_a_bundle_has_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="20", concurrency="4")
     bundle = tmp_path / "run.zip"
     assert exits("bundle", folder, "-o", bundle) == exits("verify", bundle) == 0
@@ -174,7 +174,7 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
     }
 
 
-def test_a_run_that_did_not_keep_them_has_none(tmp_path: Path) -> None:
+def test_a_run_without_stored_gaps_has_none(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
     assert request_gaps.read_each_gap(folder) is None and not (folder / "gaps").exists()
     stored = request_gaps.read(folder)

@@ -93,7 +93,7 @@ def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said
     assert_in_every_output(caveat_of(summary, "withheld"), tmp_path / "r", summary)
 
 
-def test_what_the_client_does_not_know_is_not_compared() -> None:
+def test_unknown_token_counts_are_not_compared() -> None:
     served = Served(pages=(), output_tokens=4_800, client_output_tokens=None)
 
     count, *_ = describe_server(served)
@@ -101,7 +101,7 @@ def test_what_the_client_does_not_know_is_not_compared() -> None:
     assert count == "4,800 output tokens counted by the server, unknown to the client"
 
 
-def test_honest_counts_differ_a_little(tmp_path: Path) -> None:
+def test_correct_token_counts_may_differ_slightly(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", "wrong_count@42")  # of 40: two end tokens
     assert "tokens" not in summary.unsound and summary.tokens.output == 42 * 60
 
@@ -128,7 +128,7 @@ def test_shortened_responses_are_a_caveat_with_its_number(tmp_path: Path) -> Non
     assert_in_every_output(caveat_of(summary, "shortened"), tmp_path / "r", summary)
 
 
-def test_starts_that_were_dropped_were_no_load(tmp_path: Path) -> None:
+def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", url="sim:h100x8", max_in_flight=2, slo=("ttft:10s:p50",))
     assert summary.requests.dropped > 40
     assert not summary.verdict.valid and says(summary.verdict.codes, "dropped", requests=60)
@@ -163,7 +163,7 @@ def test_a_high_error_rate_without_an_slo_fails_a_build(tmp_path: Path) -> None:
     assert (validity.outcome, error_rate.outcome) == ("passed", "failed")
 
 
-def test_a_server_that_stalls_and_so_makes_us_drop_has_missed(tmp_path: Path) -> None:
+def test_drops_caused_by_a_stalled_server_miss_the_slo(tmp_path: Path) -> None:
     """Of what was sent, all are over the limit: that is no fault of the load."""
     slow = run(tmp_path / "r", url="sim:h100x8", max_in_flight=20, slo=("ttft:1ms:p50",))
     assert slow.requests.dropped > 3

@@ -17,14 +17,14 @@ from loadgen.render.section import Report
 from loadgen.runs.fairness import fairness_section
 
 
-def test_jain_is_one_where_all_have_the_same_and_one_nth_where_one_has_everything() -> None:
+def test_jain_index_is_one_for_equal_shares_and_1_over_n_for_one_owner() -> None:
     assert jain_index([0.4, 0.4, 0.4]) == pytest.approx(1)
     assert jain_index([1, 0, 0, 0]) == pytest.approx(1 / 4)
     assert jain_index([3, 1]) == pytest.approx(16 / 20)
     assert jain_index([0, 0]) is None and jain_index([]) is None
 
 
-def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reached() -> None:
+def test_jain_bounds_contain_every_index_and_are_reached() -> None:
     rng = np.random.default_rng(3)
     for _ in range(40):
         ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
@@ -43,7 +43,7 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
     assert estimate_jain_index([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
 
-def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
+def test_classes_of_a_tenant_are_pooled() -> None:
     assert fairness.group_by_tenant({"a": "x", "b": None, "c": "x"}) == {
         "x": ("a", "c"),
         "b": ("b",),
@@ -51,7 +51,7 @@ def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:
     assert fairness.group_by_tenant({"a": "x", "b": "x"}) == {} == fairness.group_by_tenant({})
 
 
-def test_who_got_least_is_named() -> None:
+def test_the_tenant_with_the_least_is_named() -> None:
     shares = (
         TenantShare(
             name="x",

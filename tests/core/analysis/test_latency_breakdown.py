@@ -77,13 +77,13 @@ def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
         assert sum(getattr(split, part) or 0 for part in PARTS) == pytest.approx(split.ttft_ms)
 
 
-def test_a_connection_that_was_there_is_not_waited_for() -> None:
+def test_an_open_connection_has_no_connect_time() -> None:
     """A client that is late takes an open connection late: that is its own lateness."""
     split = summary(rows(reused=1)).splits.groups[0].ttft[0]
     assert (split.client_ms, split.connect_ms) == (3, 0)
 
 
-def test_stalls_are_a_part_of_their_own() -> None:
+def test_stalls_are_a_separate_part_of_latency() -> None:
     made = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
     made["end_ns"] = made["last_token_ns"] = made["done_ns"] = (
         made["first_token_ns"] + 90 * MS + made["max_gap_ns"]
@@ -107,7 +107,9 @@ def test_stalls_are_a_part_of_their_own() -> None:
         ({"server_queue_ns": -1}, False, "does not report queueing time"),
     ],
 )
-def test_what_cannot_be_split_is_said(columns: dict[str, int], asked: bool, words: str) -> None:
+def test_a_latency_that_cannot_be_split_gives_the_reason(
+    columns: dict[str, int], asked: bool, words: str
+) -> None:
     made = summary(rows(**columns), server_timing=asked)
     split = made.splits.groups[0].ttft[0]
     assert split.queue_ms is None and split.client_ms == 1
@@ -121,7 +123,7 @@ def test_what_cannot_be_split_is_said(columns: dict[str, int], asked: bool, word
     )
 
 
-def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
+def test_targets_and_prompt_lengths_have_separate_breakdowns() -> None:
     number = np.arange(1000)
     made = rows(target=number % 2, input_tokens=np.where(number % 4 == 0, 4000, 100 + number % 4))
     made["first_token_ns"] += np.where(made["target"] == 1, 50 * MS, 0)
@@ -140,7 +142,7 @@ def test_targets_and_prompt_lengths_have_splits_of_their_own() -> None:
     assert slow.rest_ms - fast.rest_ms == pytest.approx(50)
 
 
-def test_prompts_of_one_length_are_no_classes_also_where_some_were_not_counted() -> None:
+def test_prompts_of_one_length_are_not_divided_into_length_classes() -> None:
     """A response without prompt tokens once caused an internal error in a run of one length."""
     splits = summary(rows(input_tokens=np.where(np.arange(1000) == 7, -1, 500))).splits
     assert [(group.by, group.requests) for group in splits.groups] == [("all", 1000)]
@@ -153,7 +155,7 @@ def test_few_requests_have_no_p99() -> None:
     assert summary(failed).splits.why == "no request succeeded" and summary(failed).slowest == ()
 
 
-def test_the_slowest_requests_and_what_else_was_there() -> None:
+def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
     made = rows(200)
     made["first_token_ns"][150] = made["sent_ns"][150] + 900 * MS
     made["end_ns"][120] = made["done_ns"][120] = made["due_ns"][120] + 5000 * MS
@@ -168,7 +170,7 @@ def test_the_slowest_requests_and_what_else_was_there() -> None:
     assert first.waiting_input_tokens == 500 * int((others & (token > sent[150])).sum())
 
 
-def test_of_the_slowest_requests_alone_all_is_read() -> None:
+def test_only_the_slowest_requests_are_read_completely() -> None:
     """Only 7 fields of measured requests and 6 fields of the others are read for all requests."""
     made = rows(20_000).view(CountedRows)
     measured, others = (Columns(made, made["slot"] % 2 == half) for half in (0, 1))
@@ -180,7 +182,7 @@ def test_of_the_slowest_requests_alone_all_is_read() -> None:
     )
 
 
-def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
+def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
     run = loadgen.run(
         "qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run"
     )
@@ -201,7 +203,7 @@ def test_a_simulated_run_is_split_exactly_and_shown(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=300), st.randoms(use_true_random=False))
-def test_those_near_a_quantile_are_as_of_the_whole_order(
+def test_requests_near_a_quantile_equal_those_of_a_full_sort(
     few_values: list[int], draw: random.Random
 ) -> None:
     """Only these are put in order, among many equal values."""

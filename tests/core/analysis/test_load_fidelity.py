@@ -25,7 +25,7 @@ def checked(found: Any, **changed: object) -> dict[str, StimulusCheck]:
     }
 
 
-def test_a_sound_poisson_load_is_as_asked_whatever_its_seed() -> None:
+def test_a_correct_poisson_load_passes_for_any_seed() -> None:
     """A check of a sound run may fail once in a thousand times."""
     wrong = sum(
         check.ok is False for seed in range(40) for check in checked(rows(seed, 600, 10.0)).values()
@@ -68,7 +68,7 @@ def _prompts(found: Any) -> None:
         (_prompts, "prompts"),
     ],
 )
-def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
+def test_a_load_that_differs_from_its_workload_is_reported(change: Any, code: str) -> None:
     found = rows(1, 600, 10.0)
     change(found)
     told = checked(found, template_tokens=0)
@@ -78,7 +78,7 @@ def test_a_load_that_is_another_one_is_told(change: Any, code: str) -> None:
     )
 
 
-def test_a_rate_that_was_not_reached() -> None:
+def test_a_rate_that_was_not_reached_is_reported() -> None:
     stages = (StagePlan(name="load", arrival="poisson 15/s", slots=600, rate=15.0),)
     told = checked(rows(1, 600, 10.0), stages=stages)
     assert (told["rate"].ok, told["arrivals"].ok) == (False, False)
@@ -89,7 +89,7 @@ def test_a_rate_that_was_not_reached() -> None:
     )
 
 
-def test_lanes_that_never_were_at_work() -> None:
+def test_idle_virtual_users_are_reported() -> None:
     for lanes, ok in ((5, True), (500, False)):
         stages = (
             StagePlan(name="load", arrival=f"{lanes} in flight", closed=True, concurrency=lanes),
@@ -98,7 +98,7 @@ def test_lanes_that_never_were_at_work() -> None:
         assert told["lanes"].ok is ok and "arrivals" not in told
 
 
-def test_a_declared_share_of_prompts_is_no_fault_and_an_unknown_cache_is_unknown() -> None:
+def test_declared_prompt_reuse_is_no_error_and_an_unreported_cache_is_unknown() -> None:
     found = rows(1, 600, 10.0)
     _cached(found)
     told = checked(found, shares_prompts=True)
@@ -119,7 +119,7 @@ def _again(found: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "code"), [(_short, "outputs"), (_again, "repeats")])
-def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any, code: str) -> None:
+def test_shorter_responses_and_repeated_prompts_are_reported(change: Any, code: str) -> None:
     sound = rows(1, 600, 10.0)
     sound["asked_output"], sound["request"] = 200, np.arange(600)
     assert checked(sound)[code].ok is True
@@ -132,9 +132,7 @@ def test_answers_that_are_shorter_and_prompts_that_were_sent_before(change: Any,
 
 
 @pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
-def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
-    cached: int, ok: bool | None
-) -> None:
+def test_a_requested_cache_hit_rate_is_checked(cached: int, ok: bool | None) -> None:
     """Half of 150 prompt tokens should be cached. A server may also not report cached tokens."""
     found = rows(1, 600, 10.0)
     found["cached_tokens"] = cached
@@ -143,7 +141,7 @@ def test_a_share_of_cached_tokens_that_was_asked_for_is_looked_for(
     assert fidelity_text.rows([told])[0][1] == "50.0 %"
 
 
-def test_a_mix_with_too_few_of_a_class_is_told() -> None:
+def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
     found = rows(1, 600, 10.0)
     found["request"] = np.arange(600)
@@ -152,7 +150,7 @@ def test_a_mix_with_too_few_of_a_class_is_told() -> None:
     assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
 
 
-def test_a_mix_of_classes_is_that_of_the_plan() -> None:
+def test_a_planned_mix_of_classes_passes() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
     found = rows(1, 600, 10.0)
     told = checked(found, classes=classes)

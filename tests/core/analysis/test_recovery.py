@@ -80,7 +80,7 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
     assert recovery_text.describe_recovery(one) == "met again after 10.0 s"
 
 
-def test_a_late_miss_counts_and_what_is_not_back_by_the_end_is_said_so() -> None:
+def test_a_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> None:
     (late,) = found((50, 50.1))
     assert late.recovered_after_s == 32.0
     (never,) = found((12, 60))
@@ -91,7 +91,7 @@ def test_a_late_miss_counts_and_what_is_not_back_by_the_end_is_said_so() -> None
     assert recovery_text.describe_recovery(never) == "NOT MET AGAIN within 39.9 s"
 
 
-def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
+def test_late_requests_within_the_quantile_do_not_violate_the_slo() -> None:
     allowed = Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.9),))
     assert found((30, 30.2), slo=allowed)[0].slo_missed is False  # 2 of a group of 20
     assert found((30, 30.3), slo=allowed)[0].recovered_after_s == 12.0
@@ -100,7 +100,7 @@ def test_a_share_that_the_quantile_allows_to_be_late_breaks_nothing() -> None:
     )  # no term: every ok request is good
 
 
-def test_the_slo_may_hold_at_once_or_all_the_time_or_there_is_nothing_to_tell() -> None:
+def test_recovery_is_immediate_unneeded_or_not_measurable() -> None:
     assert recovery_text.describe_recovery(found(None)[0]) == "met all the time"
     assert recovery_text.describe_recovery(found((11, 19))[0]) == "met again at once"
     assert "fewer than 20 requests" in recovery_text.describe_recovery(
@@ -137,7 +137,7 @@ UP = [up(-1, "a"), up(-0.9, "b"), up(5, "a", 0), up(40, "a")]
 
 
 @pytest.mark.parametrize(("said", "counts"), [(READY, (4, 3)), (UP, (2, 1))])
-def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_servers(
+def test_metrics_pages_show_lost_and_added_replicas(
     said: list[MetricSample], counts: tuple[int, int]
 ) -> None:
     gone, come = found((5, 9), said=said, stages=STAGES[:1])
@@ -158,7 +158,7 @@ def test_a_replica_that_goes_and_one_that_comes_are_seen_on_the_pages_of_the_ser
     assert lost.recovered_after_s == 38.0, "the replica that came was part of the way back"
 
 
-def test_the_way_back_of_one_event_ends_where_the_next_makes_it_worse() -> None:
+def test_a_recovery_ends_where_the_next_event_begins() -> None:
     """The way back of a spike had the miss of a replica lost long after it."""
     spike, lost = found((31, 33), said=[*ready(-1, 4), *ready(30, 3)])
     assert (spike.event, spike.recovered_after_s, spike.observed_s) == (
@@ -227,9 +227,7 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
     ]
 
 
-def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -> None:
     """Only the docs said so: the run looked like one of the file."""
     written(tmp_path, "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n")
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
@@ -259,14 +257,16 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
         ),
     ],
 )
-def test_what_is_no_spike_is_refused_where_it_stands(tmp_path: Path, bad: str, words: str) -> None:
+def test_an_invalid_spike_is_refused_with_its_location(
+    tmp_path: Path, bad: str, words: str
+) -> None:
     with pytest.raises(CombinedError) as refused:
         written(tmp_path, f"  - {{arrival: {{poisson: 10/s}}, duration: 30s}}\n  - {bad}\n")
     assert words in str(refused.value) and "stages[" in str(refused.value)
 
 
 @pytest.mark.commands
-def test_a_simulated_server_that_is_overrun_comes_back(
+def test_an_overloaded_simulated_server_recovers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "spiky.yaml"

@@ -58,7 +58,7 @@ def test_outliers_are_those_of_the_published_example() -> None:
     ) == [] == find_outliers([2.0] * 9, 1)
 
 
-def test_outliers_where_there_are_none_are_named_as_often_as_the_level_says() -> None:
+def test_false_outliers_are_as_frequent_as_the_significance_level() -> None:
     draw = np.random.default_rng(5)
     for parts in (4, 18, 72):
         named = sum(
@@ -173,7 +173,7 @@ def test_equal_nodes_name_none(targets: int) -> None:
     assert f"No outlier target ({targets} targets" in text.render(_summary(_rows(targets, {})))
 
 
-def test_of_two_nodes_nobody_says_which_is_the_odd_one() -> None:
+def test_of_two_replicas_neither_is_an_outlier() -> None:
     found = _summary(_rows(2, {0: 1.5}))
     assert (
         found.node_differences.outliers == ()
@@ -182,7 +182,7 @@ def test_of_two_nodes_nobody_says_which_is_the_odd_one() -> None:
     assert "Two targets are too few to find an outlier." in text.render(found)
 
 
-def test_too_few_answers_are_said_and_not_judged() -> None:
+def test_too_few_responses_are_reported_and_not_judged() -> None:
     rows = _rows(4, {})
     rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
     found = _summary(rows).node_differences

@@ -103,7 +103,7 @@ def test_the_pages_count_drafts_and_what_was_accepted_by_position() -> None:
     assert found.by_position == pytest.approx((0.8, 0.5, 0.2))
 
 
-def test_a_page_that_says_it_of_late_gives_the_mean_over_the_load() -> None:
+def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
     gauges = [
         {"sglang:spec_accept_rate": share, "sglang:spec_accept_length": 1 + 4 * share}
         for share in (0, 0.5, 0.7)
@@ -113,7 +113,7 @@ def test_a_page_that_says_it_of_late_gives_the_mean_over_the_load() -> None:
     assert found.by_position == ()
 
 
-def test_it_is_told_with_a_warning_where_words_are_random() -> None:
+def test_speculation_on_random_texts_has_a_warning() -> None:
     made = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     said = " ".join(text.render(made).split())
     assert "40 responses 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
@@ -126,7 +126,7 @@ def test_it_is_told_with_a_warning_where_words_are_random() -> None:
     assert "Speculative" not in text.render(summary(rows([-1] * 40, [-1] * 40)))
 
 
-def test_vllm_says_it_of_a_request() -> None:
+def test_vllm_reports_speculation_per_request() -> None:
     form = {
         "queue_time_ms": 1.0,
         "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},

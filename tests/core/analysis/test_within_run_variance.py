@@ -40,7 +40,7 @@ def correlated(seed: int) -> Columns:
 
 
 @pytest.mark.parametrize(("p", "z"), [(0.5, 0.0), (0.9, 1.2816)])
-def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> None:
+def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> None:
     """200 runs at 95 % may show 90.5 % (p = 0.003). Independence would give about 60 %."""
     truth, hits = MEDIAN_NS * math.exp(z * 0.5), 0
     for seed in range(200):
@@ -65,7 +65,7 @@ def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> 
     assert hits >= 181
 
 
-def test_a_rate_by_pieces_by_hand() -> None:
+def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
     """The standard error of 20 values that alternate between 9 and 11 is sqrt(20/19) / sqrt(20)."""
     known = within_run_variance.estimate_rate([9.0, 11.0] * 10, 10.0)
     assert known is not None
@@ -77,7 +77,7 @@ def test_a_rate_by_pieces_by_hand() -> None:
     assert within_run_variance.estimate_rate([0.0] * 20, 1.0) is None
 
 
-def test_a_share_without_a_miss_is_not_known_to_be_one() -> None:
+def test_a_fraction_of_one_has_a_standard_error_above_zero() -> None:
     """Of 100, two more of either kind: p = 102/104."""
     known = within_run_variance.estimate_share([np.ones(100)], 1.0)
     assert known is not None and known.error == pytest.approx(math.sqrt(102 / 104 * 2 / 104 / 104))

@@ -18,7 +18,7 @@ from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results.store import read_run
 
 
-def test_every_row_can_be_asked_for() -> None:
+def test_every_backend_can_be_selected() -> None:
     for row in BACKENDS.builtin_rows:
         assert bool(row.schemes) or row.flag in Settings.__struct_fields__, row.name
         found = backends.load_backend(row)
@@ -45,7 +45,7 @@ def test_a_url_finds_its_backend(url: str | None, name: str, shown: str) -> None
     assert (backend.known(Settings(url=url)) is None) == (name == "http")
 
 
-def test_a_scheme_that_no_backend_has() -> None:
+def test_an_unknown_scheme_is_refused() -> None:
     for given in (
         {"url": "grpc://me:secret@host:1"},
         {"url": ["http://host", "grpc://me:secret@host:1"]},
@@ -61,7 +61,7 @@ def test_a_scheme_that_no_backend_has() -> None:
         assert "hint: known: http:, https:, sim:" in text
 
 
-def test_what_is_known_without_asking() -> None:
+def test_a_backend_describes_a_target_without_a_request() -> None:
     real, virtual = backend.known(Settings()), backend.known(Settings(url="sim:gb300-vm"))
     assert real is not None and virtual is not None
     assert (real.name, virtual.name) == ("embedded simulation: gb300-vm", "simulated: gb300-vm")

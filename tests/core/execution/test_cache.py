@@ -35,7 +35,7 @@ def workload(folder: Path, more: str, shape: str = SHAPE, **flags: str) -> Workl
 @pytest.mark.parametrize(
     ("cache", "share"), [("cold", 0.0), ("warm", 1.0), ("{hit_rate: 60%}", 0.6)]
 )
-def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
+def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
     tmp_path: Path, cache: str, share: float
 ) -> None:
     one = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
@@ -62,7 +62,7 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
     assert f"{share:.0%}".rstrip("%") in text.render(summary) and "target " in text.render(summary)
 
 
-def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
+def test_a_cache_that_is_too_small_is_reported(tmp_path: Path) -> None:
     one = workload(tmp_path, ", prefixes: 300, cache: {hit_rate: 60%}", seed="3")
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     code = next(code for code in summary.verdict.warning_codes if code.code == "cache_differs")
@@ -80,7 +80,7 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
         (", cache: warm, turns: {count: 2, tool_result_tokens: 5}", "conflict"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(tmp_path: Path, more: str, code: str) -> None:
+def test_invalid_cache_settings_are_reported(tmp_path: Path, more: str, code: str) -> None:
     with refused(CombinedError, code):
         workload(tmp_path, more)
 
@@ -147,7 +147,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
         (", chunks: {count: 3, corpus: 2}", "input_tokens: 2000, output_tokens: 2", "out_of_range"),
     ],
 )
-def test_chunks_that_cannot_be(more: str, shape: str, code: str, tmp_path: Path) -> None:
+def test_invalid_chunks_are_refused(more: str, shape: str, code: str, tmp_path: Path) -> None:
     with refused(CombinedError, code):
         workload(tmp_path, more, shape)
 
@@ -155,7 +155,7 @@ def test_chunks_that_cannot_be(more: str, shape: str, code: str, tmp_path: Path)
 # -- the servers' side -----------------------------------------------------------------------------
 
 
-def test_the_reset_of_each_kind_of_server() -> None:
+def test_each_server_type_has_its_cache_reset_request() -> None:
     import asyncio
 
     from canned import answer, serving
@@ -185,7 +185,7 @@ def test_the_reset_of_each_kind_of_server() -> None:
         reset("vllm", answer({"success": False}))
 
 
-def test_the_servers_counters_are_asked_too() -> None:
+def test_the_servers_cache_counters_are_read() -> None:
     from loadgen.core.server_metrics.series import MetricSample, cache_disputed, summarize
 
     def page(**counters: tuple[float, float]) -> list[MetricSample]:
@@ -218,9 +218,7 @@ def test_the_servers_counters_are_asked_too() -> None:
 @pytest.mark.parametrize(
     ("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
 )
-def test_of_each_profile_the_whole_blocks_are_found_again(
-    tmp_path: Path, tokens: int, asked: float
-) -> None:
+def test_each_profile_caches_whole_blocks(tmp_path: Path, tokens: int, asked: float) -> None:
     """Of short prompts that is less than was asked for, and the run says so."""
     shape = f"input_tokens: {tokens}, output_tokens: 20"
     cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]

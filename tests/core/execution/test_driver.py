@@ -223,7 +223,7 @@ def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
     assert not drive.counters.recent_ttft_ns
 
 
-def test_the_cap_drops_and_never_delays(tmp_path: Path) -> None:
+def test_the_limit_in_flight_drops_and_never_delays(tmp_path: Path) -> None:
     made = workload(
         tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0"
     )
@@ -253,7 +253,7 @@ def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) ->
     assert len(client.sheets) == 40
 
 
-def test_what_the_end_of_the_drain_cuts_is_unfinished_and_no_later_turn_is_dropped(
+def test_requests_cut_by_the_drain_are_unfinished_and_drop_no_turn(
     tmp_path: Path,
 ) -> None:
     made = workload(
@@ -344,7 +344,7 @@ def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
         assert mine.tolist() == list(range(lane, lane + 4 * len(mine), 4))
 
 
-def test_a_signal_stops_and_drains_and_a_second_one_leaves(tmp_path: Path) -> None:
+def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
     made = workload(tmp_path, request_rate="1000", num_requests="8000", grace="24h")
 
     def at_ten(client: Paper, _sheet: Sheet) -> None:
@@ -375,7 +375,7 @@ def test_a_signal_stops_and_drains_and_a_second_one_leaves(tmp_path: Path) -> No
     assert client.in_flight == 0
 
 
-def test_once_interrupted_the_grace_time_is_all_that_is_left(tmp_path: Path) -> None:
+def test_an_interrupted_run_drains_for_the_grace_time_at_most(tmp_path: Path) -> None:
     made = workload(tmp_path, request_rate="1000", num_requests="1000", grace="0")
 
     def at_ten(client: Paper, _: Sheet) -> None:
@@ -389,7 +389,7 @@ def test_once_interrupted_the_grace_time_is_all_that_is_left(tmp_path: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux counts it")
-def test_time_that_others_had_our_core_is_counted() -> None:
+def test_time_stolen_by_other_processes_is_counted() -> None:
     cores = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     waiting = RunQueueWait()

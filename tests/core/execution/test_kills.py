@@ -106,7 +106,7 @@ def endpoint() -> Iterator[EmbeddedServer]:
         ("validate", "all", "raw", 7),
     ],
 )
-def test_some_kills(
+def test_killed_commands_keep_their_records(
     tmp_path: Path, endpoint: EmbeddedServer, command: str, killed: str, keep: str, seed: int
 ) -> None:
     check(tmp_path, endpoint, command, killed, keep, seed)
@@ -124,7 +124,7 @@ def test_some_kills(
     ],
 )
 @pytest.mark.parametrize("seed", range(50))
-def test_fifty_instants(
+def test_commands_killed_at_fifty_instants_keep_their_records(
     tmp_path: Path, endpoint: EmbeddedServer, command: str, keep: str, seed: int
 ) -> None:
     check(tmp_path, endpoint, command, KILLED[seed % len(KILLED)], keep, seed)

@@ -147,7 +147,9 @@ def test_each_kind_of_fault_is_in_one_group() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("faults", "asked"), GROUPS)
-def test_some_cells(tmp_path: Path, faults: tuple[str, ...], asked: str) -> None:
+def test_some_combinations_of_failures_give_one_record_per_slot(
+    tmp_path: Path, faults: tuple[str, ...], asked: str
+) -> None:
     """Run each group of faults under every load, and under two of the loads with two workers.
 
     Each failure of a group is injected into at least one request of the five cells. The number of
@@ -164,7 +166,9 @@ def test_some_cells(tmp_path: Path, faults: tuple[str, ...], asked: str) -> None
 @pytest.mark.processes
 @pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
-def test_all_cells(tmp_path: Path, fault: str, asked: str) -> None:
+def test_all_combinations_of_failures_give_one_record_per_slot(
+    tmp_path: Path, fault: str, asked: str
+) -> None:
     check(tmp_path, (fault,), asked, CELLS)
 
 

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
+def test_the_schedule_meets_both_minimums_in_complete_passes(file: Path) -> None:
     planned = build_schedule(load(str(file)), 1).stages[0]
     expected = arrivals.poisson_arrivals_at_least(
         100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30
@@ -72,7 +72,7 @@ def test_flags_change_minimums(file: Path) -> None:
         ("[10, 20, 30]", "[]", "missing_value"),
     ],
 )
-def test_what_minimums_cannot_be(file: Path, old: str, new: str, code: str) -> None:
+def test_invalid_minimums_are_refused(file: Path, old: str, new: str, code: str) -> None:
     file.write_text(TEXT.replace(old, new))
     with refused(CombinedError, code) as caught:
         load(str(file))
@@ -80,6 +80,6 @@ def test_what_minimums_cannot_be(file: Path, old: str, new: str, code: str) -> N
 
 
 @pytest.mark.parametrize("flags", [read_flags(burstiness=2), read_flags(concurrency=4)])
-def test_flags_that_minimums_cannot_follow(file: Path, flags: Overrides) -> None:
+def test_options_that_conflict_with_minimums_are_refused(file: Path, flags: Overrides) -> None:
     with pytest.raises(CombinedError):
         load(str(file), flags)

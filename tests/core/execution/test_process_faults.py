@@ -55,7 +55,7 @@ def of(module: str, parent: int) -> int:
 
 
 @pytest.mark.processes
-def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_a_killed_compactor_loses_no_record(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s")
     rows_written(tmp_path, 100)
     os.kill(of("sidecars.compactor_process", process.pid), signal.SIGKILL)
@@ -69,7 +69,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: EmbeddedServer)
 
 
 @pytest.mark.processes
-def test_everything_is_killed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", "gaps")
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 700)
@@ -139,7 +139,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
 
 
 @pytest.mark.processes
-def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
     made = load(
         str(tmp_path / "w.yaml"),
@@ -163,7 +163,7 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")]
 )  # SIGINT: test_run.py
-def test_other_signals_are_one_ctrl_c(
+def test_sigterm_and_sighup_act_like_ctrl_c(
     tmp_path: Path, endpoint: EmbeddedServer, number: int, workers: str
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
@@ -192,9 +192,7 @@ def test_other_signals_are_one_ctrl_c(
 
 
 @pytest.mark.processes
-def test_signals_behind_the_load_disturb_no_worker(
-    tmp_path: Path, endpoint: EmbeddedServer
-) -> None:
+def test_signals_after_the_load_disturb_no_worker(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     """A worker that is interrupted repeatedly while it ends still returns its result."""
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2"
@@ -278,7 +276,7 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(
 
 
 @pytest.mark.processes
-def test_nohup_stays_nohup(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_sighup_stays_ignored_under_nohup(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "100", before=("nohup",)
     )

@@ -109,7 +109,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_doctor_knows_it(server: Started) -> None:
+def test_doctor_detects_the_server(server: Started) -> None:
     if "limits" in server.row.can:
         pytest.skip("it refuses so many questions")
     told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
@@ -124,7 +124,7 @@ def test_doctor_knows_it(server: Started) -> None:
     assert not [finding for finding in told["findings"] if finding["state"] == "problem"]
 
 
-def test_a_whole_run(server: Started, tmp_path: Path) -> None:
+def test_a_run_completes_on_a_real_server(server: Started, tmp_path: Path) -> None:
     """Every request answered, and answers as long as asked where the server can be made to."""
     if "limits" in server.row.can:
         ran(server, tmp_path / "out", "qa", *LOAD, "--request-rate", "40", "-n", "60", codes=(1, 3))
@@ -140,7 +140,7 @@ def test_a_whole_run(server: Started, tmp_path: Path) -> None:
         assert {row["finish_reason"] for row in rows(tmp_path / "out")} == {"length"}
 
 
-def test_a_gateway_that_holds_events_back_is_told(server: Started, tmp_path: Path) -> None:
+def test_a_gateway_that_buffers_events_is_reported(server: Started, tmp_path: Path) -> None:
     needs(server, "holds")
     told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
     (finding,) = [one for one in told["findings"] if one["check"] == "streaming"]
@@ -152,7 +152,9 @@ def test_a_gateway_that_holds_events_back_is_told(server: Started, tmp_path: Pat
 
 
 @pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
-def test_each_profile(server: Started, tmp_path: Path, profile: str) -> None:
+def test_each_packaged_workload_runs_on_a_real_server(
+    server: Started, tmp_path: Path, profile: str
+) -> None:
     """Agents' long contexts are included; their prefixes come from the cache if there is one."""
     needs(server, "profiles")
     few = {
@@ -194,7 +196,7 @@ def around_the_middle(before: dict[float, float], after: dict[float, float]) -> 
     return (limits[middle - 2] if middle > 1 else 0.0), limits[min(middle + 1, len(limits) - 1)]
 
 
-def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
+def test_metrics_agree_with_those_of_the_server(server: Started, tmp_path: Path) -> None:
     """Token counts, TTFT and TPOT are compared with the server's own metrics."""
     needs(server, "counters")
     ran(
@@ -216,7 +218,7 @@ def test_what_it_counts_itself(server: Started, tmp_path: Path) -> None:
         assert low <= found[metric]["p50"] / 1e3 <= high, metric
 
 
-def test_tools_in_a_stream(server: Started, tmp_path: Path) -> None:
+def test_streamed_tool_calls_are_measured(server: Started, tmp_path: Path) -> None:
     needs(server, "tools")
     data = tmp_path / "tools.jsonl"
     asked = {
@@ -249,7 +251,7 @@ def test_tools_in_a_stream(server: Started, tmp_path: Path) -> None:
     )
 
 
-def test_structured_output(server: Started, tmp_path: Path) -> None:
+def test_structured_output_is_valid_json(server: Started, tmp_path: Path) -> None:
     needs(server, "schema")
     data = tmp_path / "schema.jsonl"
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
@@ -267,7 +269,7 @@ def test_structured_output(server: Started, tmp_path: Path) -> None:
     assert [type(json.loads(text)["yes"]) for text in texts] == [bool] * 4
 
 
-def test_a_search(server: Started, tmp_path: Path) -> None:
+def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> None:
     """Short probes: it ends, with a load or with the reason why there is none."""
     needs(server, "exact")
     words = [
@@ -335,7 +337,7 @@ def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
     assert counts["ok"] >= 4
 
 
-def test_a_wrong_model_is_refused_or_said(server: Started, tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_or_reported(server: Started, tmp_path: Path) -> None:
     process = begun(
         server, tmp_path / "out", "-c", "1", "-n", "2", "--model", "no-such-model-anywhere"
     )
@@ -356,7 +358,7 @@ def test_an_overflow_is_counted(server: Started, tmp_path: Path) -> None:
         assert requests(tmp_path / "out")["scheduled"] == 4
 
 
-def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path) -> None:
+def test_a_server_that_restarts_is_measured(server: Started, tmp_path: Path) -> None:
     process = begun(
         server,
         tmp_path / "out",
@@ -388,7 +390,7 @@ def test_a_server_that_is_killed_and_comes_back(server: Started, tmp_path: Path)
     }
 
 
-def test_two_precisions_of_one_model_are_told_apart(tmp_path: Path) -> None:
+def test_two_precisions_of_one_model_are_distinguished(tmp_path: Path) -> None:
     """Responses in float32 are the reference: bfloat16 differs from them, float32 does not."""
     row = BY_NAME["transformers"]
     if missing := lacks(row):

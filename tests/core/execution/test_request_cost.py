@@ -51,7 +51,7 @@ def calls(folder: Path, requests: int) -> Counter[str]:
 
 
 @pytest.mark.processes
-def test_a_request_is_encoded_once_and_hashed_twice_and_arms_no_timer_of_its_own(
+def test_a_request_is_encoded_once_hashed_twice_and_needs_no_timer(
     tmp_path: Path,
 ) -> None:
     """The difference of two runs excludes the fixed work of a run.

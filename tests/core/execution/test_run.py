@@ -177,7 +177,9 @@ def test_every_slot_has_one_record_whatever_the_server_does(
 
 
 @pytest.mark.processes
-def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_the_records_of_a_run_agree_with_the_log_of_the_server(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     log(endpoint)
     summary, stored = go(tmp_path, endpoint.url, request_rate="400", num_requests="60")
     rows = stored.rows
@@ -199,7 +201,9 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
 
 
 @pytest.mark.processes
-def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_closed_loops_end_by_time_and_by_conversations(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     turns = "  turns: {count: 3, tool_result_tokens: 5, tool_time: 1ms, history: server}\n"
     (tmp_path / "a").mkdir()
     summary, stored = go(tmp_path / "a", endpoint.url, more=turns, concurrency="4", duration="0.3s")
@@ -223,7 +227,7 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
 
 
 @pytest.mark.processes
-def test_whole_answers_are_not_judged_by_what_only_streams_have(
+def test_responses_without_streaming_are_not_judged_by_streaming_metrics(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     more = "slo: {ttft: 10s, tpot: 1ms, attainment: 90%}\n"
@@ -236,7 +240,7 @@ def test_whole_answers_are_not_judged_by_what_only_streams_have(
 
 
 @pytest.mark.processes
-def test_the_cap_drops(tmp_path: Path) -> None:
+def test_requests_above_the_limit_in_flight_are_dropped(tmp_path: Path) -> None:
     with start(Options(ttft="400ms", itl="0")) as endpoint:
         summary, stored = go(
             tmp_path, endpoint.url, request_rate="2000", num_requests="100", max_in_flight="10"
@@ -246,7 +250,7 @@ def test_the_cap_drops(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     """Only the first request of a connection has TCP and TLS times.
 
     An address needs no name lookup, and a plain connection has no TLS handshake.
@@ -289,7 +293,7 @@ def in_prefill(rows: Any) -> int:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
-def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, workers: int) -> None:
+def test_virtual_users_wait_for_room_in_prefill(tmp_path: Path, workers: int) -> None:
     """Two users at a time need 10 ms of prefill and 480 ms of decoding: all eight stay busy."""
     load = {
         "concurrency": "8",
@@ -444,7 +448,7 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_interrupted_once_it_drains_and_reports(
+def test_a_run_interrupted_once_drains_and_reports(
     tmp_path: Path, endpoint: EmbeddedServer, workers: str
 ) -> None:
     flags = ("--request-rate", "200", "-n", "4000", "--workers", workers)
@@ -464,7 +468,7 @@ def test_interrupted_once_it_drains_and_reports(
 
 
 @pytest.mark.processes
-def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
+def test_a_run_interrupted_twice_exits_at_once(tmp_path: Path) -> None:
     with start(Options(**FAST, **after_the_probe("stall@0:0.5"))) as endpoint:
         process = cli(
             tmp_path,
@@ -495,7 +499,7 @@ def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "rows"), [("1", 500), ("2", 50)])
-def test_killed_it_leaves_a_readable_folder(
+def test_a_killed_run_leaves_a_readable_folder(
     tmp_path: Path, endpoint: EmbeddedServer, workers: str, rows: int
 ) -> None:
     log(endpoint)
@@ -551,7 +555,7 @@ KEY, PASSWORD, HEADER, QUERY = "sk-key-4f81aa", "pa55-word-9c", "hdr-value-77e1"
 
 @pytest.mark.processes
 @pytest.mark.parametrize("user", [f"user:{PASSWORD}@", ""])
-def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
+def test_no_secret_is_stored_or_printed(tmp_path: Path, user: str) -> None:
     """A URL with a user name authenticates with that name, so the key is not sent there."""
     (tmp_path / "key").write_text(KEY + "\n")
     guard = {} if user else {"api_key_file": str(tmp_path / "key")}
@@ -589,7 +593,7 @@ def test_nothing_secret_stays_anywhere(tmp_path: Path, user: str) -> None:
 
 
 @pytest.mark.processes
-def test_what_a_server_echoes_is_not_shown_either(tmp_path: Path) -> None:
+def test_a_secret_echoed_by_the_server_is_not_printed(tmp_path: Path) -> None:
     """A server that quotes the request's headers in its error."""
     echo = (
         "import socket,sys\n"
@@ -657,7 +661,7 @@ def refused(folder: Path, url: str, **settings: Any) -> TargetError:
 
 
 @pytest.mark.processes
-def test_targets_that_cannot_be_used_are_told_at_once(
+def test_unusable_targets_are_reported_before_the_load(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     assert refused(tmp_path, "http://127.0.0.1:1").code == "connect"
@@ -704,7 +708,7 @@ def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])
-def test_a_url_that_is_none_is_the_users_fault(tmp_path: Path, url: str) -> None:
+def test_an_invalid_url_is_a_user_error(tmp_path: Path, url: str) -> None:
     with refusals.refused(UserError, "invalid_url", "--url") as caught:
         go(tmp_path, url, num_requests="5", concurrency="1")
     assert caught.value.exit_code == 2
@@ -718,7 +722,7 @@ def test_a_url_that_is_none_is_the_users_fault(tmp_path: Path, url: str) -> None
         ("transfer-encoding: 3", "--header tra"),
     ],
 )
-def test_a_header_that_cannot_be_sent_is_the_users_fault(
+def test_a_header_that_cannot_be_sent_is_a_user_error(
     header: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A text that no header holds, and those that frame the message."""
@@ -731,7 +735,7 @@ def test_a_header_that_cannot_be_sent_is_the_users_fault(
 
 
 @pytest.mark.processes
-def test_a_drive_can_be_followed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_event_handlers_follow_a_running_load(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     seen: list[RunningLoad] = []
     go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
     (running,) = seen
@@ -784,7 +788,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
 
 
 @pytest.mark.processes
-def test_the_key_of_a_header_goes_out_instead_of_the_environments(
+def test_a_key_in_a_header_replaces_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The preflight, the requests of the load and the metrics pages all carry the key."""

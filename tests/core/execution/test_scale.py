@@ -119,7 +119,7 @@ def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) 
     lazily=some.booleans(),
 )
 @settings(max_examples=6, deadline=None)
-def test_files_of_many_workers_say_what_one_would(
+def test_files_of_many_workers_equal_those_of_one(
     seed: int, count: int, workers: int, lazily: bool
 ) -> None:
     """Records of many workers are compared with those of one in every file. Some have failed."""
@@ -153,7 +153,7 @@ def test_files_of_many_workers_say_what_one_would(
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
 @pytest.mark.parametrize("workers", [1, 2, 7])
-def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
+def test_worker_limits_add_up_to_the_limit_in_flight(most: int, workers: int) -> None:
     whole = build_schedule(load("qa", read_flags(concurrency=8, num_requests=8)), 1)
     shards = [shard(whole, index, workers) for index in range(workers)]
     assert sum(plan.share_of_limit(most, part) or 0 for part in shards) == most
@@ -161,7 +161,7 @@ def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
 
 
 @pytest.mark.processes
-def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
+def test_the_limit_in_flight_applies_to_all_workers_together(tmp_path: Path) -> None:
     with start(Options(ttft="3s")) as server:
         told = to(server, tmp_path / "out", workers=2)
         made = workload(
@@ -192,7 +192,9 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
         ),  # a boundary that all share
     ],
 )
-def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
+def test_the_number_of_workers_follows_from_the_load(
+    tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int
+) -> None:
     from loadgen.core.requests import tokenizer
     from loadgen.core.requests.build import build_prompts
 
@@ -247,7 +249,7 @@ def test_files_and_ports_are_counted(
         assert words in fault.hint
 
 
-def test_what_the_system_says() -> None:
+def test_limits_of_the_system_are_read() -> None:
     found = resource_limits.read_machine_limits()
     assert found.open_files is None or found.open_files > 0
     assert found.local_ports is None or 0 < found.local_ports <= 65_535
@@ -257,12 +259,12 @@ def test_what_the_system_says() -> None:
     ("text", "expected"),
     [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)],
 )
-def test_reserved_ports(text: str, expected: int) -> None:
+def test_reserved_ports_are_not_counted_as_free(text: str, expected: int) -> None:
     assert resource_limits._count_reserved_ports(text, 32_768, 60_999) == expected
 
 
 @pytest.mark.processes
-def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Path) -> None:
+def test_a_load_too_large_for_this_machine_is_refused_before_it_starts(tmp_path: Path) -> None:
     """Of a process that may open 100 files, more lanes than a port number can tell apart."""
     options = [
         "--workers",
@@ -293,7 +295,7 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
+def test_a_number_of_workers_beyond_the_memory_is_refused(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
     with refused(CombinedError, "resource_limit", "--workers"):
         made = workload(tmp_path, concurrency="2", num_requests="4")
@@ -301,7 +303,7 @@ def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
+def test_a_limit_in_flight_below_the_number_of_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError, match="--> --max-in-flight"):
         made = workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3")
         run.execute(made, to(shared(), tmp_path / "out", workers=4))
@@ -318,7 +320,7 @@ def _loopback(address: str) -> bool:
 
 @pytest.mark.processes
 @pytest.mark.skipif(not _loopback("127.0.0.3"), reason="only Linux has all of 127/8")
-def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
+def test_requests_are_sent_from_the_specified_addresses(tmp_path: Path) -> None:
     server = shared()
     port = server.url.rpartition(":")[2]
     told = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
@@ -341,7 +343,7 @@ def test_it_sends_from_the_addresses_named(tmp_path: Path) -> None:
 # -- what one sees meanwhile -----------------------------------------------------------------------
 
 
-def test_the_board_adds_up(tmp_path: Path) -> None:
+def test_the_dashboard_adds_up_all_workers(tmp_path: Path) -> None:
     boards = [SharedCounters(tmp_path / "board", 3) for _ in range(3)]
     for i, board in enumerate(boards):
         counters = Counters()
@@ -354,7 +356,7 @@ def test_the_board_adds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_several_workers_can_be_followed(tmp_path: Path) -> None:
+def test_event_handlers_follow_several_workers(tmp_path: Path) -> None:
     seen: list[Any] = []
     made = workload(tmp_path, request_rate="100", duration="1.5s")  # the workers tell each second
     _, out = run.execute(made, to(shared(), tmp_path / "out", workers=2), when_started(seen.append))

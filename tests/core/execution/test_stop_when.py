@@ -145,7 +145,7 @@ def test_a_monitor_keeps_only_the_records_of_its_window() -> None:
     assert len(monitor._recent) == 100 * WINDOW_NS // CHECK_INTERVAL_NS
 
 
-def test_what_was_never_sent_has_not_ended() -> None:
+def test_a_stop_rule_ignores_unsent_requests() -> None:
     made = rows(100)
     made["status"][:60], made["done_ns"][:60] = STATUS["dropped"], -1
     assert find_breach((ERRORS,), made, 8 * S) is None
@@ -165,7 +165,7 @@ def test_what_was_never_sent_has_not_ended() -> None:
         ("ttft:p100:30s", "is not a percentile"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
+def test_an_invalid_stop_rule_is_reported(text: str, what: str) -> None:
     if not what:
         assert load("qa", read_flags(stop_when=[text])).stop_when == (
             parse_stop_rule("ttft:p50:30s"),
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
         load("qa", read_flags(stop_when=[text]))
 
 
-def test_a_file_says_it_too_and_the_recipe_stays(tmp_path: Path) -> None:
+def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(
         "name: w\nrequests: {input_tokens: 1, output_tokens: 1}\nstop_when: [errors:20%]\n"
         "stages: [{arrival: {poisson: 1/s}, count: 5}]\n"

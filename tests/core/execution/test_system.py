@@ -24,7 +24,7 @@ EXAMPLE = places.ROOT / "docs" / "system.example.yaml"
 SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s", "--seed", "1")
 
 
-def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
+def test_the_example_describes_a_complete_system() -> None:
     told, target = system_file.read_system_file(EXAMPLE)
     keys = {key.removeprefix("system.") for key in told} | target.keys()
     parts = {
@@ -50,7 +50,7 @@ def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
     assert system_file.missing_facts(told, TargetFacts()) == {}
 
 
-def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Path) -> None:
+def test_missing_descriptions_are_named_unless_the_server_supplies_them(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200}\n")
     missing = system_file.missing_facts(
@@ -78,7 +78,7 @@ def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Pat
         ("", "empty_file", "1:1"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_place(
+def test_an_invalid_system_file_is_reported_with_its_location(
     tmp_path: Path, text: str, code: str, place: str
 ) -> None:
     file = tmp_path / "system.yaml"
@@ -88,7 +88,9 @@ def test_a_wrong_file_is_told_with_its_place(
     assert len(found.value.errors) == 1
 
 
-def test_a_run_stores_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_stores_and_prints_its_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}\n")
     exits("run", *SIM, "--system", file, "--metadata", "ticket=7", "--out", tmp_path / "run")
@@ -107,7 +109,9 @@ def test_a_run_stores_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "host.processor" in named["values"]["missing"]["MLPerf"]
 
 
-def test_a_secret_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_a_system_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("engine: {arguments: --api-key sk-abcdefghijklmnop}\n")
     assert exits("run", *SIM, "--system", file, "--out", tmp_path / "run") == 2
@@ -158,7 +162,7 @@ def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
     )
 
 
-def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_warned_of() -> None:
+def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
     """DCGM supplies the missing driver and contradicts the 500 W of the file with 700 W."""
     missing = {
         "a second measurement": [

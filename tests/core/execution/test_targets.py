@@ -39,7 +39,7 @@ def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("route", ["round-robin", "sticky", "least-in-flight"])
-def test_routes(tmp_path: Path, route: str) -> None:
+def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
     ends = (Endpoint(url=shared().url, name="one"), Endpoint(url=shared(number=1).url, name="two"))
     settings = Settings(
         url=ends[0].url, targets=ends, route=route, out=tmp_path / "out", **NO_PAGES
@@ -70,7 +70,7 @@ def test_routes(tmp_path: Path, route: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
-def test_one_dies(tmp_path: Path, policy: str) -> None:
+def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None:
     with start(QUICK) as two:
         settings = Settings(
             on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two)
@@ -96,7 +96,7 @@ def test_one_dies(tmp_path: Path, policy: str) -> None:
 @pytest.mark.parametrize(
     ("concurrency", "route"), [("4", "round-robin"), ("4", "least-in-flight"), ("3", "sticky")]
 )
-def test_one_that_is_dead_does_not_drown_the_others(
+def test_a_dead_target_does_not_cause_floods_of_failures(
     tmp_path: Path, concurrency: str, route: str
 ) -> None:
     """Immediate retries of refused connections would cause thousands of failures a second."""
@@ -117,7 +117,7 @@ def test_one_that_is_dead_does_not_drown_the_others(
 
 
 @pytest.mark.processes
-def test_when_one_worker_stops_all_do(tmp_path: Path) -> None:
+def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
     """All requests to the dead target belong to the second worker, yet both workers stop."""
     with start(QUICK) as two:
         settings = Settings(
@@ -145,12 +145,14 @@ def failure(kind: str, status: int = 0) -> Completion:
         ("least-in-flight", 1, [0, 1, 2, 0, 1, 2]),  # all equal: in turn
     ],
 )
-def test_where_a_request_goes(route: str, turns: int, chosen: list[int]) -> None:
+def test_a_route_selects_the_target_of_each_request(
+    route: str, turns: int, chosen: list[int]
+) -> None:
     routes = TargetSelection(route, 3, turns, lambda _: 7)
     assert [routes.choose(number, 0) for number in range(6)] == chosen
 
 
-def test_the_least_busy_that_answers_is_chosen() -> None:
+def test_the_least_busy_responding_target_is_selected() -> None:
     flying = [5, 0, 3]
     routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
     assert routes.choose(0, 0) == 1
@@ -178,7 +180,7 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
         (failure("interrupted"), False),
     ],
 )
-def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
+def test_a_target_is_down_after_repeated_connection_failures(done: Completion, down: bool) -> None:
     routes = TargetSelection("round-robin", 2, 1, lambda _: 0)
     for _ in range(DOWN_AFTER):
         routes.report_failure(1, done, 0)
@@ -203,7 +205,7 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
+def test_a_command_sends_one_preflight_per_target(tmp_path: Path) -> None:
     made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []
     server = shared()

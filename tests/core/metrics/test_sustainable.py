@@ -366,7 +366,7 @@ def confirmation_text(answer: SearchResult, told: Sequence[TrialResult], *, simu
     )
 
 
-def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial() -> None:
+def test_a_peak_is_sustained_if_a_longer_trial_passes() -> None:
     search = run_search(steady=200, sustain_length_factor=2.0)
     answer = search.result
     assert (answer.stop_reason, answer.sustained, answer.is_by_rules_only) == ("found", True, False)
@@ -374,7 +374,7 @@ def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial()
     assert [result.length_factor for result in search.results if result.kind == "sustain"] == [2.0]
 
 
-def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> None:
+def test_a_growing_peak_is_refused_and_the_steady_knee_is_reported() -> None:
     answer = run_search(steady=96, sustain_length_factor=2.0).result
     assert answer.confirmed_load == pytest.approx(100, rel=0.02)
     assert answer.sustained_load is not None and answer.unsustained_load is not None
@@ -392,7 +392,7 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
     assert "over 2 times the trial length" in " ".join(text.split())
 
 
-def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
+def test_without_a_longer_trial_a_peak_is_valid_by_the_rules_only() -> None:
     search = run_search(steady=200)
     answer = search.result
     assert (answer.sustained, answer.is_by_rules_only) == (None, True)

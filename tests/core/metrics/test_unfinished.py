@@ -324,7 +324,7 @@ def run_rag(folder: Path, *flags: str) -> int:
     )
 
 
-def test_a_run_drains_until_its_answers_are_done(
+def test_a_run_drains_until_its_responses_are_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Answers of rag take 50 s and longer at this load: a drain of 30 s called them failed."""
@@ -384,7 +384,7 @@ levels:
 """
 
 
-def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
+def test_a_contract_is_inconclusive_if_its_grace_cut_too_many_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contract = tmp_path / "c.yaml"
@@ -411,7 +411,7 @@ def test_a_contract_is_inconclusive_where_its_own_grace_cut_too_much(
     ] == "PASS"
 
 
-def test_a_search_stops_at_a_probe_that_its_own_grace_left_undecided(
+def test_a_search_stops_at_a_trial_that_its_grace_left_undecided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = exits(
@@ -441,7 +441,7 @@ TRIAL_LENGTHS = {"agentic": "150s"}  # of few requests in flight, shorter trials
 
 
 @pytest.mark.parametrize("profile", FIRST_LOADS)
-def test_search_report_cost_and_capacity_say_one_thing(
+def test_search_report_cost_and_capacity_agree(
     profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "v"

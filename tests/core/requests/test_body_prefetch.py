@@ -174,7 +174,7 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
         ("", {"request_rate": "inf", "num_requests": "120", "max_in_flight": "30"}),
     ],
 )
-def test_the_same_bodies_without_building_them_ahead(
+def test_bodies_are_the_same_with_and_without_prefetching(
     tmp_path: Path, turns: str, flags: dict[str, str]
 ) -> None:
     ahead, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
@@ -202,7 +202,7 @@ def test_the_same_bodies_without_building_them_ahead(
 
 
 @pytest.mark.processes
-def test_a_load_without_end(tmp_path: Path) -> None:
+def test_a_closed_loop_with_a_duration_uses_prefetched_bodies(tmp_path: Path) -> None:
     summary, received, _ = go(tmp_path, Tuning(long_ns=0), concurrency="20", duration="1.5s")
     assert summary.requests.ok > 200
     assert (
@@ -277,7 +277,7 @@ def test_prefetched_bodies_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> None:
+def test_bodies_are_built_in_place_if_the_builder_dies(tmp_path: Path) -> None:
     def kill(_: Any) -> None:
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         (builder,) = [

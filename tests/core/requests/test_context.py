@@ -40,7 +40,7 @@ def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
         ("search", "coding-agent", "--slo", "ttft:2s"),
     ],
 )
-def test_a_load_that_does_not_fit_its_target_is_refused_before_it(
+def test_a_load_above_the_context_length_is_refused_before_it_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], call: tuple[str, ...]
 ) -> None:
     out = [] if "--dry-run" in call else ["--out", str(tmp_path / "out")]
@@ -51,7 +51,7 @@ def test_a_load_that_does_not_fit_its_target_is_refused_before_it(
     assert "--url sim:gb300-vm-128k" in told
 
 
-def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
+def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "name: c\n"
         "horizon: 5s\n"
@@ -123,7 +123,9 @@ def test_the_context_length_is_that_of_the_selected_model(rows: object, tokens: 
     assert models.max_context("m") == tokens
 
 
-def test_a_dry_run_tells_tasks_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_lists_the_lengths_of_tasks_and_classes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, told, _ = ends(
         capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k"
     )

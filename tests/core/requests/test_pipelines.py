@@ -86,7 +86,7 @@ def loads(heard: Sequence[Heard]) -> list[Heard]:
 
 
 @pytest.mark.processes
-def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
+def test_each_step_uses_its_own_endpoint_with_the_same_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK_KEY", "sk-rank")
@@ -397,7 +397,7 @@ def test_targets_of_steps_are_all_specified_or_none(urls: list[str], code: str) 
         resolve_step_targets(workload(), targets(*urls))
 
 
-def test_where_steps_go() -> None:
+def test_steps_are_sent_to_their_targets() -> None:
     plain = workload({"input_tokens": 5, "output_tokens": 5})
     with refused(CombinedError, "unknown_name", "--url"):
         resolve_step_targets(plain, targets("http://a", "embedder=http://b"))

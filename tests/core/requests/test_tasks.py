@@ -151,7 +151,7 @@ C = "    c: {after: plan, tool: run, output_tokens: 5}"
         (PLAN.replace("5}", "5, turn: 2}"), "5:47", "unknown_key"),
     ],
 )
-def test_steps_that_are_no_graph_are_refused_with_their_place(
+def test_steps_that_form_no_graph_are_refused_with_their_location(
     tmp_path: Path, text: str, place: str, code: str
 ) -> None:
     with refused(CombinedError, code) as caught:
@@ -658,7 +658,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
 
 
 @pytest.mark.processes
-def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
+def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
     text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace(
         "output_tokens: 30", "output_tokens: 300"
     )

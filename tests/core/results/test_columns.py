@@ -43,7 +43,7 @@ instant = st.one_of(st.just(-1), st.integers(0, 10**12))
 FIELDS = ("due_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "end_ns")
 
 
-def test_connecting_is_of_new_connections_only() -> None:
+def test_only_new_connections_have_a_connect_time() -> None:
     """A late client opens connections late; that delay is its own and no connect time."""
     rows = blank(4)
     rows["due_ns"] = 1_000
@@ -69,7 +69,7 @@ def test_connecting_is_of_new_connections_only() -> None:
         max_size=20,
     )
 )
-def test_columns_say_what_the_scalar_definitions_say(drawn: list[tuple[int, ...]]) -> None:
+def test_columns_equal_the_scalar_definitions(drawn: list[tuple[int, ...]]) -> None:
     rows = blank(len(drawn))
     for row, (*instants, output, reasoning, first_tokens, at_once) in zip(rows, drawn, strict=True):
         for field, value in zip(FIELDS, instants, strict=True):
@@ -101,7 +101,7 @@ def test_columns_say_what_the_scalar_definitions_say(drawn: list[tuple[int, ...]
         }
 
 
-def test_gaps_are_between_successive_events() -> None:
+def test_itl_is_the_time_between_successive_events() -> None:
     assert measures.gaps([5, 7, 7, 20]) == [2, 0, 13]
     assert measures.gaps([5]) == []
 
@@ -197,7 +197,7 @@ def test_joined_columns_in_an_order_are_those_of_all_in_that_order(
         assert some.measure("ttft").tolist() == whole.measure("ttft")[order].tolist()
 
 
-def test_rows_that_are_copied_as_bytes_are_the_same_rows() -> None:
+def test_records_copied_as_bytes_are_equal() -> None:
     rows = blank(6)
     rows["slot"], rows["end_ns"] = np.arange(6), np.arange(6) << 40
     none = concatenate_rows(())
@@ -208,7 +208,7 @@ def test_rows_that_are_copied_as_bytes_are_the_same_rows() -> None:
     assert select_rows(rows, np.array([5, 0, 5])).tolist() == [rows[i].item() for i in (5, 0, 5)]
 
 
-def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
+def test_metrics_of_tasks_read_few_columns_of_single_requests() -> None:
     rows = blank(1000)
     rows["session"], rows["slot"] = -1, np.arange(1000)
     columns = Columns(rows.view(CountedRows), rows["slot"] % 2 == 0)
@@ -264,7 +264,7 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     assert (found.met, found.good, found.counted) == (met, count - over, count)
 
 
-def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> None:
+def test_the_goodput_objective_counts_unrecorded_slots_as_misses() -> None:
     term = Term(metric="ttft", limit_ns=5_000_000, quantile=0.5)
     for share, unrecorded, met in (
         (0.9, 0, True),
@@ -302,7 +302,7 @@ def test_the_most_in_flight_is_found_among_many_starts() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from(range(4)), min_size=1, max_size=30))
-def test_chosen_columns_are_the_rows_chosen(stages: list[int]) -> None:
+def test_selected_columns_equal_the_selected_records(stages: list[int]) -> None:
     rows = blank(len(stages))
     rows["stage"] = stages
     chosen = rows["stage"] < 2
@@ -545,7 +545,7 @@ def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
     assert Frame([tmp_path / "a.parquet"])["due_ns"].tolist() == rows["due_ns"].tolist()
 
 
-def test_statistics_that_are_not_those_of_the_values_are_damage(tmp_path: Path) -> None:
+def test_parquet_statistics_that_contradict_the_values_are_an_error(tmp_path: Path) -> None:
     """A value would be cut to the type that they ask for, without a word."""
     rows, path = blank(50), tmp_path / "a.parquet"
     rows["due_ns"] = np.arange(50) * S
@@ -560,7 +560,7 @@ def test_statistics_that_are_not_those_of_the_values_are_damage(tmp_path: Path) 
         Frame([path])["due_ns"]
 
 
-def test_what_is_read_of_a_file_goes_through_the_pool_that_gives_it_back(tmp_path: Path) -> None:
+def test_parquet_files_are_read_through_a_pool_that_releases_memory(tmp_path: Path) -> None:
     """The default pool of Arrow keeps what it reads ahead, 38 MB for the records of a rack."""
     rows = blank(50_000)
     rows["due_ns"] = np.random.default_rng(1).integers(0, 2**62, len(rows))
@@ -581,7 +581,7 @@ def allocated_elsewhere() -> int:
 
 
 @pytest.mark.parametrize("largest", [1 << 30, (1 << 53) - 1, 1 << 62])
-def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
+def test_quotients_are_computed_from_integers(largest: int) -> None:
     """Small spans are divided as floats, which is faster, and must come out the same."""
     drawn = np.random.default_rng(7)
     tokens = drawn.integers(1, 5000, 20_000)

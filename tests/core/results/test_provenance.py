@@ -85,7 +85,7 @@ def test_every_results_folder_has_its_hashes(
 
 
 @pytest.mark.processes
-def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
+def test_an_mlperf_run_and_a_real_run_have_hashes(tmp_path: Path) -> None:
     flags = [
         "-b",
         "llama2-70b",
@@ -106,7 +106,7 @@ def test_an_mlperf_run_and_a_real_run_have_theirs(tmp_path: Path) -> None:
     assert "software: engine simulated, precision nvfp4, KV cache fp8" in notes
 
 
-def test_a_changed_file_is_said_and_the_figures_still_come(
+def test_a_changed_file_is_reported_with_the_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "a")
@@ -124,7 +124,7 @@ def test_a_changed_file_is_said_and_the_figures_still_come(
     assert "summary.json (changed)" in capsys.readouterr().err
 
 
-def test_a_folder_without_hashes_is_read_in_silence(
+def test_a_folder_without_hashes_is_read_without_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "a")
@@ -214,7 +214,7 @@ def test_no_secret_reaches_metadata(
 @pytest.mark.parametrize(
     "key", ["tokens", "max_tokens", "tokenizer", "monkey", "keyboard", "author"]
 )
-def test_words_that_only_look_alike_are_taken(key: str) -> None:
+def test_metadata_that_only_resembles_a_secret_is_accepted(key: str) -> None:
     assert parse_metadata([f"{key}=1"]) == (((key, "1"),), [])
 
 
@@ -230,7 +230,7 @@ def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> No
 @pytest.mark.parametrize(
     "text", ["", "novalue", "=x", "two words=x", "a=", "a=line\nbreak", "a=" + "x" * 501]
 )
-def test_what_is_no_pair_is_refused(text: str) -> None:
+def test_metadata_without_a_value_is_refused(text: str) -> None:
     pairs, faults = parse_metadata([text])
     assert pairs == () and len(faults) == 1
     assert parse_metadata(["a=1", "a=2"])[1]
@@ -253,7 +253,7 @@ def test_tokens_per_gpu_stand_in_every_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_embedded_endpoint_tells_its_own(tmp_path: Path) -> None:
+def test_the_embedded_endpoint_reports_version_engine_and_precision(tmp_path: Path) -> None:
     flags = {"url": None, "num_requests": 5, "embedded": {"preset": "gb300-vm"}}
     target = run(tmp_path / "a", **flags).summary.target
     assert (target.server, target.version, target.engine, target.precision) == (

@@ -78,7 +78,7 @@ def words(stored: store.Stored) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("long_s", [0.0, 20.0])
-def test_spool_and_parquet_hold_the_same(tmp_path: Path, long_s: float) -> None:
+def test_record_log_and_parquet_have_the_same_records(tmp_path: Path, long_s: float) -> None:
     """Made by the process beside a long run, and by the command itself after a short one."""
     written(tmp_path)
     spooled = store.read_run(tmp_path)
@@ -116,7 +116,7 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-def test_a_row_holds_what_the_wire_saw() -> None:
+def test_a_record_has_every_field_of_its_completion() -> None:
     values = np.frombuffer(
         sent_record(
             RecordKey(5, 6, 1, 2, 3, 4, 7, 8),
@@ -183,7 +183,7 @@ def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'{"schema": 99}', b"\xff\xfe"])
-def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -191,7 +191,7 @@ def test_what_is_no_run_is_said(tmp_path: Path, content: bytes | None) -> None:
     assert str(tmp_path) in str(error.value)
 
 
-def test_what_pyarrow_says_of_damage_is_one_line() -> None:
+def test_damage_found_by_pyarrow_is_one_line() -> None:
     """Its sentences may end in a line break."""
     fault = unreadable(
         "records", ValueError("Couldn't deserialize thrift: Invalid data\n"), Path("r.parquet"), ""

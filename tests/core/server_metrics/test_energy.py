@@ -60,7 +60,7 @@ COUNTER = "trtllm_energy_joules_total"
 WATTS = "nvidia_smi_power_watts"
 
 
-def test_a_page_is_what_is_of_use_on_it() -> None:
+def test_only_energy_samples_of_a_page_are_kept() -> None:
     found = energy.known(samples(DCGM))
     assert found["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
     assert len(found) == 6 and not [name for name, _ in found if name.startswith("something")]
@@ -79,7 +79,7 @@ def test_a_page_is_what_is_of_use_on_it() -> None:
 @pytest.mark.parametrize(
     "page", [b"", b"[]", b"7", b'{"error": "no"}', b'{"total_energy_j": "x"}', b"[" * 5000, b"\xff"]
 )
-def test_what_says_no_energy_is_refused(page: bytes) -> None:
+def test_a_page_without_energy_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
         energy.of_energy_metrics(page)
 
@@ -92,14 +92,14 @@ def test_a_counter_is_known_within_its_readings_around_the_ends() -> None:
     assert used.error_j == pytest.approx(50 + 150) and used.watts == pytest.approx(200)
 
 
-def test_a_counter_that_is_seldom_read_by_its_exporter_says_how_little_is_known() -> None:
+def test_a_rarely_updated_counter_has_a_large_uncertainty() -> None:
     values = [(float(t), 100.0 * (t // 30 * 30)) for t in range(-31, 100)]
     used = energy.measured(read(COUNTER, values), 15.0, 75.0)
     assert used is not None and used.joules == pytest.approx(6000)
     assert used.error_j is not None and used.error_j >= 3000
 
 
-def test_a_counter_that_was_restarted_goes_on() -> None:
+def test_a_restarted_counter_is_continued() -> None:
     values = [(float(t), 5000.0 + 100 * t if t < 10 else 100.0 * (t - 10)) for t in range(-1, 30)]
     used = energy.measured(read(COUNTER, values), 5.0, 20.0)
     assert used is not None and used.joules == pytest.approx(1500, abs=101)
@@ -288,6 +288,6 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
 @pytest.mark.parametrize(
     "words", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
 )
-def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
+def test_an_invalid_option_is_refused_before_any_request(words: tuple[str, ...]) -> None:
     with pytest.raises(CombinedError):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=words)

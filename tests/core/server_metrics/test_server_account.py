@@ -126,7 +126,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
         ({}, NO_SERVER_TIMING),
     ],
 )
-def test_every_form_says_the_same_few_durations(
+def test_every_form_of_server_timing_gives_the_same_durations(
     timing: dict[str, Any], expected: ServerTiming
 ) -> None:
     assert parse_server_timing(timing) == expected
@@ -159,11 +159,11 @@ def test_every_form_says_the_same_few_durations(
         {"speculative_decoding": {"total_draft_tokens": -1}},
     ],
 )
-def test_a_damaged_or_foreign_form_says_nothing(timing: dict[str, Any]) -> None:
+def test_damaged_or_unknown_server_timing_is_ignored(timing: dict[str, Any]) -> None:
     assert parse_server_timing(timing) == NO_SERVER_TIMING
 
 
-def test_each_server_is_asked_in_its_own_way() -> None:
+def test_each_server_type_gets_its_own_request_for_timing() -> None:
     assert add_timing_request(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
@@ -258,7 +258,7 @@ def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
+def test_missing_server_timing_is_reported_before_the_load(
     tmp_path: Path,
 ) -> None:
     """The preflight warns once that the server has no timing, and the records do not repeat it."""
@@ -328,7 +328,7 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
 @pytest.mark.parametrize(
     "page", [b"", b"{}", b"[1]", b'{"detail":"Not Found"}', b"[" * 5000, b"\xff"]
 )
-def test_what_is_no_list_of_accounts_is_refused(page: bytes) -> None:
+def test_an_invalid_list_of_timings_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
         request_accounts.accounts(page, 0)
 
@@ -344,7 +344,7 @@ def test_a_record_without_its_instants_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 150])
-def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(lost: int) -> None:
+def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -> None:
     """Nearly all timings of this client's requests are matched, and none of another client.
 
     The server's clock has another start, and the network takes 1 ms.
@@ -363,7 +363,7 @@ def test_accounts_find_their_requests_though_some_are_lost_and_others_are_there(
     assert (request_of[len(theirs) :] >= 0).mean() < 0.01
 
 
-def test_accounts_of_another_server_are_joined_to_nothing() -> None:
+def test_timings_of_another_server_match_no_request() -> None:
     random = np.random.default_rng(3)
     theirs, ours = (np.cumsum(random.integers(MS, 10_000 * MS, (300, 3)), axis=1) for _ in range(2))
     assert account_join.join(theirs, ours) is None
@@ -371,7 +371,7 @@ def test_accounts_of_another_server_are_joined_to_nothing() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("concurrency", [2, 5])
-def test_an_older_server_is_asked_on_its_page_and_its_accounts_are_in_the_records(
+def test_timings_of_an_older_server_are_read_from_its_page(
     tmp_path: Path, concurrency: int
 ) -> None:
     embedded = {"ttft": "lognormal:20ms,0.5", "itl": "2ms", "slots": 2, "version": "1.2.0"}

@@ -68,7 +68,7 @@ def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) 
     assert len(np.unique(store.read_run(out).rows["slot"])) == 340
 
 
-def test_segments_come_and_go(tmp_path: Path) -> None:
+def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
     spool = RecordLog(tmp_path, 3, 10)
     parts = ParquetParts(tmp_path)

@@ -59,7 +59,7 @@ def test_the_first_to_begin_is_the_last_to_end() -> None:
     assert heard == [("a", "LoadEnded"), ("b", "LoadEnded"), ("b", "RunEnded"), ("a", "RunEnded")]
 
 
-def test_each_adds_to_the_header_of_those_before_it() -> None:
+def test_event_handlers_extend_the_manifest_in_order() -> None:
     hearers = [Recorder("a", []), lambda _event: None, Recorder("b", [])]
     assert complete_manifest(hearers, manifest("x", 1)).warnings == ("a", "b")
     assert conclude_manifest(hearers, complete_manifest(hearers, manifest("x", 1))).warnings == (
@@ -89,7 +89,7 @@ OVER_HTTP = [
 
 
 @pytest.mark.processes
-def test_what_a_run_over_http_tells(tmp_path: Path) -> None:
+def test_a_run_over_http_emits_its_events(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
     _, folder = run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
@@ -97,7 +97,7 @@ def test_what_a_run_over_http_tells(tmp_path: Path) -> None:
     assert read_run(folder).manifest.warnings.count("me") == 2
 
 
-def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
+def test_a_run_in_virtual_time_emits_its_events(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
@@ -111,7 +111,7 @@ def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("at", "before"), [(ManifestCreated, 2), (RunPlanned, 3)])
-def test_who_refuses_a_run_ends_it_for_all(tmp_path: Path, at: type, before: int) -> None:
+def test_an_event_handler_that_refuses_a_run_ends_it(tmp_path: Path, at: type, before: int) -> None:
     heard: list[tuple[str, str]] = []
 
     def refuse(event: RunEvent) -> None:

@@ -39,7 +39,7 @@ def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]
         thread.join(20)
 
 
-def test_one_connection_serves_several_questions_until_it_ends() -> None:
+def test_one_connection_serves_several_requests() -> None:
     with answering([OK, CHUNKED, CLOSES], [OK]) as (port, heard):
         connection = PageConnection("127.0.0.1", port, None, 20.0)
         for _ in range(4):
@@ -79,7 +79,7 @@ def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, ValueError),
     ],
 )
-def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(
+def test_an_invalid_response_is_an_error_and_the_next_request_reconnects(
     answer: bytes, error: type[Exception]
 ) -> None:
     with answering([answer], [OK]) as (port, _):
@@ -90,7 +90,7 @@ def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(
         connection.close()
 
 
-def test_an_answer_that_never_comes_is_waited_for_no_longer_than_said() -> None:
+def test_a_missing_response_ends_with_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connection = PageConnection("127.0.0.1", silent.getsockname()[1], None, 0.05)
         with pytest.raises(OSError, match="timed out"):

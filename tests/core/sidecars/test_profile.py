@@ -81,7 +81,7 @@ def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path
 
 @pytest.mark.processes
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Signals) -> None:
+def test_an_aborted_run_stops_the_profiler(tmp_path: Path, end: signal.Signals) -> None:
     with start(Options(ttft="5ms", itl="1ms")) as server:
         file = tmp_path / "long.yaml"
         file.write_text(
@@ -117,7 +117,7 @@ def test_it_is_never_left_running_after_an_abort(tmp_path: Path, end: signal.Sig
 
 
 @pytest.mark.processes
-def test_a_server_without_one_is_refused_before_the_load(tmp_path: Path) -> None:
+def test_a_server_without_a_profiler_is_refused_before_the_load(tmp_path: Path) -> None:
     with refused(LoadgenError, "unsupported", "--profile"):
         loadgen.run(
             WORKLOAD, embedded={"api_flavor": "openai"}, profile="steady", out=tmp_path / "a"

@@ -59,7 +59,7 @@ vllm:kv_cache_usage_perc NaN
 """
 
 
-def test_a_page_is_its_samples() -> None:
+def test_a_metrics_page_is_parsed_into_samples() -> None:
     assert series.samples(VLLM) == {
         ("vllm:num_requests_running", 'engine="0",model_name="a \\"b\\""'): 3.0,
         ("vllm:generation_tokens_total", 'engine="0",model_name="m"'): 1234.0,
@@ -81,7 +81,7 @@ def test_a_page_is_its_samples() -> None:
         "# TYPE a gauge\n",
     ],
 )
-def test_what_is_no_page_is_refused(page: str) -> None:
+def test_a_text_that_is_no_metrics_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):
         series.samples(page)
 
@@ -201,12 +201,12 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     assert list(run_charts.server(made, {})) == []
 
 
-def test_where_no_page_answered_nothing_is_said() -> None:
+def test_without_a_readable_page_there_are_no_server_metrics() -> None:
     assert series.summarize([], 10) is None
     assert series.summarize(said((0.0, None)), 10) is None
 
 
-def test_every_make_has_a_name_for_what_matters() -> None:
+def test_every_server_type_maps_the_important_metrics() -> None:
     for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
         for what in (RUNNING, WAITING, OUTPUT, INPUT, CACHED):
             assert sum(name.startswith(prefix) for name in series.KNOWN[what]), (prefix, what)
@@ -258,14 +258,14 @@ def test_a_server_under_two_keys_has_one_page() -> None:
         ("vllm", ("http://u:pw@h:9090/m?token=abc",), ["http://h:9090/m"]),
     ],
 )
-def test_pages_are_where_a_make_has_them_and_nothing_secret_is_shown(
+def test_metrics_pages_are_found_by_server_type_and_hide_secrets(
     server: str, words: tuple[str, ...], paths: list[str]
 ) -> None:
     found = asked("http://h:8000/x/v1", server, *words)
     assert [url for place in found for url in place.urls if place.kind == "metrics"] == paths
 
 
-def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
+def test_the_key_is_sent_to_its_own_host_only() -> None:
     for words, expected in (
         ((), f"Bearer {KEY}"),
         (("http://h:8000/metrics",), f"Bearer {KEY}"),
@@ -279,7 +279,7 @@ def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
 @pytest.mark.parametrize(
     "words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)]
 )
-def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
+def test_an_invalid_option_is_refused_before_any_request(words: tuple[str, ...]) -> None:
     fault = page_addresses.check_page_options(words)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
     with pytest.raises(CombinedError):
@@ -309,7 +309,7 @@ def go(folder: Path, url: str, *flags: str) -> int:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_run_beside_which_the_page_is_read(
+def test_a_run_stores_the_samples_of_the_metrics_page(
     tmp_path: Path,
     workers: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -347,7 +347,7 @@ def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> 
         assert loadgen.load(tmp_path / "off").summary.server is None
 
 
-def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: Path) -> None:
+def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
     folder = runs.write(tmp_path / "r")
     lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
     data = b"".join(

@@ -393,7 +393,7 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
+def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
     tmp_path: Path,
 ) -> None:
     rows = [

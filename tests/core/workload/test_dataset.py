@@ -87,7 +87,7 @@ def test_input_is_counted_only_on_demand(written):
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
-def test_bom_line_ends_and_blank_lines(written, bom, end):
+def test_datasets_may_have_a_bom_crlf_and_blank_lines(written, bom, end):
     lines = [
         b'{"prompt": "a"}',
         b"",
@@ -205,7 +205,7 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
-def test_no_line_ends_in_anything_but_a_row_or_wrong(line):
+def test_any_line_is_a_row_or_an_error(line):
     try:
         row = dataset_rows.parse_row(line)
     except row_errors.BadRowError as wrong:
@@ -231,8 +231,8 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(dataset_rows.KNOWN_FIELDS), JSON, max_size=4))
-def test_no_object_ends_in_anything_but_a_row_or_wrong(row):
-    test_no_line_ends_in_anything_but_a_row_or_wrong.hypothesis.inner_test(json.dumps(row).encode())
+def test_any_object_is_a_row_or_an_error(row):
+    test_any_line_is_a_row_or_an_error.hypothesis.inner_test(json.dumps(row).encode())
 
 
 ASKED = ["What is 2 + 2?", "And, so, 3 + 3?"]
@@ -446,7 +446,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     assert data_files._find_cached_files("nobody/has-this-data-set") == []
 
 
-def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
+def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
     (tmp_path / "share.json").write_text(json.dumps([*SHAREGPT * 10, {"conversations": []}]))
     out = tmp_path / "out"
 

@@ -303,7 +303,7 @@ def test_requests_of_a_session_are_due_after_responses_and_the_recorded_pause(
 
 
 @pytest.mark.processes
-def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None:
+def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) -> None:
     quick = weka(
         "a",
         call(0, 0.02, 130, 5, 1, 2),

@@ -36,7 +36,7 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
-def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: Path) -> None:
+def test_compressed_and_truncated_traces_are_read(compression: str, tmp_path: Path) -> None:
     import pyarrow as pa
 
     plain = written(

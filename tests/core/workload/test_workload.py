@@ -408,7 +408,9 @@ def test_all_errors_are_reported_in_the_order_of_lines_then_options(tmp_path: Pa
     ],
     ids=["empty", "comment", "list", "binary", "nul", "alias bomb", "huge"],
 )
-def test_files_that_are_no_workload(data: bytes, place: str, code: str, tmp_path: Path) -> None:
+def test_files_that_are_no_workload_are_refused(
+    data: bytes, place: str, code: str, tmp_path: Path
+) -> None:
     ((found_place, fault),) = faults(data, tmp_path)
     assert (found_place, fault.code) == (place, code)
 
@@ -468,7 +470,7 @@ def test_durations_are_exact(ns: int) -> None:
 
 
 @given(st.text(max_size=12))
-def test_units_raise_only_wrong(text: str) -> None:
+def test_any_text_is_a_unit_or_an_error(text: str) -> None:
     for parse in (units.duration_ns, units.rate_per_s, units.share, units.quantile):
         try:
             parse(text)
@@ -651,7 +653,7 @@ def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path
     assert (place, fault.code) == ("4:1 (stages)", "too_large")
 
 
-def test_levels() -> None:
+def test_load_points_are_parsed_from_options() -> None:
     assert parse_concurrency_levels("1, 2,8") == (1, 2, 8)
     with refused(UserError, "invalid_value", "--concurrency"):
         parse_concurrency_levels("1,,2")
