@@ -257,7 +257,7 @@ class _ThresholdCheck:
         text = change.text
         if is_met and difference.outcome != "different" and difference.low is not None:
             text += (
-                f", may be noise: confidence interval {format_interval(difference, percent=True)}"
+                f", may be noise: CI {format_interval(difference, percent=True)}"
             )
         return self._result(is_met, text)
 
@@ -299,7 +299,7 @@ class _ThresholdCheck:
             text = f"{change.text}; no interval: {self._difference.reason}"
             return self._result(None, text)
         interval = format_interval(self._difference, percent=True)
-        text = f"{change.text}, confidence interval {interval}"
+        text = f"{change.text}, CI {interval}"
         is_low_end_beyond = self._condition.is_met_by(change.low)
         is_high_end_beyond = self._condition.is_met_by(change.high)
         if is_low_end_beyond == is_high_end_beyond:

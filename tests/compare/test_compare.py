@@ -471,11 +471,11 @@ def test_an_interval_is_written_as_its_change_is(
 
 
 def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
-    """A change and its interval are never "(+105.8 %), confidence interval 1.93x to 2.19x"."""
+    """A change and its interval are never "(+105.8 %), CI 1.93x to 2.19x"."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
     said = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).text
-    assert said.endswith("(+110.0 %), confidence interval +90.0 to +120.0 %")
+    assert said.endswith("(+110.0 %), CI +90.0 to +120.0 %")
 
 
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
@@ -602,7 +602,7 @@ def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) 
     one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
     outcome = thresholds.check_threshold(condition, one, beyond_noise=False, run_count=3)
     assert outcome.failed is True
-    assert outcome.text.endswith("may be noise: confidence interval -20.0 to +40.0 %") is noise
+    assert outcome.text.endswith("may be noise: CI -20.0 to +40.0 %") is noise
 
 
 @pytest.mark.parametrize(
