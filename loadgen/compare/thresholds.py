@@ -256,9 +256,7 @@ class _ThresholdCheck:
         is_met = self._condition.is_met_by(change.change)
         text = change.text
         if is_met and difference.outcome != "different" and difference.low is not None:
-            text += (
-                f", may be noise: CI {format_interval(difference, percent=True)}"
-            )
+            text += f", may be noise: CI {format_interval(difference, percent=True)}"
         return self._result(is_met, text)
 
     def _result(self, failed: bool | None, text: str) -> ThresholdOutcome:
