@@ -10,50 +10,61 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from loadgen.cli.run_options import COMMAND_OPTIONS, SET_KEYS
 
-_METRICS = {
+_METRICS_OF_OTHER_TOOLS = {
     "e2el": "e2e",
     "request_latency": "e2e",
     "time_to_first_token": "ttft",
     "inter_token_latency": "tpot",
 }
-"""Metrics of an SLO as other tools name them."""
+"""The metrics of an SLO as other tools name them, with their names in this tool."""
 
-Translate = Callable[[str], list[str]]
-"""Returns the arguments that replace an option with this value, or none if none are needed."""
+_NUMBER = r"-?[0-9]+(\.[0-9]+)?"
+_DEFAULT_PORT = "8000"  # of vLLM, whose `--host` and `--port` become `--url`
+
+TranslateValue = Callable[[str], list[str]]
+"""Takes the value of an option of another tool and returns the arguments that replace both.
+
+The list is empty if nothing needs to replace the option.
+"""
 
 
 class Replacement(NamedTuple):
-    """What stands for an option of another tool.
+    """How an option of another tool is written with the options of this tool.
 
     Attributes:
-        hint: What replaces the option, in a few arguments.
-        translate: Returns the arguments that replace the option with its value. None if none can:
-            the user has to decide.
+        hint: What the user is told to write instead.
+        translate: Returns the arguments that replace the option with its value. None if they do not
+            follow from the value: the user has to read the hint and decide.
         takes_value: Whether the option has a value; False for a switch.
-        options: The options of this tool that the hint names. It applies to a command that has one
-            of them, and to every command if it names none.
+        options: The options of this tool that the hint names. The replacement applies to a command
+            that has one of them. Without any, it applies to every command.
     """
 
     hint: str
-    translate: Translate | None = None
+    translate: TranslateValue | None = None
     takes_value: bool = True
     options: tuple[str, ...] = ()
 
 
 class KnownOption(NamedTuple):
-    """An option that the command has: whether a value follows it."""
+    """An option that the command has, and whether a value follows it."""
 
     takes_value: bool
 
 
 class TypedOption(NamedTuple):
-    """An option that was typed: its name, its value, and the arguments of both.
+    """An option or an argument of the command line, split into its parts.
 
-    An argument of the command has no name, and a switch has no value.
+    Attributes:
+        flag: The name of the option; "" for an argument, for example the name of a workload.
+        value: The value of the option; "" for a switch. For an argument, the argument itself.
+        arguments: The arguments of the command line that form the option: `("--seed", "1")`, or
+            `("--seed=1",)`.
     """
 
     flag: str
@@ -62,13 +73,14 @@ class TypedOption(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """A command line with what has become of its unknown options.
+    """A translated command line, and what became of the options that this tool does not have.
 
     Attributes:
-        unknown: The options that the command does not have, in their order.
-        hints: What replaces each of them, by its name; "" if nothing is known to.
-        arguments: The whole command line with the replacements. Options without one are left out.
-        replaced: Those of the unknown options that other arguments replace.
+        unknown: The options that the command does not have, in the order of the command line.
+        hints: For each unknown option, what to write instead; "" if no replacement is known.
+        arguments: The whole command line with the replacements. Unknown options without one are
+            left out.
+        replaced: The unknown options that other arguments replace.
     """
 
     unknown: tuple[str, ...]
@@ -87,79 +99,102 @@ class Translation(NamedTuple):
         return shlex.join(("loadgen", *self.arguments))
 
 
-def _rename(flag: str) -> Replacement:
-    return Replacement(flag, lambda value: [flag, value], options=(flag,))
+def _rename(flag: str, hint: str = "") -> Replacement:
+    """Return the replacement by an option that takes the same value under another name."""
+
+    def translate_value(value: str) -> list[str]:
+        return [flag, value]
+
+    return Replacement(hint or flag, translate_value, options=(flag,))
 
 
 def _set_key(key: str) -> Replacement:
+    """Return the replacement by `--set KEY=VALUE` with the same value."""
+
+    def translate_value(value: str) -> list[str]:
+        return ["--set", f"{key}={value}"]
+
     hint = f"--set {key}={SET_KEYS[key].set_metavar}"
-    return Replacement(hint, lambda value: ["--set", f"{key}={value}"], options=("--set",))
+    return Replacement(hint, translate_value, options=("--set",))
 
 
 def _leave_out(reason: str, *, takes_value: bool = False) -> Replacement:
-    return Replacement(f"not needed: {reason}", lambda _: [], takes_value)
+    """Return the replacement of an option that is not needed here, for a stated reason."""
+
+    def translate_value(_value: str) -> list[str]:
+        return []
+
+    return Replacement(f"not needed: {reason}", translate_value, takes_value)
 
 
 def _explain(hint: str, *options: str) -> Replacement:
+    """Return a hint for an option whose replacement does not follow from its value."""
     return Replacement(hint, None, options=options)
 
 
 def _body_field(name: str) -> Replacement:
-    def translate(value: str) -> list[str]:
-        number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", value)
-        return ["--extra-body", f'{{"{name}": {value if number else json.dumps(value)}}}']
+    """Return the replacement of a sampling parameter by a field of the request body."""
+
+    def translate_value(value: str) -> list[str]:
+        is_number = re.fullmatch(_NUMBER, value) is not None
+        json_value = value if is_number else json.dumps(value)
+        return ["--extra-body", f'{{"{name}": {json_value}}}']
 
     hint = f"--extra-body '{{\"{name}\": ...}}'"
-    return Replacement(hint, translate, options=("--extra-body",))
+    return Replacement(hint, translate_value, options=("--extra-body",))
 
 
 def _progress(kind: str) -> Replacement:
+    """Return the replacement of a switch like `--quiet` by `--progress KIND`."""
+
+    def translate_value(_value: str) -> list[str]:
+        return ["--progress", kind]
+
     return Replacement(
-        f"--progress {kind}", lambda _: ["--progress", kind], False, options=("--progress",)
+        f"--progress {kind}", translate_value, takes_value=False, options=("--progress",)
     )
 
 
-def _milliseconds(term: str) -> str:
-    """Return a term of an SLO with a unit: other tools write milliseconds without one."""
-    return f"{term}ms" if re.fullmatch(r"\w+:[0-9.]+", term) else term
+def _with_unit(objective: str) -> str:
+    """Return `ttft:500` as `ttft:500ms`: other tools write limits in ms without a unit."""
+    has_no_unit = re.fullmatch(r"\w+:[0-9.]+", objective) is not None
+    return f"{objective}ms" if has_no_unit else objective
 
 
-def _goodput(value: str) -> list[str]:
+def _translate_goodput(value: str) -> list[str]:
+    """Return `--slo` options for vLLM's `--goodput ttft:500 tpot:50`."""
     arguments: list[str] = []
-    for term in value.split():
-        metric, _, limit = term.partition(":")
-        arguments += ["--slo", _milliseconds(f"{_METRICS.get(metric, metric)}:{limit}")]
+    for objective in value.split():
+        their_metric, _, limit = objective.partition(":")
+        metric = _METRICS_OF_OTHER_TOOLS.get(their_metric, their_metric)
+        arguments += ["--slo", _with_unit(f"{metric}:{limit}")]
     return arguments
 
 
-def _single_term(metric: str) -> Replacement:
-    def translate(value: str) -> list[str]:
-        return ["--slo", _milliseconds(f"{metric}:{value}")]
+def _single_objective(metric: str) -> Replacement:
+    """Return the replacement of an option for one limit, like `--ttft 500`, by `--slo`."""
 
-    return Replacement(f"--slo {metric}:TIME", translate, options=("--slo",))
+    def translate_value(value: str) -> list[str]:
+        return ["--slo", _with_unit(f"{metric}:{value}")]
 
-
-def _seconds(key: str) -> Replacement:
-    def translate(value: str) -> list[str]:
-        unit = "s" if re.fullmatch("[0-9.]+", value) else ""
-        return ["--set", f"{key}={value}{unit}"]
-
-    return Replacement(f"--set {key}=TIME", translate, options=("--set",))
+    return Replacement(f"--slo {metric}:TIME", translate_value, options=("--slo",))
 
 
-def _warmup_requests(value: str) -> list[str]:
+def _translate_warmup_requests(value: str) -> list[str]:
     return ["--warmup", f"{value}req"]
 
 
-def _endpoint(value: str) -> list[str]:
-    kinds = {"chat/completions": "chat", "completions": "completions", "embeddings": "embeddings"}
-    for ending, kind in kinds.items():
-        if value.endswith(ending):
-            return ["--api", kind]
+def _translate_endpoint(value: str) -> list[str]:
+    """Return `--api` for the path of an endpoint like `/v1/completions`."""
+    # The longer path comes first, because it ends with the shorter one.
+    apis = {"chat/completions": "chat", "completions": "completions", "embeddings": "embeddings"}
+    for path, api in apis.items():
+        if value.endswith(path):
+            return ["--api", api]
     return []
 
 
-def _api_flavor(value: str) -> list[str]:
+def _translate_api_flavor(value: str) -> list[str]:
     """Return the options for `--backend` and `--endpoint-type` of vLLM, SGLang and AIPerf."""
     flavors = {
         "openai": ["--api", "completions"],
@@ -173,21 +208,38 @@ def _api_flavor(value: str) -> list[str]:
     return flavors.get(value, ["--api", value])
 
 
-def _synthetic_data(value: str) -> list[str]:
+def _translate_synthetic_data(value: str) -> list[str]:
     """Return the options for GuideLLM's `--data prompt_tokens=256,output_tokens=128`."""
     if "=" not in value:
         return ["--dataset", value]
-    pairs = dict(pair.partition("=")[::2] for pair in value.strip("{}").split(","))
+    lengths: dict[str, str] = {}
+    for pair in value.strip("{}").split(","):
+        name, _, tokens = pair.partition("=")
+        lengths[name] = tokens
     arguments: list[str] = []
-    for key, flag in (("prompt_tokens", "--input-tokens"), ("output_tokens", "--output-tokens")):
-        if key in pairs:
-            arguments += [flag, pairs[key]]
+    if "prompt_tokens" in lengths:
+        arguments += ["--input-tokens", lengths["prompt_tokens"]]
+    if "output_tokens" in lengths:
+        arguments += ["--output-tokens", lengths["output_tokens"]]
     return arguments
 
 
-def _arrival(value: str) -> list[str]:
-    """Return the options for a law of arrivals: Poisson is the default."""
-    return ["--set", "burstiness=1000"] if value in ("constant", "uniform", "fixed") else []
+def _translate_arrival(value: str) -> list[str]:
+    """Return the option for an arrival process. Poisson, the default, needs none."""
+    is_constant = value in ("constant", "uniform", "fixed")
+    return ["--set", "burstiness=1000"] if is_constant else []
+
+
+def _translate_concurrency(value: str) -> list[str]:
+    return ["--concurrency", value]
+
+
+def _translate_request_count(value: str) -> list[str]:
+    return ["--num-requests", value]
+
+
+def _translate_output_folder(value: str) -> list[str]:
+    return ["--out", value]
 
 
 _API_KEY = _explain(
@@ -198,12 +250,12 @@ _API_KEY = _explain(
 _ARRIVAL = Replacement(
     "arrivals are Poisson; --set burstiness=1000 makes them almost constant, and arrival: "
     "{constant: 10/s} in a workload file exactly",
-    _arrival,
+    _translate_arrival,
     options=("--set",),
 )
 _CONCURRENCY = Replacement(
     "-c N, the number of requests in flight (loadgen size counts the machines for N users)",
-    lambda value: ["--concurrency", value],
+    _translate_concurrency,
     options=("--concurrency",),
 )
 _REPORT_FILE = _explain(
@@ -212,13 +264,15 @@ _REPORT_FILE = _explain(
 _STORED = _leave_out("every run is stored, in the folder of -o")
 _REQUESTS = Replacement(
     "-n N; --repeat N repeats whole runs",
-    lambda value: ["--num-requests", value],
+    _translate_request_count,
     options=("--num-requests",),
 )
-_WARMUP = Replacement("--warmup Nreq", _warmup_requests, options=("--warmup",))
+_WARMUP = Replacement("--warmup Nreq", _translate_warmup_requests, options=("--warmup",))
 _STREAMED = _leave_out("responses are streamed, unless --no-stream is given")
-_OUTPUT_FOLDER = Replacement("-o FOLDER", lambda value: ["--out", value], options=("--out",))
-_API_FLAVOR = Replacement("--api KIND, --server KIND", _api_flavor, options=("--api", "--server"))
+_OUTPUT_FOLDER = Replacement("-o FOLDER", _translate_output_folder, options=("--out",))
+_API_FLAVOR = Replacement(
+    "--api KIND, --server KIND", _translate_api_flavor, options=("--api", "--server")
+)
 
 REPLACEMENTS: dict[str, Replacement] = {
     "--api-key": _API_KEY,
@@ -253,7 +307,7 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--append-result": _STORED,
     "--data": Replacement(
         "--input-tokens N --output-tokens N, or --dataset FILE for prompts of your own",
-        _synthetic_data,
+        _translate_synthetic_data,
         options=("--input-tokens",),
     ),
     "--dataset-name": _leave_out(
@@ -261,11 +315,11 @@ REPLACEMENTS: dict[str, Replacement] = {
         takes_value=True,
     ),
     "--endpoint": Replacement(
-        "--api KIND, or a path in front of /v1 in --url", _endpoint, options=("--api",)
+        "--api KIND, or a path in front of /v1 in --url", _translate_endpoint, options=("--api",)
     ),
     "--format": _rename("--as"),
     "--goodput": Replacement(
-        "--slo METRIC:LIMIT, with a unit: --slo ttft:2s", _goodput, options=("--slo",)
+        "--slo METRIC:LIMIT, with a unit: --slo ttft:2s", _translate_goodput, options=("--slo",)
     ),
     "--host": _explain("--url http://HOST:PORT", "--url"),
     "--port": _explain("--url http://HOST:PORT", "--url"),
@@ -294,23 +348,27 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--think-time": _explain(
         "think_time: in the workload file, docs/reference/workload-file.md", "--dataset"
     ),
-    "--tpot": _single_term("tpot"),
-    "--ttft": _single_term("ttft"),
+    "--tpot": _single_objective("tpot"),
+    "--ttft": _single_objective("ttft"),
     "--trust-remote-code": _leave_out("no code of a model is executed"),
 }
-"""Options of other tools that no option of this one replaces under the same meaning of its value.
+"""The options of other tools whose value has to be translated, or that need an explanation.
 
-`Option.other_tools` in the table of options has those that one option replaces as they are.
+Options that have the same meaning here under another name are in `Option.other_tools` of the table
+in `run_options.py`.
 """
 
-_RATES = ("--request-rate", "--rate", "--rps", "--qps", "-r")
-_MLPERF_RATE = "--target-qps"
+_RATE_OPTIONS = ("--request-rate", "--rate", "--rps", "--qps", "-r")
+_MLPERF_RATE_OPTION = "--target-qps"  # the name in `loadgen mlperf`, which has no --request-rate
 
 
 def find_replacement(flag: str, known: Mapping[str, KnownOption]) -> Replacement | None:
-    """Return what replaces an option of another tool in a command with these options."""
-    if flag in _RATES and _MLPERF_RATE in known:
-        return _rename(_MLPERF_RATE)
+    """Return how an option of another tool is written for a command with these known options.
+
+    Returns None if no replacement is known, or none that the command would accept.
+    """
+    if flag in _RATE_OPTIONS and _MLPERF_RATE_OPTION in known:
+        return _rename(_MLPERF_RATE_OPTION)
     for table in (REPLACEMENTS, _renamed_options(), _set_keys_as_options()):
         replacement = table.get(flag)
         if replacement is None:
@@ -321,142 +379,174 @@ def find_replacement(flag: str, known: Mapping[str, KnownOption]) -> Replacement
 
 
 def _renamed_options() -> dict[str, Replacement]:
-    """Return flags of other tools with the option of this one that has the same meaning."""
-    return {
-        flag: Replacement(
-            f"did you mean {option.flags[0]}?",
-            _rename(option.flags[0]).translate,
-            options=option.flags,
-        )
-        for option in COMMAND_OPTIONS.values()
-        for flag in option.other_tools
-    }
+    """Return the options of other tools that have the same meaning here under another name."""
+    renamed: dict[str, Replacement] = {}
+    for option in COMMAND_OPTIONS.values():
+        for flag in option.other_tools:
+            replacement = _rename(option.flags[0], hint=f"did you mean {option.flags[0]}?")
+            renamed[flag] = replacement._replace(options=option.flags)
+    return renamed
 
 
 def _set_keys_as_options() -> dict[str, Replacement]:
-    """Return the keys of `--set`, as other tools spell them: as options of their own."""
+    """Return the keys of `--set` written as options: `--max-in-prefill` for `max_in_prefill`."""
     return {f"--{key.replace('_', '-')}": _set_key(key) for key in SET_KEYS}
 
 
 def translate(
     arguments: Sequence[str], depth: int, known: Mapping[str, KnownOption]
 ) -> Translation:
-    """Return a command line with its unknown options replaced.
+    """Return a command line whose unknown options are replaced by options of this tool.
 
     Args:
         arguments: The command line without the name of the program.
         depth: The number of arguments that name the command: 2 for `mlperf server`.
         known: The options of the command.
     """
+    options = _parse_options(arguments[depth:], known)
+    unknown_options = [option for option in options if option.flag and option.flag not in known]
     translated = list(arguments[:depth])
-    unknown: list[str] = []
-    hints: dict[str, str] = {}
-    replaced: set[str] = set()
-    address: dict[str, str] = {}
-    for option in _parse(arguments[depth:], known):
-        if not option.flag or option.flag in known:
-            translated += option.arguments
-            continue
-        unknown.append(option.flag)
-        replacement = find_replacement(option.flag, known)
-        hints[option.flag] = "" if replacement is None else replacement.hint
-        if option.flag in ("--host", "--port"):
-            address[option.flag] = option.value
-        elif replacement is not None and replacement.translate is not None:
-            new_words = replacement.translate(option.value)
-            translated += new_words
-            if new_words:
-                replaced.add(option.flag)
-    if address and "--url" in known and "--url" not in translated:
-        port = address.get("--port", "8000")
-        translated += ["--url", f"http://{address.get('--host', 'localhost')}:{port}"]
-        replaced |= address.keys()
-    translated = _limit_concurrency(_merge_bodies(translated))
-    return Translation(tuple(dict.fromkeys(unknown)), hints, tuple(translated), frozenset(replaced))
+    for option in options:
+        translated += _translate_option(option, known)
+    replaced = {option.flag for option in unknown_options if _translate_option(option, known)}
+    if "--url" in known and "--url" not in translated:
+        address_options = [option for option in unknown_options if _is_part_of_address(option)]
+        translated += _join_address(address_options)
+        replaced |= {option.flag for option in address_options}
+    translated = _merge_extra_bodies(translated)
+    translated = _separate_rate_from_concurrency(translated)
+    unknown_flags = tuple(dict.fromkeys(option.flag for option in unknown_options))
+    hints = {flag: _hint_for(flag, known) for flag in unknown_flags}
+    return Translation(unknown_flags, hints, tuple(translated), frozenset(replaced))
 
 
-def _limit_concurrency(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with one of a rate and a concurrency, which other tools combine.
+def _translate_option(option: TypedOption, known: Mapping[str, KnownOption]) -> Sequence[str]:
+    """Return the arguments that stand for one option or argument in the translated command line.
 
-    There a concurrency beside a rate limits the requests in flight, and beside an infinite rate it
-    is a closed loop.
+    The list is empty if nothing replaces an unknown option. `--host` and `--port` are left to
+    `_join_address`, because only together they make a URL.
+    """
+    if not option.flag or option.flag in known:
+        return option.arguments
+    if _is_part_of_address(option):
+        return ()
+    replacement = find_replacement(option.flag, known)
+    if replacement is None or replacement.translate is None:
+        return ()
+    return replacement.translate(option.value)
+
+
+def _hint_for(flag: str, known: Mapping[str, KnownOption]) -> str:
+    """Return what to write instead of an unknown option, or "" if no replacement is known."""
+    replacement = find_replacement(flag, known)
+    return "" if replacement is None else replacement.hint
+
+
+def _is_part_of_address(option: TypedOption) -> bool:
+    return option.flag in ("--host", "--port")
+
+
+def _join_address(address_options: Sequence[TypedOption]) -> list[str]:
+    """Return `--url` for the options --host and --port, or an empty list if there are none."""
+    if not address_options:
+        return []
+    values = {option.flag: option.value for option in address_options}
+    host = values.get("--host", "localhost")
+    port = values.get("--port", _DEFAULT_PORT)
+    return ["--url", f"http://{host}:{port}"]
+
+
+def _separate_rate_from_concurrency(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without --request-rate and --concurrency in one command line.
+
+    Other tools combine them. `--request-rate inf --max-concurrency 64` is a closed loop with 64
+    requests in flight, which --concurrency alone means here. `--request-rate 10 --max-concurrency
+    64` is an open loop with at most 64 requests in flight, which --max-in-flight limits here.
     """
     if "--request-rate" not in arguments or "--concurrency" not in arguments:
         return list(arguments)
-    rate_place = arguments.index("--request-rate")
-    if arguments[rate_place + 1 : rate_place + 2] == ["inf"]:
-        return [*arguments[:rate_place], *arguments[rate_place + 2 :]]
-    return ["--max-in-flight" if word == "--concurrency" else word for word in arguments]
+    flag_index = arguments.index("--request-rate")
+    value_index = flag_index + 1
+    is_unlimited = value_index < len(arguments) and arguments[value_index] == "inf"
+    if is_unlimited:
+        return [*arguments[:flag_index], *arguments[value_index + 1 :]]
+    return [
+        "--max-in-flight" if argument == "--concurrency" else argument for argument in arguments
+    ]
 
 
-def _merge_bodies(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with several values of `--extra-body` merged. The last one wins."""
-    merged: dict[str, object] = {}
-    rest: list[str] = []
+def _merge_extra_bodies(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with all values of `--extra-body` merged into one at the end.
+
+    Several options of another tool, like `--temperature` and `--top-p`, each become `--extra-body`,
+    which can be specified only once. If a field occurs twice, the last value wins. The arguments
+    are returned unchanged if a value that the user typed is not a JSON object.
+    """
+    body: dict[str, object] = {}
+    other_arguments: list[str] = []
     remaining = iter(arguments)
-    for word in remaining:
-        if word != "--extra-body":
-            rest.append(word)
+    for argument in remaining:
+        if argument != "--extra-body":
+            other_arguments.append(argument)
             continue
-        value = next(remaining, "{}")
         try:
-            merged |= json.loads(value)
+            body |= json.loads(next(remaining, "{}"))
         except (ValueError, TypeError):
             return list(arguments)
-    return [*rest, "--extra-body", json.dumps(merged)] if merged else rest
+    if not body:
+        return other_arguments
+    return [*other_arguments, "--extra-body", json.dumps(body)]
 
 
-def _parse(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> list[TypedOption]:
+def _parse_options(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> list[TypedOption]:
     """Return the options and arguments of a command line, its unknown options too.
 
-    The word after an unknown option counts as its value, unless it begins with a dash.
+    The argument after an unknown option counts as its value, unless it begins with a dash.
     """
     options: list[TypedOption] = []
-    place = 0
-    while place < len(arguments):
-        option = _parse_one(arguments, place, known)
+    remaining = arguments
+    while remaining:
+        option = _parse_first(remaining, known)
         options.append(option)
-        place += len(option.arguments)
+        remaining = remaining[len(option.arguments) :]
     return options
 
 
-def _parse_one(
-    arguments: Sequence[str], place: int, known: Mapping[str, KnownOption]
-) -> TypedOption:
-    word = arguments[place]
-    is_option = re.match(r"--?[A-Za-z]", word) is not None
+def _parse_first(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> TypedOption:
+    """Return the option or argument with which the arguments begin."""
+    first = arguments[0]
+    is_option = re.match(r"--?[A-Za-z]", first) is not None
     if not is_option:
-        return TypedOption("", word, (word,))
-    flag, equals, value = _split_option(word)
-    if equals:
-        return TypedOption(flag, value, (word,))
-    following = _values_after(flag, arguments[place + 1 :], known)
-    return TypedOption(flag, " ".join(following), (word, *following))
+        return TypedOption("", first, (first,))
+    if first.startswith("--"):
+        flag, _, attached_value = first.partition("=")
+    else:  # -c8, where the value follows a single letter
+        flag = first[:2]
+        attached_value = first[2:]
+    if flag != first:
+        return TypedOption(flag, attached_value, (first,))
+    values = _values_of(flag, arguments[1:], known)
+    return TypedOption(flag, " ".join(values), (first, *values))
 
 
-def _split_option(word: str) -> tuple[str, bool, str]:
-    """Return the name of an option, whether its value is in the same word, and the value."""
-    if word.startswith("--"):
-        flag, equals, value = word.partition("=")
-        return flag, bool(equals), value
-    return word[:2], len(word) > 2, word[2:]
+def _values_of(
+    flag: str, following: Sequence[str], known: Mapping[str, KnownOption]
+) -> Sequence[str]:
+    """Return those of the arguments after an option that are its values.
 
-
-def _values_after(
-    flag: str, arguments: Sequence[str], known: Mapping[str, KnownOption]
-) -> tuple[str, ...]:
-    """Return the arguments after an option that are its values."""
+    Every option has at most one value, except for vLLM's `--goodput`, which has several.
+    """
     if flag in known:
-        return tuple(arguments[:1]) if known[flag].takes_value else ()
+        return following[:1] if known[flag].takes_value else ()
     replacement = find_replacement(flag, known)
     if replacement is not None and not replacement.takes_value:
         return ()
     if flag == "--goodput":
-        values = []
-        for word in arguments:
-            if re.fullmatch(r"\w+:\S+", word) is None:
-                break
-            values.append(word)
-        return tuple(values)
-    is_value = bool(arguments) and re.match(r"-[A-Za-z-]", arguments[0]) is None
-    return tuple(arguments[:1]) if is_value else ()
+        return tuple(takewhile(_is_objective, following))
+    is_followed_by_option = bool(following) and re.match(r"-[A-Za-z-]", following[0]) is not None
+    return () if is_followed_by_option else following[:1]
+
+
+def _is_objective(argument: str) -> bool:
+    """Return True for an objective of an SLO, like `ttft:500`."""
+    return re.fullmatch(r"\w+:\S+", argument) is not None
