@@ -15,7 +15,7 @@ from loadgen import commands
 from loadgen.cli import signals, streams
 from loadgen.cli.exit_codes import run_to_exit_code
 from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Context, Group, format_entry
-from loadgen.cli.invocation import expand_repeated_values
+from loadgen.cli.invocation import repeat_slo_flag
 from loadgen.cli.usage_errors import ClickException, to_user_error
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
@@ -96,6 +96,7 @@ def create_command(row: CommandRow) -> Any:
 
 
 def _print_version(requested: bool) -> None:
+    """Print the version and exit if `--version` was typed. typer calls this in any case."""
     if requested:
         print(f"loadgen {version_of('loadgen')}")
         raise typer.Exit
@@ -138,7 +139,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """
     try:
         exit_code = root_command().main(
-            expand_repeated_values(arguments),
+            repeat_slo_flag(arguments),
             prog_name="loadgen",
             standalone_mode=False,
             obj=list(arguments),
@@ -156,15 +157,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default that of the process, and exit with its exit code."""
     streams.prepare()
+    command_line = sys.argv[1:] if arguments is None else arguments
 
     def run() -> int:
-        if sys.platform == "win32":
-            raise UserError(
-                "wrong_platform",
-                "loadgen needs Linux, or macOS to read stored results",
-                hint="use WSL2 or a container",
-            )
-        return run_command_line(sys.argv[1:] if arguments is None else arguments)
+        _check_platform()
+        return run_command_line(command_line)
 
     def flush() -> int:
         sys.stdout.flush()
@@ -172,9 +169,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         exit_code = run_to_exit_code(run)
+        # Output that cannot be written, for example to a full disk, changes the exit code.
         exit_code = run_to_exit_code(flush)
     except KeyboardInterrupt:  # a second signal, while the first one was being handled
         exit_code = INTERRUPTED
     if arguments is None:
         signals.ignore_signals()  # the teardown of Python would restore the default handlers
     sys.exit(exit_code)
+
+
+def _check_platform() -> None:
+    """Raise UserError on Windows, which lacks the system calls that loadgen needs."""
+    if sys.platform == "win32":
+        raise UserError(
+            "wrong_platform",
+            "loadgen needs Linux, or macOS to read stored results",
+            hint="use WSL2 or a container",
+        )

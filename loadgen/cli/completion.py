@@ -14,14 +14,14 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 def complete_workload(incomplete: str) -> list[str]:
     """Return packaged workloads and YAML files."""
-    server_names = _matching(packaged_names("workloads"), incomplete)
-    return [*server_names, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    packaged = _matching(packaged_names("workloads"), incomplete)
+    return [*packaged, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_contract(incomplete: str) -> list[str]:
     """Return packaged contracts and YAML files."""
-    server_names = _matching(packaged_names("contracts"), incomplete)
-    return [*server_names, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    packaged = _matching(packaged_names("contracts"), incomplete)
+    return [*packaged, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -58,8 +58,8 @@ def complete_capacity_source(incomplete: str) -> list[str]:
 
 def complete_baseline(incomplete: str) -> list[str]:
     """Return the results that `compare --save` has saved in the default folder."""
-    server_names = sorted(path.name for path in Path("baselines").glob("*/"))
-    return _matching(server_names, incomplete)
+    baseline_names = sorted(path.name for path in Path("baselines").glob("*/"))
+    return _matching(baseline_names, incomplete)
 
 
 def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -72,12 +72,15 @@ def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str]
 
 
 def list_presets() -> list[str]:
-    """Return the server_names of the simulated machines."""
+    """Return the names of the simulated machines."""
     return sorted(path.stem for path in (PACKAGE_DIR / "sim" / "presets").glob("*.yaml"))
 
 
 def packaged_names(kind: str) -> list[str]:
-    """Return the server_names of packaged files; in a checkout they are beside the package."""
+    """Return the names of the packaged files of a kind, without their suffix.
+
+    An installed package has them in its `data` folder. A checkout has them beside the package.
+    """
     directory = PACKAGE_DIR / "data" / kind
     if not directory.is_dir():
         directory = PACKAGE_DIR.parent / kind
@@ -100,5 +103,6 @@ def _matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator
             yield f"{parent}{slash}{path.name}"
 
 
-def _matching(server_names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in server_names if name.startswith(incomplete)]
+def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+    """Return the candidates that begin with what has been typed."""
+    return [candidate for candidate in candidates if candidate.startswith(incomplete)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from loadgen_sdk.plugins import OpenTable
@@ -29,8 +30,8 @@ TEXT_COLUMN = 26  # where the text beside the name of an option begins
 COMMAND_TEXT_COLUMN = 14
 DEFAULT_PANEL = "Options"
 
-COMMON_OPTIONS = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
-"""The options that a short help shows first, after those of its example."""
+ESSENTIAL_OPTIONS = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
+"""Options that nearly every command line has: the target, the load and the SLO."""
 
 FREQUENT_OPTIONS = (
     "model",
@@ -46,7 +47,20 @@ FREQUENT_OPTIONS = (
     "prices",
     "set",
 )
-"""The options that a short help shows after those that only this command has."""
+"""Options that many command lines have."""
+
+
+class Importance(IntEnum):
+    """How early a short help shows an option. Options that do not fit are left to --help-all."""
+
+    IN_EXAMPLE = auto()
+    ESSENTIAL = auto()
+    ONLY_HERE = auto()
+    """An option that only this command has, which is why people read its help."""
+    FREQUENT = auto()
+    SHARED = auto()
+    """Any other option that several commands share."""
+
 
 PLUGIN_TABLES: dict[str, OpenTable[Any]] = {
     "server": SERVERS,
@@ -157,16 +171,20 @@ def format_entry(name: str, text: str, width: int, text_column: int = TEXT_COLUM
 
 
 def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -> HelpEntry:
-    """Return how an option is typed and what it does; `brief` gives only the first sentence."""
+    """Return how an option is typed, and what it does.
+
+    The text is the help of the option, its default and its further names. With `brief`, it is only
+    the first sentence of the help.
+    """
     if "--help" in option.opts:
         return HELP_ENTRY
     short_names = [name for name in option.opts if not name.startswith("--")]
     first_name, *other_names = [name for name in option.opts if name.startswith("--")]
     name = ", ".join([*short_names, first_name])
-    if option.secondary_opts:
+    if option.secondary_opts:  # the name that switches it off, like --no-color
         name += f" / {option.secondary_opts[0]}"
     if not option.is_flag:
-        name += f" {option.metavar or _type_name(option)}"
+        name += f" {option.metavar or _value_placeholder(option)}"
     text = (option.help or "") + _plugin_note(option.name or "")
     if brief:
         return HelpEntry(name, _first_sentence(text))
@@ -179,15 +197,14 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
 
 
 def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width: int) -> list[str]:
-    """Return the lines of the usage, the given paragraphs and the arguments."""
+    """Return the lines of the usage, the paragraphs, the arguments and the SLOs of workloads."""
     usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
     lines = _wrap(usage, width, "", "  ")
     for paragraph in paragraphs:
         is_example = paragraph.strip().startswith("Example:")
-        lines += [
-            "",
-            *_wrap(" ".join(paragraph.split()), width, "  ", "      " if is_example else "  "),
-        ]
+        indent = "      " if is_example else "  "  # so that a long command reads as one
+        text = " ".join(paragraph.split())
+        lines += ["", *_wrap(text, width, first_indent="  ", indent=indent)]
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
     if arguments:
         lines += ["", "Arguments:"]
@@ -198,16 +215,22 @@ def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width:
 
 
 def _format_slos(ctx: Context, width: int) -> list[str]:
-    """Return lines with the SLO of each packaged workload that the command line names."""
-    named = [word for word in ctx.find_root().obj or () if word in packaged_names("workloads")]
-    if not named:
+    """Return lines with the SLO of each packaged workload that the command line names.
+
+    `loadgen run rag --help` shows what the run would be judged by.
+    """
+    arguments: Sequence[str] = ctx.find_root().obj or ()
+    packaged = packaged_names("workloads")
+    workload_names = [argument for argument in arguments if argument in packaged]
+    if not workload_names:
         return []
     from loadgen.core.execution.load_description import slo_by_class, slo_lines
     from loadgen.core.workload import load, read_flags
 
+    # A workload can be loaded only with a load. Which one makes no difference to its SLO.
     any_load = read_flags(request_rate=1.0, duration="1s")
     lines = []
-    for name in named:
+    for name in workload_names:
         workload = load(name, any_load)
         lines += ["", f"SLO of the workload {name}, unless --slo replaces it:"]
         for line in slo_lines(workload.slo, slo_by_class(workload)):
@@ -216,6 +239,7 @@ def _format_slos(ctx: Context, width: int) -> list[str]:
 
 
 def _format_set_keys(options: Mapping[str, Option], width: int) -> list[str]:
+    """Return lines that describe the keys of `--set`, or none if the command has no keys."""
     lines = ["", "Keys of --set:"] if options else []
     for name, option in options.items():
         default = option.default or option.default_text
@@ -225,7 +249,7 @@ def _format_set_keys(options: Mapping[str, Option], width: int) -> list[str]:
 
 
 def _visible_options(command: Any, ctx: Context) -> list[Any]:
-    """Return the options of a command, with click's own option for the help."""
+    """Return the options of a command that are not hidden, and click's own option for the help."""
     return [
         param
         for param in command.get_params(ctx)
@@ -234,19 +258,38 @@ def _visible_options(command: Any, ctx: Context) -> list[Any]:
 
 
 def _by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
-    """Sort options by how many people need them; an option of the example comes first."""
+    """Return the options in the order in which a short help shows them.
 
-    def rank(option: Any) -> tuple[int, int]:
-        if any(name in example for name in option.opts):
-            return 0, 0
-        if option.name in COMMON_OPTIONS:
-            return 1, COMMON_OPTIONS.index(option.name)
-        if option.name in FREQUENT_OPTIONS:
-            return 3, FREQUENT_OPTIONS.index(option.name)
-        is_shared = option.name in COMMAND_OPTIONS or "--help" in option.opts
-        return (4 if is_shared else 2), 0
+    Options of equal importance keep their order, but the essential and the frequent ones follow the
+    order of their tables.
 
-    return sorted(options, key=rank)
+    Args:
+        options: The options of a command.
+        example: The arguments of the example in its help.
+    """
+
+    def sort_key(option: Any) -> tuple[Importance, int]:
+        importance = _importance(option, example)
+        if importance == Importance.ESSENTIAL:
+            return importance, ESSENTIAL_OPTIONS.index(option.name)
+        if importance == Importance.FREQUENT:
+            return importance, FREQUENT_OPTIONS.index(option.name)
+        return importance, 0
+
+    return sorted(options, key=sort_key)
+
+
+def _importance(option: Any, example: Sequence[str]) -> Importance:
+    """Return how important an option is in the help of a command with this example."""
+    if any(flag in example for flag in option.opts):
+        return Importance.IN_EXAMPLE
+    if option.name in ESSENTIAL_OPTIONS:
+        return Importance.ESSENTIAL
+    if option.name in FREQUENT_OPTIONS:
+        return Importance.FREQUENT
+    if option.name in COMMAND_OPTIONS or "--help" in option.opts:
+        return Importance.SHARED
+    return Importance.ONLY_HERE
 
 
 def _default_text(option: TyperOption, ctx: Context) -> str:
@@ -265,10 +308,10 @@ def _plugin_note(option_name: str) -> str:
     return f" Of packages: {', '.join(names)}." if names else ""
 
 
-def _type_name(option: TyperOption) -> str:
-    """Return the placeholder for the value of an option without a metavar."""
-    default_names = {int: "N", float: "NUMBER"}
-    return default_names.get(type(option.default), "VALUE")
+def _value_placeholder(option: TyperOption) -> str:
+    """Return what the help shows for the value of an option that defines no metavar."""
+    placeholders = {int: "N", float: "NUMBER"}
+    return placeholders.get(type(option.default), "VALUE")
 
 
 def _first_sentence(text: str) -> str:

@@ -27,22 +27,28 @@ if TYPE_CHECKING:
     from loadgen.pricing.budget import Budget
     from loadgen.repeated.repeats import Repetition
 
-_SLO_TERM = r"\+?[A-Za-z][A-Za-z0-9_]*:\S+$"
+_SLO_OBJECTIVE = r"\+?[A-Za-z][A-Za-z0-9_]*:\S+$"  # like ttft:2s or +tpot:50ms:p95
 
 
-def expand_repeated_values(arguments: Sequence[str]) -> list[str]:
-    """Repeat `--slo` before each of its values.
+def repeat_slo_flag(arguments: Sequence[str]) -> list[str]:
+    """Return the command line with `--slo` in front of each objective that follows one `--slo`.
 
-    Other tools take `--slo ttft:2s tpot:50ms`; click takes `--slo ttft:2s --slo tpot:50ms`.
+    Other tools take `--goodput ttft:2s tpot:50ms`, so users write `--slo ttft:2s tpot:50ms`. click
+    takes one value per option: `--slo ttft:2s --slo tpot:50ms`. Only `--slo` is expanded, because
+    no other option has values that cannot be taken for an argument.
     """
     expanded: list[str] = []
-    follows_slo_value = False
-    for i, argument in enumerate(arguments):
-        is_term = re.match(_SLO_TERM, argument) is not None
-        if is_term and follows_slo_value:
+    expects_objective = False
+    for argument in arguments:
+        if argument == "--slo":
+            expanded.append(argument)
+            expects_objective = True
+            continue
+        is_objective = re.match(_SLO_OBJECTIVE, argument) is not None
+        expects_objective = expects_objective and is_objective
+        has_flag = bool(expanded) and expanded[-1] == "--slo"
+        if expects_objective and not has_flag:
             expanded.append("--slo")
-        is_slo_value = is_term and (follows_slo_value or arguments[max(i - 1, 0)] == "--slo")
-        follows_slo_value = is_slo_value
         expanded.append(argument)
     return expanded
 
@@ -111,6 +117,7 @@ class Invocation:
         )
 
     def _sends_traces(self) -> bool:
+        """Return True if --otel exports traces, for which requests carry a `traceparent` header."""
         if self["otel"] is None:
             return False
         from loadgen.telemetry.otel import has_traces
@@ -154,10 +161,10 @@ class Invocation:
             check_no_results(out)
         except UserError:
             with locked_folder(out):
-                names = dated_folders(
+                free_paths = dated_folders(
                     out.with_name(f"{out.name}-before"), datetime.now().astimezone()
                 )
-                out.rename(next(name for name in names if not name.exists()))
+                out.rename(next(path for path in free_paths if not path.exists()))
 
     def load_workload(self, name: str | None, **changes: Any) -> Workload:
         """Return the workload with the options of the load applied; `changes` replace some of them.
@@ -279,6 +286,7 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
 
 
 def _unknown_set_key(name: str, pair: str, set_keys: Mapping[str, Option]) -> UserError:
+    """Return the error for a key of `--set`, which may be an option with a flag of its own."""
     if name in COMMAND_OPTIONS:
         hint = f"did you mean --{name.replace('_', '-')}?"
     else:
@@ -287,6 +295,7 @@ def _unknown_set_key(name: str, pair: str, set_keys: Mapping[str, Option]) -> Us
 
 
 def _parse_bool(text: str, pair: str) -> bool:
+    """Return the value of a switch in `--set KEY=yes`. Raises UserError for other texts."""
     if text not in ("yes", "true", "no", "false"):
         raise UserError(
             "invalid_value", f"must be yes or no, not {text!r}", f"--set {pair}", "use yes or no"
@@ -295,33 +304,48 @@ def _parse_bool(text: str, pair: str) -> bool:
 
 
 def _without_secrets(arguments: Sequence[str], api_key: str | None) -> list[str]:
-    """Return the command line with the values of headers, passwords in URLs and the key hidden."""
+    """Return the command line to store with a result, with its secrets replaced by ***.
+
+    Secrets are the values of HTTP headers, passwords in URLs, and the API key wherever it occurs.
+    """
     from loadgen_sdk.redaction import redact
 
-    command_line = ["loadgen", *arguments]
-    safe_words: list[str] = []
-    for before, word in zip(["", *command_line], command_line, strict=False):
-        if before in ("--header", "-H"):
-            separator = "=" if "=" in word and ":" not in word else ":"
-            safe_words.append(f"{word.partition(separator)[0]}: ***")
-        elif word.startswith(("--header=", "-H=")):
-            safe_words.append(f"{word.partition('=')[0]}=***")
-        elif "://" in word:
-            safe_words.append(_redact_url(word))
+    secrets = [api_key] if api_key else []
+    safe_arguments = ["loadgen"]
+    previous = ""
+    for argument in arguments:
+        if previous in ("--header", "-H"):
+            safe_argument = f"{_header_name(argument)}: ***"
+        elif argument.startswith(("--header=", "-H=")):
+            flag = argument.partition("=")[0]
+            safe_argument = f"{flag}=***"
+        elif "://" in argument:
+            safe_argument = _redact_url(argument)
         else:
-            safe_words.append(word)
-    return [redact(word, [api_key] if api_key else []) for word in safe_words]
+            safe_argument = argument
+        safe_arguments.append(redact(safe_argument, secrets))
+        previous = argument
+    return safe_arguments
 
 
-def _redact_url(word: str) -> str:
-    """Hide the password in a URL, which may follow `--flag=`."""
+def _header_name(header: str) -> str:
+    """Return the name of a header that is written as NAME: VALUE or NAME=VALUE."""
+    separator = ":" if ":" in header else "="
+    return header.partition(separator)[0]
+
+
+def _redact_url(argument: str) -> str:
+    """Return a URL, or an option like `--url=URL`, with the password in the URL hidden.
+
+    A URL that cannot be parsed is hidden altogether, because it may contain a password.
+    """
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.transport.target import Target
 
     prefix = ""
-    url = word
-    if word.startswith("--"):
-        flag, equals, url = word.rpartition("=")
+    url = argument
+    if argument.startswith("--"):
+        flag, equals, url = argument.rpartition("=")
         prefix = flag + equals
     try:
         return prefix + Target.parse(url).redacted

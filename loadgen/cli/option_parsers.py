@@ -1,8 +1,8 @@
 """Parsers of the values of options, for the command line and for the keywords of `loadgen.run`.
 
-A parser takes text or a Python value and returns a checked value. It raises
-`units.InvalidValueError` for a value that it does not take, and Fault or Faults where the place is
-not simply the option.
+A parser takes a text or a Python value and returns a checked value. For a value that it does not
+accept, it raises `units.InvalidValueError`, and its caller adds the name of the option. It raises
+UserError or CombinedError itself where the error is about a part of the value, like one header.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_mapping(value: Any) -> dict[str, Any]:
 
 
 def parse_texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of a sequence, or of one value."""
+    """Return the texts of a sequence; any other value counts as a sequence of one."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(map(str, value))
     return (str(value),)
@@ -78,14 +78,14 @@ def parse_switch(value: Any) -> bool:
 
 
 class ChoiceParser:
-    """A parser that takes one of several words."""
+    """A parser that accepts one of several texts."""
 
     def __init__(self, *choices: str) -> None:
-        """Take these words."""
+        """Accept these texts."""
         self.choices = choices
 
     def __call__(self, value: Any) -> str:
-        """Return the word. Raises units.InvalidValueError for another one."""
+        """Return the value. Raises units.InvalidValueError if it is none of the choices."""
         if value not in self.choices:
             raise units.InvalidValueError(
                 "unknown_name",
@@ -96,11 +96,10 @@ class ChoiceParser:
 
 
 class CountParser:
-    """A parser of a whole number from 1; `noun` is what is counted."""
+    """A parser that accepts an integer >= 1."""
 
-    def __init__(self, noun: str, hint: str) -> None:
-        """Use the noun and the hint in error messages."""
-        self.noun = noun
+    def __init__(self, hint: str) -> None:
+        """Create a parser whose error messages tell the user what to write."""
         self.hint = hint
 
     def __call__(self, value: Any) -> int:
@@ -116,7 +115,7 @@ def parse_workers(value: Any) -> int:
     """Return a number of worker processes; 0 stands for auto."""
     if value == "auto":
         return 0
-    return CountParser("workers", "a number from 1, or auto")(value)
+    return CountParser("a number from 1, or auto")(value)
 
 
 def parse_percentiles(value: Any) -> tuple[float, ...]:
@@ -187,12 +186,7 @@ def parse_output_folder(value: Any) -> str:
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "give a shorter one"
         )
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    problem = ""
-    if not existing.is_dir():
-        problem = f"{existing} is not a directory"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        problem = f"{existing} cannot be written into"
+    problem = _why_not_writable(path)
     if problem:
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "give a path that can be written"
@@ -200,10 +194,24 @@ def parse_output_folder(value: Any) -> str:
     return text
 
 
+def _why_not_writable(path: Path) -> str:
+    """Return why a folder cannot be created or written into, or "" if nothing is known against it.
+
+    The nearest folder that exists decides, because the others would be created in it.
+    """
+    nearest_existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not nearest_existing.is_dir():
+        return f"{nearest_existing} is not a directory"
+    if not os.access(nearest_existing, os.W_OK | os.X_OK):
+        return f"{nearest_existing} cannot be written into"
+    return ""
+
+
 def parse_extra_body(value: Any) -> dict[str, Any]:
     """Return a JSON object that is merged into every request body.
 
-    Raises UserError if it is not one, and Faults for fields that have options of their own.
+    Raises UserError if the value is not a JSON object, and CombinedError with every field that must
+    not be in it because an option of loadgen sets it.
     """
     from loadgen.core.workload.extra_body import refused_fields  # imports numpy
 
@@ -256,6 +264,7 @@ def parse_headers(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _header_items(value: Any) -> Iterable[Any]:
+    """Return the headers of a mapping, of one text, or of a sequence, as pairs or texts."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, str):
@@ -271,6 +280,7 @@ def _split_header(text: str) -> tuple[str, str]:
 
 
 def _check_header(name: str, value: str) -> UserError | None:
+    """Return why a header cannot be sent, or None if it can. The error hides the value."""
     if not name:
         return UserError(
             "invalid_value", "the header has no value", "--header", "write NAME: VALUE"
@@ -327,23 +337,24 @@ def parse_profile(value: Any) -> ProfilerOptions:
 def parse_option(flag: str, text: str | None, parser: Callable[[str], T]) -> T | None:
     """Return the value of an option, read by a parser of `units`; None if it was not specified.
 
-    Raises UserError, with the flag and the text as its place.
+    Raises UserError that names the flag and the text if the parser does not accept the text.
     """
     if text is None:
         return None
     try:
         return parser(text)
-    except units.InvalidValueError as wrong:
-        raise UserError(wrong.code, f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
+    except units.InvalidValueError as error:
+        raise UserError(error.code, f'"{text}" {error}', f"{flag} {text}", error.hint) from None
 
 
 def parse_share_option(flag: str, text: str) -> float:
-    """Return a share that is written as 5% or as 0.05. Raises UserError if it is neither."""
+    """Return a fraction that is written as 5% or as 0.05. Raises UserError if it is neither."""
     parser = units.share if text.strip().endswith("%") else _parse_number
     return parse_option(flag, text, parser) or 0.0
 
 
 def _parse_number(text: str) -> float:
+    """Return a number like 0.05. Raises units.InvalidValueError for another text."""
     try:
         return float(text)
     except ValueError:

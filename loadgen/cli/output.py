@@ -28,7 +28,11 @@ BROWSER_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml")
 
 
 def text_width(stream: TextIO) -> int:
-    """Return the columns that a text on a stream may have: those of its terminal, or `WIDTH`."""
+    """Return how many columns a text on a stream may have.
+
+    They are those of its terminal, between `MIN_COLUMNS` and `MAX_COLUMNS`, or `WIDTH` if the
+    stream goes to a file or a pipe, or if the terminal does not tell its size.
+    """
     from loadgen.render.table import WIDTH
 
     if not stream.isatty():
@@ -91,9 +95,10 @@ def print_report(report: Report, *, as_markdown: bool = False, full: bool = Fals
 
 @contextmanager
 def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
-    """Add how to resume to the hint of a TargetError, if runs in the folder have finished.
+    """Add how to resume to the hint of a TargetError that the `with` block raises.
 
-    The target or a node may be lost between two runs. The finished runs are not lost with it.
+    A command with several runs may lose its target after some of them. The hint then says that the
+    finished runs are stored. Without a finished run in the folder, the error is left as it is.
     """
     try:
         yield

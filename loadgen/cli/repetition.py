@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from loadgen.repeated.repeats import Repetition
 
 MAX_RUNS = 100
+"""The largest number of runs, against a mistyped number that would occupy a server for days."""
+
 SETTINGS = ("most", "within", "pause")
+"""What may follow the number of runs: the most runs and the precision of auto, and a pause."""
 
 
 def parse_repetition(text: str | None) -> Repetition | None:
@@ -26,24 +29,28 @@ def parse_repetition(text: str | None) -> Repetition | None:
 
     if text is None:
         return None
-    place = f"--repeat {text}"
-    number, *parts = (part.strip() for part in text.split(","))
-    settings = dict(part.partition("=")[::2] for part in parts)
-    errors: list[LoadgenError] = _unknown_settings(settings, place)
-    if len(settings) < len(parts):
+    option = f"--repeat {text}"
+    number, *pairs = (part.strip() for part in text.split(","))
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        settings[name] = value
+    errors: list[LoadgenError] = _unknown_settings(settings, option)
+    has_duplicates = len(settings) < len(pairs)
+    if has_duplicates:
         errors.append(
-            UserError("duplicate", "a setting is specified twice", place, "keep one of them")
+            UserError("duplicate", "a setting is specified twice", option, "keep one of them")
         )
     count = None
     most = None
     within = None
     pause_ns = None
     with collecting(errors):
-        count = _parse_count(number, settings, place)
+        count = _parse_count(number, settings, option)
     with collecting(errors):
-        most = _parse_most(settings.get("most"), place)
+        most = _parse_most(settings.get("most"), option)
     with collecting(errors):
-        within = _parse_within(settings.get("within"), place)
+        within = _parse_within(settings.get("within"), option)
     with collecting(errors):
         pause_ns = parse_option(
             "--repeat pause", settings.get("pause"), partial(units.duration_ns, bare="s")
@@ -58,12 +65,13 @@ def parse_repetition(text: str | None) -> Repetition | None:
     )
 
 
-def _unknown_settings(settings: Mapping[str, str], place: str) -> list[LoadgenError]:
+def _unknown_settings(settings: Mapping[str, str], option: str) -> list[LoadgenError]:
+    """Return an error for each setting of `--repeat` that does not exist."""
     return [
         UserError(
             "unknown_name",
             f'unknown setting "{name}"',
-            place,
+            option,
             "known: pause=10m, most=10, within=5%",
         )
         for name in settings
@@ -71,7 +79,7 @@ def _unknown_settings(settings: Mapping[str, str], place: str) -> list[LoadgenEr
     ]
 
 
-def _parse_count(number: str, settings: Mapping[str, str], place: str) -> int | None:
+def _parse_count(number: str, settings: Mapping[str, str], option: str) -> int | None:
     """Return a fixed number of runs; None for auto. Raises UserError."""
     if number == "auto":
         return None
@@ -80,21 +88,21 @@ def _parse_count(number: str, settings: Mapping[str, str], place: str) -> int | 
         raise UserError(
             "invalid_value",
             f"must be an integer from 1 to {MAX_RUNS}, or auto",
-            place,
+            option,
             "--repeat 3",
         )
     if "most" in settings or "within" in settings:
         raise UserError(
             "no_effect",
             "most and within need --repeat auto",
-            place,
+            option,
             "use --repeat auto, or leave out most and within",
         )
     return count
 
 
-def _parse_most(text: str | None, place: str) -> int | None:
-    """Return the largest number of runs of `auto`. Raises UserError."""
+def _parse_most(text: str | None, option: str) -> int | None:
+    """Return the largest number of runs of `auto`; None without the setting. Raises UserError."""
     from loadgen.repeated import repeats
 
     if text is None:
@@ -104,15 +112,18 @@ def _parse_most(text: str | None, place: str) -> int | None:
         raise UserError(
             "out_of_range",
             f"most must be an integer from {repeats.MIN_RUNS} to {MAX_RUNS}",
-            place,
+            option,
             "most=10",
         )
     return most
 
 
-def _parse_within(text: str | None, place: str) -> float | None:
-    """Return the half width of an interval, as a share of the mean, that ends `auto`."""
+def _parse_within(text: str | None, option: str) -> float | None:
+    """Return the precision at which `auto` ends; None without the setting. Raises UserError.
+
+    The precision is the half-width of the confidence interval, as a fraction of the mean.
+    """
     within = parse_option("--repeat within", text, units.share)
     if within is not None and within <= 0:
-        raise UserError("out_of_range", "within must be greater than 0", place, "within=5%")
+        raise UserError("out_of_range", "within must be greater than 0", option, "within=5%")
     return within

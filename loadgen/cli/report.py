@@ -112,22 +112,26 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
 def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
     """Write the page of a result, unless the file has it already, and print its path.
 
-    A symbolic link is followed only outside the folder of the result, for example `/dev/stdout`:
-    a folder from another author must not lead a write elsewhere. Raises UserError if the file
-    cannot be written.
+    A symbolic link inside the folder of the result is replaced by the page, not followed: another
+    author may have written the folder, and the link may lead to any file of the user. Outside,
+    links are followed, for example `/dev/stdout`.
+
+    Raises UserError if the file cannot be written.
     """
     from loadgen.core.results import checksums, files
 
     page = result.page
     if page is None:
         return
+    content = page.encode()
+    is_inside = path.parent.resolve().is_relative_to(result_dir.resolve())
+    is_link_inside = is_inside and path.is_symlink()
     try:
-        is_outside = not path.parent.resolve().is_relative_to(result_dir.resolve())
-        if is_outside:
-            if not _has_content(path, page.encode()):
-                path.write_text(page, "utf-8")
-        elif path.is_symlink() or not _has_content(path, page.encode()):
-            files.replace(path, page.encode(), shared=True)
+        is_current = _has_content(path, content) and not is_link_inside
+        if not is_current and is_inside:
+            files.replace(path, content, shared=True)
+        elif not is_current:
+            path.write_bytes(content)
     except OSError as error:
         raise UserError(
             "unwritable_file",
@@ -140,6 +144,7 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
 
 
 def _has_content(path: Path, content: bytes) -> bool:
+    """Return True if a file exists and consists of this content."""
     return path.is_file() and path.read_bytes() == content
 
 

@@ -18,12 +18,17 @@ from loadgen.core.errors import UserError
 
 COMPARISON_FLAGS = {"--against", "--against-model", "--against-key-file"}
 """Options of `validate` that name a second endpoint and its key."""
+
+SHARED_FLAGS = {flag for option in COMMAND_OPTIONS.values() for flag in option.flags}
 SWITCHES = {
     flag for option in COMMAND_OPTIONS.values() if option.cli_type is bool for flag in option.flags
 }
 FLAGS_THAT_MUST_BE_TYPED = COMPARISON_FLAGS | {
     flag for option in COMMAND_OPTIONS.values() if option.must_be_typed for flag in option.flags
 }
+"""Options that name a server, a key or a listener. They are not taken from a results folder."""
+
+_FLAGS_WITH_VALUE = (SHARED_FLAGS | FLAGS_THAT_MUST_BE_TYPED) - SWITCHES
 
 
 class Token(NamedTuple):
@@ -41,13 +46,18 @@ class Token(NamedTuple):
 
 
 def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Return a stored command line with the options that are typed now in place of its own.
+    """Return a stored command line in which the options that are typed now replace stored ones.
 
-    Raises UserError for a secret, which is not stored.
+    Raises UserError if an option that stays had a secret as its value. Secrets are stored as ***.
+
+    Args:
+        stored: The command line that the folder stores.
+        typed: The command line that the user typed. Its first argument, the name of the command, is
+            left out, because `stored` begins with it.
     """
-    remaining_arguments = _without_repeated(stored, typed)
-    for flag, word in pairwise(remaining_arguments):
-        if "***" in word:
+    remaining_arguments = _without_options_of(typed, stored)
+    for flag, value in pairwise(remaining_arguments):
+        if "***" in value:
             raise UserError(
                 "missing_option",
                 "the command to resume had a secret, which is not stored",
@@ -73,25 +83,28 @@ def resume_arguments(
         UserError: If the folder is of another command, lacks a secret, or specifies what only the
             user may specify.
     """
-    place = f"{flag} {folder}"
+    folder_option = f"{flag} {folder}"
     if list(stored[:depth]) != list(typed[:depth]):
         stored_command = " ".join(("loadgen", *stored[:depth]))
         raise UserError(
             "mismatch",
             "the folder holds the result of another command",
-            place,
+            folder_option,
             f"it was written by {stored_command}",
         )
+    # The name of a subcommand stays in front, because `merge_arguments` expects it: of `mlperf
+    # server`, the parent command is `mlperf`.
     parent_commands = list(typed[: depth - 1])
     stored_rest = stored[depth - 1 :]
     typed_rest = typed[depth - 1 :]
-    missing = arguments_to_type_again(_without_repeated(stored_rest, typed_rest))
+    remaining_arguments = _without_options_of(typed_rest, stored_rest)
+    missing = arguments_to_type_again(remaining_arguments)
     if missing:
         raise UserError(
             "missing_option",
             "servers and keys are not taken from a results folder, because another author may have "
             "written it",
-            place,
+            folder_option,
             f"if these are correct, add {shlex.join(missing)}",
         )
     # The folder is specified twice: if the stored command line ends with an option that lacks its
@@ -102,56 +115,67 @@ def resume_arguments(
 def arguments_to_type_again(stored: Sequence[str]) -> list[str]:
     """Return the options of a stored command line that the user has to type to continue it.
 
-    A simulated target need not be typed again.
+    These are the options of `FLAGS_THAT_MUST_BE_TYPED`, with their values. A simulated target need
+    not be typed again, because it reaches no server.
     """
     arguments: list[str] = []
     for token in _tokens(stored):
-        is_simulated = token.flag in COMMAND_OPTIONS["url"].flags and token.value.startswith("sim:")
+        is_url = token.flag in COMMAND_OPTIONS["url"].flags
+        is_simulated = is_url and token.value.startswith("sim:")
         if token.flag in FLAGS_THAT_MUST_BE_TYPED and not is_simulated:
             arguments += token.arguments
     return arguments
 
 
-def _without_repeated(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Return the stored arguments without the options that are typed again, by any name."""
-    typed_flags = {word.partition("=")[0] for word in _split_short_options(typed)}
+def _without_options_of(typed: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """Return the stored arguments without the options that the typed command line has too.
+
+    An option counts as the same under each of its names: a typed `-u` replaces a stored `--url`.
+    """
+    typed_flags = {argument.partition("=")[0] for argument in _split_short_options(typed)}
     replaced = typed_flags & COMPARISON_FLAGS
     for option in COMMAND_OPTIONS.values():
-        if typed_flags & set(option.flags):
+        if not typed_flags.isdisjoint(option.flags):
             replaced |= set(option.flags)
-    return [
-        word for token in _tokens(stored) if token.flag not in replaced for word in token.arguments
-    ]
+    remaining_arguments: list[str] = []
+    for token in _tokens(stored):
+        if token.flag not in replaced:
+            remaining_arguments += token.arguments
+    return remaining_arguments
 
 
 def _tokens(arguments: Sequence[str]) -> Iterator[Token]:
     """Yield the options and arguments of a command line.
 
-    Only the options that a caller looks for have to be known: the value of any other option counts
-    as an argument.
+    Only shared options and those that must be typed are recognized, because callers look for no
+    others. The value of any other option counts as an argument.
     """
-    takes_value = FLAGS_THAT_MUST_BE_TYPED | {
-        flag for option in COMMAND_OPTIONS.values() for flag in option.flags
-    }
-    takes_value -= SWITCHES
     remaining = _split_short_options(arguments)
-    for word in remaining:
-        flag, equals, value = word.partition("=")
-        if equals or flag not in takes_value:
-            yield Token(flag, value, (word,))
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
+        if equals or flag not in _FLAGS_WITH_VALUE:
+            yield Token(flag, value, (argument,))
             continue
-        value_word = next(remaining, None)
-        if value_word is None:
-            yield Token(flag, "", (word,))
+        following = next(remaining, None)
+        if following is None:  # the command line ends without the value
+            yield Token(flag, "", (argument,))
         else:
-            yield Token(flag, value_word, (word, value_word))
+            yield Token(flag, following, (argument, following))
 
 
 def _split_short_options(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments with each short option on its own: `-kuURL` is -k, -u and URL."""
-    for word in arguments:
-        rest = word
-        while rest[:1] == "-" and rest[1:2].isalpha() and len(rest) > 2:
-            yield rest[:2]
-            rest = f"-{rest[2:]}" if rest[:2] in SWITCHES else rest[2:]
+    """Yield the arguments with each short option on its own: `-kuURL` becomes -k, -u and URL."""
+    for argument in arguments:
+        rest = argument
+        while _is_joined_short_option(rest):
+            flag = rest[:2]
+            yield flag
+            rest = rest[2:]
+            if flag in SWITCHES:  # another short option follows, not a value
+                rest = f"-{rest}"
         yield rest
+
+
+def _is_joined_short_option(argument: str) -> bool:
+    """Return True for a short option with something attached to it, like `-c8` or `-ku`."""
+    return len(argument) > 2 and argument[0] == "-" and argument[1].isalpha()

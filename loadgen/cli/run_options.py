@@ -43,10 +43,12 @@ class Option:
         default: The value of the option if it is not specified.
         default_text: What happens without the option, where that is no value of it.
         parse: Reads a value from the command line or from Python.
-        part: What uses the value: the file of the workload, its load, or the settings of the run.
+        part: What uses the value: the workload ("workload": which file is read), its load, or the
+            settings of the run.
         must_be_typed: Whether it names a host, a key or a listener. Such an option is never taken
-            from the command line that a results folder stores: the folder may be a stranger's.
-        other_tools: Flags of other tools that it replaces, for hints.
+            from the command line that a results folder stores, because another author may have
+            written the folder.
+        other_tools: Flags of other tools with the same meaning, for hints.
         complete: Offers values for what has been typed, for the completion of the shell.
     """
 
@@ -69,7 +71,7 @@ class Option:
         """The values that it takes, if they can be listed."""
         return self.parse.choices if isinstance(self.parse, parsers.ChoiceParser) else ()
 
-    def place(self, name: str, value: object) -> str:
+    def describe(self, name: str, value: object) -> str:
         """Return how an error message names the option with a value; `name` is its keyword."""
         if self.set_metavar:
             return f"--set {name}={value}"
@@ -807,7 +809,7 @@ class RunOptions(TypedDict, total=False):
             panel="Target",
             help="Number of GPUs behind the endpoint, for metrics and costs per GPU.",
             cli_type=int,
-            parse=parsers.CountParser("GPUs", "a whole number from 1"),
+            parse=parsers.CountParser("a whole number from 1"),
         ),
     ]
     shape: Annotated[
@@ -991,7 +993,13 @@ COMMAND_OPTIONS: dict[str, Option] = {
     name: annotation.__metadata__[0]
     for name, annotation in get_type_hints(CommandOptions, include_extras=True).items()
 }
+"""All options that several commands share, by keyword."""
+
 OPTIONS = {name: COMMAND_OPTIONS[name] for name in RunOptions.__annotations__}
+"""The options that are also keywords of `loadgen.run`."""
+
 SET_KEYS = {name: option for name, option in COMMAND_OPTIONS.items() if option.set_metavar}
+"""The rare options that have no flag and are specified as `--set KEY=VALUE`."""
+
 LOAD_OPTIONS = frozenset(name for name, option in OPTIONS.items() if option.part != "settings")
-"""The options that change the workload or its load."""
+"""The names of the options that change the workload or its load."""

@@ -61,7 +61,7 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dict[str, Any]:
-    """Return the parsed values of the settings, and add what is wrong to `errors`."""
+    """Return the parsed values of the settings, and add errors for the others to `errors`."""
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         value = options.get(name)
@@ -70,9 +70,10 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
         with collecting(errors):
             try:
                 values[name] = option.parse(value)
-            except units.InvalidValueError as wrong:
-                place = option.place(name, "***" if name == "api_key" else value)
-                raise UserError(wrong.code, str(wrong), place, wrong.hint) from None
+            except units.InvalidValueError as error:
+                visible_value = "***" if name == "api_key" else value
+                where = option.describe(name, visible_value)
+                raise UserError(error.code, str(error), where, error.hint) from None
     return values
 
 

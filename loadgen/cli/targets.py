@@ -40,8 +40,11 @@ NO_ENDPOINT = Endpoint(url="")
 URL_HINT = "--url http://HOST:8000; to simulate a server: --url sim:gb300-vm"
 
 
-def _check_url(url: str) -> str:
-    """Return a URL that a target can have. Raises units.InvalidValueError for another one."""
+def _validate_url(url: str) -> str:
+    """Return the URL of a target unchanged, as pydantic expects of a validator.
+
+    Raises units.InvalidValueError if no target can have this URL.
+    """
     if url.startswith("sim:"):
         raise InvalidValueError(
             "invalid_url",
@@ -61,7 +64,7 @@ class WrittenTarget(Part):
     The options of the command line apply to whatever the file does not specify.
     """
 
-    url: Annotated[str, AfterValidator(_check_url)]
+    url: Annotated[str, AfterValidator(_validate_url)]
     name: str = ""  # the default is the address
     api_key_env: str | None = None
     api_key_file: str | None = None  # relative to the targets file
@@ -83,7 +86,12 @@ class WrittenTargets(Part):
 
 
 class _TargetsFile(NamedTuple):
-    """A targets file as it was parsed, for the places of errors in it."""
+    """A targets file as it was parsed, with what is needed to report errors with their line.
+
+    Attributes:
+        top: The content of the file, with the line and column of each key.
+        context: The name and folder of the file, and the errors that were found in it so far.
+    """
 
     top: Map
     context: FileContext
@@ -92,9 +100,9 @@ class _TargetsFile(NamedTuple):
         self, code: Code, message: str, place: Sequence[str | int], hint: str, *, key: str = ""
     ) -> None:
         """Add an error at a place, which is a path of keys and indices below `targets`."""
-        spot, path, _ = locate(self.top, ("targets", *place))
-        where_in_file = place_at(self.context.file, spot, path)
-        self.context.errors.append(UserError(code, message, where_in_file, hint, key=key))
+        node, path, _ = locate(self.top, ("targets", *place))
+        position = place_at(self.context.file, node, path)
+        self.context.errors.append(UserError(code, message, position, hint, key=key))
 
 
 def load_targets(
@@ -112,10 +120,10 @@ def load_targets(
         CombinedError: With every error in the file.
     """
     text = read_yaml_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
-    top, faults = read_yaml(
+    top, syntax_errors = read_yaml(
         text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
     )
-    context = FileContext(file=str(path), directory=path.parent, errors=faults)
+    context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
     written = validate_document(WrittenTargets, top, context)
     if written is None:
         raise CombinedError(sort_errors(context.errors))
@@ -139,6 +147,10 @@ def _to_endpoint(
     env: Mapping[str, str],
     common: Endpoint,
 ) -> Endpoint:
+    """Return the endpoint of one target; `common` has what applies to targets without their own.
+
+    Errors are added to the file.
+    """
     return Endpoint(
         url=target.url,
         name=target.name or Target.parse(target.url).address,
@@ -157,14 +169,21 @@ def _read_api_key(
     env: Mapping[str, str],
     common_key: str | None,
 ) -> str | None:
-    """Return the key of a target; a variable that is not set or an unreadable file is an error."""
+    """Return the API key of a target, or None if there is none.
+
+    A variable that is not set and a file that cannot be read are added to the errors of the file.
+    """
     if target.api_key_env is not None:
         name = target.api_key_env
         key = env.get(name)
         if not key:
-            place = (index, "api_key_env")
-            hint = f"export {name}=..."
-            file.add_error("unset_variable", f"{name} is not set", place, hint, key=name)
+            file.add_error(
+                "unset_variable",
+                f"{name} is not set",
+                (index, "api_key_env"),
+                f"export {name}=...",
+                key=name,
+            )
         return key or None
     if target.api_key_file is None:
         return common_key or env.get("OPENAI_API_KEY") or None
@@ -189,17 +208,17 @@ def _check_not_repeated(
     if any(other.name == endpoint.name for other in earlier):
         message = f"two targets are named {endpoint.name!r}"
         file.add_error("duplicate", message, (index,), "give each target its own name")
-    same = [other for other in earlier if _is_same(other, endpoint)]
-    if same:
+    same_server = [other for other in earlier if _is_same_server(other, endpoint)]
+    if same_server:
         file.add_error(
             "duplicate",
-            f"has the same URL and key as {same[0].name!r}",
+            f"has the same URL and key as {same_server[0].name!r}",
             (index, "url"),
             "list each server once; otherwise its load counts twice",
         )
 
 
-def _is_same(first: Endpoint, second: Endpoint) -> bool:
+def _is_same_server(first: Endpoint, second: Endpoint) -> bool:
     """Return True if two targets have the same base URL and the same key."""
     return (
         first.api_key == second.api_key
@@ -259,8 +278,10 @@ def check_url(url: str, *, server: str = "auto") -> None:
 def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:
     """Return the endpoints of a repeated `--url`.
 
-    `common` has the key and the machine of each; a target with a name has only the key. Raises
-    Faults for a URL that cannot be used or is repeated.
+    Each gets the key and the machine of `common`. A target with a name (`--url NAME=URL`) gets only
+    the key, because it serves other steps of a task than the others, usually on another machine.
+
+    Raises CombinedError with every URL that cannot be used or is repeated.
     """
     endpoints: list[Endpoint] = []
     errors: list[LoadgenError] = []
@@ -268,7 +289,8 @@ def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, 
         named = split_named_url(text)
         url = text if named is None else named.url
         with collecting(errors):
-            address = _check_one_of_several(url)
+            _check_can_be_combined(url)
+            address = _redacted_url(url)
             endpoint = replace(common, url=url, name=address)
             if named is not None:
                 endpoint = Endpoint(
@@ -283,14 +305,19 @@ def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, 
     return tuple(endpoints)
 
 
-def _check_one_of_several(url: str) -> str:
-    """Return the address of a URL that can be used beside others. Raises UserError."""
+def _check_can_be_combined(url: str) -> None:
+    """Raise UserError for a target that cannot be one of several, like a simulated one."""
     backend = backends.of_target(url)
-    if backends.provides_target(backend):
-        reason = f"a target of {backend.name} must be the only target"
-        if backend.virtual:
-            reason = f"{url} is simulated and must be the only target"
-        raise UserError("conflict", reason, "--url", "leave out the other targets")
+    if not backends.provides_target(backend):
+        return
+    reason = f"a target of {backend.name} must be the only target"
+    if backend.virtual:
+        reason = f"{url} is simulated and must be the only target"
+    raise UserError("conflict", reason, "--url", "leave out the other targets")
+
+
+def _redacted_url(url: str) -> str:
+    """Return a URL without its password, as it is shown. Raises UserError if it cannot be used."""
     try:
         return Target.parse(url).redacted
     except TargetUnusable as error:
@@ -298,4 +325,5 @@ def _check_one_of_several(url: str) -> str:
 
 
 def _has_same_role(first: Endpoint, second: Endpoint) -> bool:
+    """Return True if two endpoints have the same URL and serve the same steps of tasks."""
     return first.name == second.name and first.serves == second.serves

@@ -28,19 +28,26 @@ _COMMANDS_OF_OTHER_TOOLS = {
     ("profile",): "run",
 }
 """Commands of other tools that send a load, with the command of this tool that does."""
-_EXTRA_WORD_HINTS = {"sim": "--preset {}", "run": "give one workload"}
-"""For a command, what an unexpected word on its command line probably means."""
-_URL = "[A-Za-z][A-Za-z0-9+.-]+:/"  # a Path has only one slash of the two
-_ARGUMENTS_OF_FILES = ("contract", "dataset", "trace", "workload")
-_OPTIONS_OF_RESULTS = ("resume", "extend")
-_TIME_UNITS = "ms|s|sec|seconds|m|min|minutes|h|hours|req|%"
+_UNEXPECTED_ARGUMENT_HINTS = {"sim": "--preset {}", "run": "give one workload"}
+"""For a command, what an unexpected argument on its command line probably means."""
+_URL_PREFIX = "[A-Za-z][A-Za-z0-9+.-]+:/"
+"""The beginning of a URL with one slash: `Path("http://host")` is `http:/host` as text."""
+_UNITS = "ms|s|sec|seconds|m|min|minutes|h|hours|req|%"
+_INPUT_FILE_ARGUMENTS = ("contract", "dataset", "trace", "workload")
+"""The arguments that take a file which the user wrote. All other arguments take a result."""
+_RESULT_OPTIONS = ("resume", "extend")
+"""The options that take the folder of a result. All other options with a path take a file."""
+_MIN_SIMILARITY = 0.7
+"""How similar an unknown option must be to a known one (1 is equal) to be suggested."""
 
 
 def to_user_error(error: Any) -> UserError:
-    """Return the error to show for an exception that typer raised while it parsed arguments."""
+    """Return the error to show for an exception that typer raised while it parsed arguments.
+
+    The exceptions of click have no common structure: each kind has its own attributes.
+    """
     command = error.ctx.command_path if error.ctx is not None else "loadgen"
-    kind = type(error).__name__
-    if kind == "NoSuchOption":
+    if type(error).__name__ == "NoSuchOption":
         return _unknown_options(error, command)
     if getattr(error, "param", None) is not None:
         return _invalid_parameter(error, command)
@@ -54,32 +61,56 @@ def to_user_error(error: Any) -> UserError:
     unknown_command = re.match("No such command '(.+?)'", str(error.message))
     if unknown_command is not None:
         return _unknown_command(unknown_command[1], error.ctx)
-    return _unexpected_word(error, command)
+    return _unexpected_argument(error, command)
 
 
 def _unknown_command(name: str, ctx: Any) -> UserError:
-    """Return the error for a word that is no command; it may be one of another tool."""
-    arguments = list(ctx.find_root().obj or [])
-    depth = len(ctx.command_path.split()) - 1
-    rest = arguments[depth:]
-    for other_words, command_name in _COMMANDS_OF_OTHER_TOOLS.items():
-        if tuple(rest[: len(other_words)]) == other_words and depth == 0:
-            command = ctx.command.get_command(ctx, command_name)
-            typed = [command_name, *rest[len(other_words) :]]
-            translation = translate(typed, 1, _options_of(command, ("--help",)))
-            return UserError(
-                "unknown_name",
-                f"unknown command: {name}",
-                f"{ctx.command_path} {' '.join(other_words)}",
-                f"type: {translation.command}",
-            )
-    hint = _hint_for_command(name, rest) if depth == 0 else ""
+    """Return the error for a command that does not exist; another tool may have it."""
+    arguments = _command_line(ctx)
+    depth = _count_names(ctx.command_path)
+    is_top_level = depth == 0
+    hint = ""
+    if is_top_level:
+        translation = _translate_command_of_other_tool(arguments, ctx)
+        if translation is not None:
+            return translation
+        hint = _hint_for_command(name, arguments)
     return UserError(
         "unknown_name",
         f"unknown command: {name}",
         ctx.command_path,
         hint or did_you_mean(name, ctx.command.list_commands(ctx)),
     )
+
+
+def _translate_command_of_other_tool(arguments: Sequence[str], ctx: Any) -> UserError | None:
+    """Return an error with the translated command line, or None if no other tool has the command.
+
+    `loadgen benchmark run --target URL`, for example, is answered with `loadgen run --url URL`.
+    """
+    for their_command, our_command in _COMMANDS_OF_OTHER_TOOLS.items():
+        name_count = len(their_command)
+        if tuple(arguments[:name_count]) != their_command:
+            continue
+        known = _options_of(ctx.command.get_command(ctx, our_command), ("--help",))
+        translation = translate([our_command, *arguments[name_count:]], 1, known)
+        return UserError(
+            "unknown_name",
+            f"unknown command: {their_command[0]}",
+            f"{ctx.command_path} {' '.join(their_command)}",
+            f"type: {translation.command}",
+        )
+    return None
+
+
+def _command_line(ctx: Any) -> list[str]:
+    """Return the whole command line without the name of the program; `main` stores it in `obj`."""
+    return list(ctx.find_root().obj or [])
+
+
+def _count_names(command_path: str) -> int:
+    """Return how many arguments name a command: 2 for `loadgen mlperf server`."""
+    return len(command_path.split()) - 1
 
 
 def _hint_for_command(name: str, arguments: Sequence[str]) -> str:
@@ -93,42 +124,45 @@ def _hint_for_command(name: str, arguments: Sequence[str]) -> str:
     return ""
 
 
-def _options_of(command: Any, help_names: Iterable[str]) -> dict[str, KnownOption]:
-    """Return the options of a command by their names."""
-    known = {
-        name: KnownOption(takes_value=not (param.is_flag or param.count))
-        for param in command.params
-        if param.param_type_name == "option"
-        for name in (*param.opts, *param.secondary_opts)
-    }
-    return known | {name: KnownOption(takes_value=False) for name in help_names}
+def _options_of(command: Any, help_flags: Iterable[str]) -> dict[str, KnownOption]:
+    """Return the options of a command by their flags. click adds those of the help when it runs."""
+    known = {flag: KnownOption(takes_value=False) for flag in help_flags}
+    for param in command.params:
+        if param.param_type_name != "option":
+            continue
+        option = KnownOption(takes_value=not (param.is_flag or param.count))
+        for flag in (*param.opts, *param.secondary_opts):
+            known[flag] = option
+    return known
 
 
 def _unknown_options(error: Any, command: str) -> UserError:
-    """Return one error for all options that a command does not have, with what to type instead."""
+    """Return one error for all options that a command does not have, with what to type instead.
+
+    click stops at the first unknown option. A command line of another tool has several, so that all
+    of them are looked for here.
+    """
     ctx = error.ctx
-    arguments = list(ctx.find_root().obj or [])
-    depth = len(command.split()) - 1
-    if hasattr(ctx.command, "list_commands"):
+    arguments = _command_line(ctx)
+    depth = _count_names(command)
+    is_group = hasattr(ctx.command, "list_commands")
+    if is_group:
         return _option_before_command(error.option_name, arguments, depth, ctx)
     known = _options_of(ctx.command, ctx.help_option_names)
     translation = translate(arguments, depth, known)
-    unknown = translation.unknown or (error.option_name,)
+    flags = translation.unknown or (error.option_name,)
     hints = {
-        flag: translation.hints.get(flag) or _similar_flag(flag, known, ctx) for flag in unknown
+        flag: translation.hints.get(flag) or _suggest_similar(flag, known, ctx) for flag in flags
     }
-    if len(unknown) == 1:
-        problem = f"unknown option: {unknown[0]}"
-        lines = [hints[unknown[0]]]
-        if translation.is_changed:
-            lines.append(f"type: {translation.command}")
+    suggested_command = [f"type: {translation.command}"] if translation.is_changed else []
+    if len(flags) == 1:
+        message = f"unknown option: {flags[0]}"
+        lines = [hints[flags[0]], *suggested_command]
     else:
-        problem = f"unknown options: {', '.join(unknown)}"
-        lines = [f"type: {translation.command}"] if translation.is_changed else []
-        lines += [
-            f"{flag}: {hint}" for flag, hint in hints.items() if flag not in translation.replaced
-        ]
-    return UserError("unknown_name", problem, f"{command} {unknown[0]}", "\n  ".join(lines))
+        message = f"unknown options: {', '.join(flags)}"
+        unresolved = [flag for flag in flags if flag not in translation.replaced]
+        lines = [*suggested_command, *(f"{flag}: {hints[flag]}" for flag in unresolved)]
+    return UserError("unknown_name", message, f"{command} {flags[0]}", "\n  ".join(lines))
 
 
 def _option_before_command(flag: str, arguments: list[str], depth: int, ctx: Any) -> UserError:
@@ -142,31 +176,48 @@ def _option_before_command(flag: str, arguments: list[str], depth: int, ctx: Any
     return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
 
 
-def _similar_flag(flag: str, known_flags: Iterable[str], ctx: typer.Context) -> str:
-    similar = closest(flag, list(known_flags), cutoff=0.7)
+def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: typer.Context) -> str:
+    """Return a hint with the known option that is most similar to a flag, and where all are listed.
+
+    A command whose help fits on one screen has no `--help-all`.
+    """
+    similar = closest(flag, list(known_flags), cutoff=_MIN_SIMILARITY)
     suggestion = f"did you mean {similar}? " if similar else ""
     has_full_help = "--help-all" in ctx.help_option_names
-    return f"{suggestion}see {ctx.command_path} {'--help-all' if has_full_help else '--help'}"
+    help_flag = "--help-all" if has_full_help else "--help"
+    return f"{suggestion}see {ctx.command_path} {help_flag}"
 
 
 def _invalid_parameter(error: Any, command: str) -> UserError:
     """Return the error for an option or argument that is missing or has an invalid value."""
     param = error.param
-    if param.param_type_name == "argument":
-        name = param.metavar or param.name.upper()
-    else:
-        name = max(param.opts, key=len)
+    is_argument = param.param_type_name == "argument"
+    name = (param.metavar or param.name.upper()) if is_argument else _longest_flag(param)
     if type(error).__name__ == "MissingParameter":
         hint = f"{param.help} See {command} --help"
         return UserError("missing_option", f"{name} is missing", command, hint)
-    message = str(error.message).removeprefix("Value error, ").rstrip(".")
-    message = message[:1].lower() + message[1:]
+    message = _in_our_style(str(error.message).removeprefix("Value error, "))
     return UserError("invalid_value", message, f"{command} {name}", f"see {command} --help")
 
 
-def _unexpected_word(error: Any, command: str) -> UserError:
-    """Return the error for a word that no argument takes; it may be a URL, a unit or a value."""
-    arguments = list(error.ctx.find_root().obj or []) if error.ctx is not None else []
+def _longest_flag(param: Any) -> str:
+    """Return the name of an option to show: `--url` rather than its short form `-u`."""
+    flags: Sequence[str] = param.opts
+    return max(flags, key=len)
+
+
+def _in_our_style(message: object) -> str:
+    """Return a message of click as our messages are written: small initial, no full stop."""
+    text = str(message).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _unexpected_argument(error: Any, command: str) -> UserError:
+    """Return the error for an argument that the command does not take.
+
+    It may be a URL that lacks its option, a unit that is separated from its number, or a value.
+    """
+    arguments = _command_line(error.ctx) if error.ctx is not None else []
     endpoint = _endpoint_without_flag(arguments)
     if endpoint:
         return UserError(
@@ -175,60 +226,85 @@ def _unexpected_word(error: Any, command: str) -> UserError:
             f"{command} {endpoint}",
             f"--url {endpoint}",
         )
-    message = str(error.message)
-    extra = re.search(r"unexpected extra argument.*\((.*)\)", message)
-    if extra is None:
-        message = message[:1].lower() + message[1:].rstrip(".")
+    unexpected = re.search(r"unexpected extra argument.*\((.*)\)", str(error.message))
+    if unexpected is None:
+        message = _in_our_style(error.message)
         return UserError("invalid_value", message, command, f"see {command} --help")
-    word = extra[1].split()[0]
+    argument = unexpected[1].split()[0]
     return UserError(
         "invalid_value",
-        f"unexpected argument: {word}",
-        f"{command} {word}",
-        _hint_for_extra_word(word, arguments, command),
+        f"unexpected argument: {argument}",
+        f"{command} {argument}",
+        _hint_for_unexpected_argument(argument, arguments, command),
     )
 
 
 def _endpoint_without_flag(arguments: Sequence[str]) -> str:
-    """Return the first URL or `sim:` target that does not follow a flag, or ""."""
-    for before, word in pairwise(arguments):
-        if not before.startswith("-") and re.match("(sim:|https?://)", word):
-            return word
+    """Return the first URL or `sim:` target that does not follow an option, or ""."""
+    for previous, argument in pairwise(arguments):
+        follows_option = previous.startswith("-")
+        if not follows_option and re.match("(sim:|https?://)", argument):
+            return argument
     return ""
 
 
-def _hint_for_extra_word(word: str, arguments: Sequence[str], command: str) -> str:
-    before = next((first for first, second in pairwise(arguments) if second == word), "")
-    if re.fullmatch(r"[0-9.]+", before) and re.fullmatch(_TIME_UNITS, word):
-        return f"write a number and its unit together: {before}{word}"
+def _hint_for_unexpected_argument(argument: str, arguments: Sequence[str], command: str) -> str:
+    """Return what to do about an unexpected argument, which depends on the argument before it."""
+    index = arguments.index(argument) if argument in arguments else 0
+    previous = arguments[index - 1] if index > 0 else ""
+    if re.fullmatch(r"[0-9.]+", previous) and re.fullmatch(_UNITS, argument):
+        return f"write a number and its unit together: {previous}{argument}"
     hint = f"see {command} --help"
-    extra_hint = _EXTRA_WORD_HINTS.get(command.rpartition(" ")[2])
-    return f"{extra_hint.format(word)}; {hint}" if extra_hint else hint
+    command_name = command.rpartition(" ")[2]
+    command_hint = _UNEXPECTED_ARGUMENT_HINTS.get(command_name)
+    return f"{command_hint.format(argument)}; {hint}" if command_hint else hint
 
 
 def check_no_url_is_a_path(params: Sequence[Any], values: Mapping[str, Any]) -> None:
-    """Raise UserError if a URL is the value of a parameter that takes a file or folder.
+    """Raise UserError if the user gave a URL to an option or argument that takes a file or folder.
 
-    Parameters for a result are left to their command, which has a better hint.
+    Parameters that take a result are not checked: their commands explain how to measure a server
+    first, which is a better hint.
+
+    Args:
+        params: The options and arguments of the command.
+        values: Their values, by name.
     """
     for param in params:
         value = values.get(param.name)
-        if isinstance(value, Path) or (param.name == "workload" and value is not None):
-            _check_path(param, str(value))
+        is_workload = param.name == "workload" and value is not None
+        is_path = isinstance(value, Path) or is_workload
+        if is_path and not _takes_result(param):
+            _reject_url(str(value), param)
 
 
-def _check_path(param: Any, text: str) -> None:
-    is_option = param.param_type_name == "option"
-    if is_option:
-        takes_result = param.name in _OPTIONS_OF_RESULTS
-    else:
-        takes_result = param.name not in _ARGUMENTS_OF_FILES
-    if takes_result or not re.match(_URL, text) or os.path.exists(text):
+def _takes_result(param: Any) -> bool:
+    """Return True if an option or argument names a result of an earlier command.
+
+    Most arguments do, and few options.
+    """
+    if param.param_type_name == "option":
+        return param.name in _RESULT_OPTIONS
+    return param.name not in _INPUT_FILE_ARGUMENTS
+
+
+def _reject_url(path_text: str, param: Any) -> None:
+    """Raise UserError if the text of a path is a URL, unless a file with that name exists."""
+    is_url = re.match(_URL_PREFIX, path_text) is not None
+    if not is_url or os.path.exists(path_text):
         return
-    url = text if "://" in text else text.replace(":/", "://", 1)
+    url = _restore_double_slash(path_text)
+    is_option = param.param_type_name == "option"
     raise UserError(
         "invalid_value",
         "must be a file or folder, not a URL",
-        f"{max(param.opts, key=len)} {url}" if is_option else url,
+        f"{_longest_flag(param)} {url}" if is_option else url,
         "use --url for a server, or download the file first",
     )
+
+
+def _restore_double_slash(path_text: str) -> str:
+    """Return `http:/host`, which is how a `Path` writes a URL, as `http://host`."""
+    if "://" in path_text:
+        return path_text
+    return path_text.replace(":/", "://", 1)

@@ -67,7 +67,7 @@ def parse_metadata(
 def collect_secrets(
     api_keys: Iterable[str | None], headers: Iterable[tuple[str, str]]
 ) -> list[str]:
-    """Return what no value may contain: API keys, and credentials and cookies in headers."""
+    """Return the texts that no metadata may contain: API keys, and credentials in headers."""
     credentials = [
         (name, value)
         for name, value in headers
@@ -92,7 +92,14 @@ def _split_pairs(
 def _check_pair(
     key: str, value: str | None, pairs: Mapping[str, str], secrets: Sequence[str]
 ) -> UserError | None:
-    """Return what is wrong with a pair, or None; `pairs` are those before it."""
+    """Return why a pair cannot be stored, or None if it can.
+
+    Args:
+        key: The key.
+        value: The value; None if the user wrote no `=`.
+        pairs: The pairs before it, whose keys must not occur again.
+        secrets: Texts that the value must not contain.
+    """
     if not re.fullmatch(_KEY, key):
         message = "a key must be at most 64 letters, digits, dots, underscores or dashes"
         return UserError("invalid_value", message, "--metadata", _EXAMPLE)
@@ -105,16 +112,17 @@ def _check_pair(
             f"--metadata {key}=***",
             "leave it out; use --api-key-file or an environment variable for keys",
         )
-    place = f"--metadata {key}=..."
+    option = f"--metadata {key}=..."
     if key in pairs:
-        return UserError("duplicate", "the key is specified twice", place, "specify each key once")
+        return UserError("duplicate", "the key is specified twice", option, "specify each key once")
     if not value or len(value) > MAX_VALUE_LENGTH or not value.isprintable():
         message = f"a value must be one line of 1 to {MAX_VALUE_LENGTH} characters"
-        return UserError("invalid_value", message, place, _EXAMPLE)
+        return UserError("invalid_value", message, option, _EXAMPLE)
     return None
 
 
 def _is_secret(value: str, secrets: Sequence[str]) -> bool:
+    """Return True if a value looks like a key or a token, or contains one of the secrets."""
     if re.search(_SECRET_VALUE, value):
         return True
     return any(len(secret) >= MIN_SECRET_LENGTH and secret in value for secret in secrets)

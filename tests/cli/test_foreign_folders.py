@@ -394,12 +394,10 @@ def test_a_page_that_loadgen_did_not_write_is_named(
     (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
     _ends("report", str(theirs))
     said = capsys.readouterr().err
-    assert "note: more/notes.HTM in" in said and "report.html in" not in said, (
-        "that one is made anew"
-    )
+    assert "more/notes.HTM in" in said and "report.html in" not in said, "that one is made anew"
     (theirs / "more" / "notes.HTM").write_text(page.head() + "<script>steal()</script>")
     _ends("report", str(theirs))
-    assert "note: more" not in capsys.readouterr().err, (
+    assert "notes.HTM" not in capsys.readouterr().err, (
         "the browser runs no script in it but that of our pages"
     )
 
