@@ -124,10 +124,10 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
     if page is None:
         return
     content = page.encode()
-    is_inside = path.parent.resolve().is_relative_to(result_dir.resolve())
-    is_link_inside = is_inside and path.is_symlink()
     try:
-        is_current = _has_content(path, content) and not is_link_inside
+        is_inside = path.parent.resolve().is_relative_to(result_dir.resolve())
+        is_link_inside = is_inside and path.is_symlink()
+        is_current = not is_link_inside and _has_content(path, content)
         if not is_current and is_inside:
             files.replace(path, content, shared=True)
         elif not is_current:
