@@ -21,8 +21,8 @@ This page lists performance results of LLM servers that others have published, w
 they mean. It is for people who compare their own measurements with public ones, or who use
 `loadgen size` without a measurement of their own. None of these numbers was measured by loadgen.
 
-The target `published:NAME` of `loadgen size` is a row of the second table, where NAME is a part of
-the name of a system.
+`loadgen size` accepts `published:NAME` in place of a measurement. NAME is a part of the name of a
+system in the table of [MLPerf results](#mlperf-inference-llama-2-70b-output-tokenss).
 """
 NEXT = """
 ## What to read next
@@ -148,7 +148,8 @@ def _mlperf() -> Section:
             )
             for row in source.rows
         ],
-        "verified: verified by MLCommons. summary: only in the summary of the round",
+        'In the column "quality", "verified" means that MLCommons verified the result, and '
+        '"summary" that only the summary of the round contains it.',
         left=2,
         unit=", output tokens/s",
     )
