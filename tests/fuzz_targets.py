@@ -47,7 +47,7 @@ from loadgen.interop import application_calls, reader
 from loadgen.mlperf import loadgen_log
 from loadgen.pricing import price_file
 from loadgen.repeated.capacity import load_capacity
-from loadgen.runs.kind import compared
+from loadgen.runs.kind import load_compared_run
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.error_responses import RefusalError
 from loadgen.sim.server.request_parser import RequestRules, parse_request
@@ -166,7 +166,7 @@ def folder(data: bytes) -> None:
                 path = run / name.decode()
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)
-        compared(run)
+        load_compared_run(run)
 
 
 FILES = (

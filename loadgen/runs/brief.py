@@ -15,6 +15,7 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
+from loadgen.runs.load_fidelity import check_label
 from loadgen.runs.rates import headline
 from loadgen.runs.run_title import run_title
 from loadgen.runs.slo_text import (
@@ -50,6 +51,9 @@ MAX_ERROR_KINDS = 3
 """So many kinds of errors are shown, the most frequent ones."""
 
 QUANTILES = ("p50", "p95", "p99")
+
+LATENCY_TITLE = "Latency (ms)"
+UNRELIABLE_LATENCY_TITLE = "Latency (ms), not reliable"
 
 MAX_CAVEAT_LENGTH = 2 * TEXT_COLUMNS
 MAX_CAVEAT_METRICS = 3
@@ -130,7 +134,7 @@ class _BriefSlo:
         """Yield that no SLO is set, how many objectives are hidden, and why some are undecided."""
         summary = self._summary
         if fails_by_errors(summary):
-            yield Paragraph(_error_rate(summary), "bad")
+            yield Paragraph(_describe_error_rate(summary), "bad")
         elif not self._rows:
             succeeded = _fraction(summary.requests.ok, summary.requests.decided)
             hint = "Add --slo ttft:2s for a pass/fail result."
@@ -196,7 +200,8 @@ def _format_limit_ms(limit_ms: float) -> str:
     return f"{limit_ms:,.10g} ms"
 
 
-def _error_rate(summary: Summary) -> str:
+def _describe_error_rate(summary: Summary) -> str:
+    """Return that a run without an SLO fails because of its errors, with their fraction."""
     requests = summary.requests
     share = format.percent(requests.failed_by_server / requests.decided)
     limit = format.percent(summary.verdict.limits.failure_share)
@@ -213,6 +218,7 @@ def _undecided_reasons(summary: Summary) -> list[str]:
 
 
 def _fraction(part: int, total: int) -> str:
+    """Return counts as text: `231 of 240`."""
     return f"{format.count(part)} of {format.count(total)}"
 
 
@@ -245,6 +251,10 @@ def _latency_rows(summary: Summary) -> list[_LatencyRow]:
 
 
 def _latency_table(summary: Summary) -> Table:
+    """Return the latencies in ms. The heading says if the run is INVALID, so they are unreliable.
+
+    A statistic that is too uncertain to be reported is shown as the range that contains it.
+    """
     statistics = ("mean", *QUANTILES, "max")
     rows = []
     for row in _latency_rows(summary):
@@ -252,11 +262,13 @@ def _latency_table(summary: Summary) -> Table:
         ranges = None if withheld is None else withheld.ranges
         values = [cells.statistic_ms(row.distribution, name, ranges) for name in statistics]
         rows.append((row.label, *values))
-    head = ("Latency (ms)", "mean", *map(cells.quantile_label, QUANTILES), "max")
+    title = LATENCY_TITLE if summary.verdict.valid else UNRELIABLE_LATENCY_TITLE
+    head = (title, "mean", *map(cells.quantile_label, QUANTILES), "max")
     return Table(head, rows)
 
 
 def _confidence_note(summary: Summary) -> Paragraph:
+    """Return how many samples the percentiles marked with ~ need. Empty if none is marked."""
     distributions = [row.distribution for row in _latency_rows(summary)]
     return Paragraph(cells.describe_unsupported(distributions, QUANTILES), "soft")
 
@@ -284,11 +296,12 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _describe_throughput(summary: Summary) -> str:
+    """Return the rates of requests and output tokens, or of prompt tokens if there is no output."""
     rates = headline(summary)
-    requests = format.rate(rates.requests, " req/s")
+    request_rate = format.rate(rates.requests, " req/s")
     if not rates.output:
-        return f"{requests}, {format.rate(rates.input, ' prompt tok/s')}"
-    text = f"{requests}, {format.rate(rates.output, ' output tok/s')}"
+        return f"{request_rate}, {format.rate(rates.input, ' prompt tok/s')}"
+    text = f"{request_rate}, {format.rate(rates.output, ' output tok/s')}"
     if rates.output_per_gpu is None:
         return text
     return f"{text} ({format.quantity(rates.output_per_gpu)} per GPU)"
@@ -302,38 +315,43 @@ def _describe_goodput(summary: Summary) -> str:
 def _describe_requests(summary: Summary) -> str:
     """Return how many requests had which outcome. Outcomes that did not occur are left out."""
     requests = summary.requests
-    parts = [f"{format.count(requests.ok)} succeeded", f"{format.count(requests.failed)} failed"]
+    phrases = [f"{format.count(requests.ok)} succeeded", f"{format.count(requests.failed)} failed"]
     for status in ("dropped", "cancelled", "unfinished", "lost", "resent"):
         count = getattr(requests, status)
         if count:
-            parts.append(f"{format.count(count)} {status}")
-    text = ", ".join(parts)
+            phrases.append(f"{format.count(count)} {status}")
+    text = ", ".join(phrases)
     if summary.warmup.scheduled:
         return f"{text} ({format.count(summary.warmup.scheduled)} warm-up excluded)"
     return text
 
 
 def _describe_errors(summary: Summary) -> str:
+    """Return the most frequent kinds of errors with their counts: `12 http_5xx, 3 timeout`."""
     errors = list(summary.requests.by_error.items())
-    parts = [f"{format.count(error.count)} {kind}" for kind, error in errors[:MAX_ERROR_KINDS]]
+    phrases = [f"{format.count(error.count)} {kind}" for kind, error in errors[:MAX_ERROR_KINDS]]
     if len(errors) > MAX_ERROR_KINDS:
-        parts.append(f"{len(errors) - MAX_ERROR_KINDS} other kinds")
-    return ", ".join(parts)
+        phrases.append(f"{len(errors) - MAX_ERROR_KINDS} other kinds")
+    return ", ".join(phrases)
 
 
 def _describe_delivered_load(summary: Summary) -> str:
+    """Return the load that arrived, its concurrency and stability, and how it was not as planned.
+
+    With sessions, the offered rate counts sessions and not requests, so it is left out.
+    """
     load = summary.load
-    parts = []
+    phrases = []
     if load.offered_rps is not None and summary.sessions is None:
-        parts.append(f"{format.rate(load.offered_rps, ' req/s')} arrived")
-    parts.append(f"{format.quantity(load.in_flight_mean)} concurrent on average")
-    stability = {True: "stable", False: "not stable", None: ""}[summary.sustainable.sustained]
-    if stability:
-        parts.append(stability)
-    not_delivered = [check.code for check in summary.stimulus if check.ok is False]
-    if not_delivered:
-        parts.append(f"differs from the workload in {', '.join(not_delivered)}")
-    return ", ".join(parts)
+        phrases.append(f"{format.rate(load.offered_rps, ' req/s')} arrived")
+    phrases.append(f"{format.quantity(load.in_flight_mean)} concurrent on average")
+    is_sustained = summary.sustainable.sustained
+    if is_sustained is not None:
+        phrases.append("stable" if is_sustained else "not stable")
+    deviations = [check_label(check.code) for check in summary.stimulus if check.ok is False]
+    if deviations:
+        phrases.append(f"differs from the workload in {', '.join(deviations)}")
+    return ", ".join(phrases)
 
 
 def _short_caveat(caveat: str, code: ReasonCode) -> str:
@@ -376,6 +394,7 @@ def find_cause(summary: Summary) -> str:
 
 
 def _describe_overload(summary: Summary) -> str:
+    """Return that the server completed fewer requests than arrived, and what to do."""
     load = summary.load
     return (
         f"Overloaded: {format.rate(load.offered_rps, ' req/s')} arrived, "

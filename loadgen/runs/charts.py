@@ -14,7 +14,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.server_metrics import series as server_series
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, Cloud
+from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, ScatterPlot
 from loadgen.runs.slo_text import outcome_color
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def curves(data: ChartData, summary: Summary) -> Iterator[Chart]:
     omitted = summary.metrics_without("p50")
     for chart in _CURVE_CHARTS:
         curve_by_metric = {
-            metric: data.curves[metric]
+            metric: data.percentile_curves[metric]
             for metric in chart.metrics
-            if metric not in omitted and metric in data.curves
+            if metric not in omitted and metric in data.percentile_curves
         }
         terms = [term for term in summary.goodput.slo if term.metric in chart.limited_metrics]
         if curve_by_metric:
@@ -96,27 +96,27 @@ def _curve_chart(
 ) -> Chart:
     curves = list(curve_by_metric.values())
     main = curves[0]
-    last_position = max(curve.nines[-1] for curve in curves)
-    largest_ms = max(value for curve in curves for value in curve.ms)
-    supported = f"p{_format_nines(main.carried)}"
+    last_position = max(curve.positions[-1] for curve in curves)
+    largest_ms = max(value for curve in curves for value in curve.values_ms)
+    supported = f"p{_format_percentile(main.supported_until)}"
     note = f"{format.counted(main.count, 'sample')} support up to {supported}"
-    if main.carried < main.nines[-1]:
+    if main.supported_until < main.positions[-1]:
         note += "; dashed beyond"
     marks = [_limit_mark(term, largest_ms) for term in terms]
-    if main.carried < last_position:
-        marks.append(Mark(x=main.carried, label=supported, color="soft"))
+    if main.supported_until < last_position:
+        marks.append(Mark(x=main.supported_until, label=supported, color="soft"))
     return Chart(
         title=title,
         note=note,
         x=Axis(label="percentile", format="nines", min=0, max=last_position),
-        y=_ms_axis([value for curve in curves for value in curve.ms]),
+        y=_ms_axis([value for curve in curves for value in curve.values_ms]),
         series=tuple(
             Series(
                 name=curve.name,
-                x=curve.nines,
-                y=curve.ms,
+                x=curve.positions,
+                y=curve.values_ms,
                 color=color,
-                solid_until=curve.carried,
+                solid_until=curve.supported_until,
                 dash=DASHED if metric == "ttft_from_sent" else "",
             )
             for color, (metric, curve) in zip(COLORS, curve_by_metric.items(), strict=False)
@@ -135,13 +135,13 @@ def _limit_mark(term: TermResult, largest_ms: float) -> Mark:
     )
 
 
-def _format_nines(nines: float) -> str:
-    """Return a position in nines as a percentile: 2.0 is `99`.
+def _format_percentile(position: float) -> str:
+    """Return a position on the percentile axis as a percentile: 2.0 is `99`.
 
     It is rounded down, so that it never claims more than the samples support.
     """
-    decimals = max(int(nines) - 1, 0)
-    percent = (1 - 10**-nines) * 100
+    decimals = max(int(position) - 1, 0)
+    percent = (1 - 10**-position) * 100
     return f"{int(percent * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
@@ -229,21 +229,21 @@ def bands(data: ChartData) -> tuple[Band, ...]:
 
 def over_time(data: ChartData) -> Iterator[Chart]:
     """Yield load, output tokens and requests in flight over time."""
-    note = f"per {data.load.width_s:g} s"
+    note = f"per {data.load.request_rates.width_s:g} s"
     requests = Axis(label="req/s", unit="req/s", min=0)
     tokens = Axis(label="tok/s", unit="tok/s", min=0)
     in_flight = Axis(label="requests", min=0)
-    yield _binned_chart(data, "Offered and completed load", data.load, requests, note)
-    yield _binned_chart(data, "Output throughput", data.output, tokens)
-    yield _binned_chart(data, "Requests in flight", data.in_flight, in_flight)
+    yield _binned_chart(data, "Offered and completed load", data.load.request_rates, requests, note)
+    yield _binned_chart(data, "Output throughput", data.load.output_rate, tokens)
+    yield _binned_chart(data, "Requests in flight", data.load.in_flight, in_flight)
 
 
 def latency_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield TTFT and TPOT over time, with their limits."""
     omitted = summary.metrics_without("p50")
     for metric, title, bins, time_label in (
-        ("ttft", "TTFT", data.ttft, "by scheduled time"),
-        ("tpot", "TPOT", data.tpot, "by time of the last token"),
+        ("ttft", "TTFT", data.latency.ttft, "by scheduled time"),
+        ("tpot", "TPOT", data.latency.tpot, "by time of the last token"),
     ):
         values = [value for series in bins.series.values() for value in series if value is not None]
         if metric in omitted or not values:
@@ -270,7 +270,8 @@ def latency_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
 
 def recovery(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
     """Yield the SLO attainment over time, with each event and when the SLO was met again."""
-    if data.good is None:
+    attainment = data.load.slo_attainment
+    if attainment is None:
         return
     marks = []
     for event in recoveries:
@@ -279,24 +280,25 @@ def recovery(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]
         if event.recovered_after_s:
             recovered_s = event.at_s + event.recovered_after_s
             marks.append(Mark(x=recovered_s, label="met again", color="good"))
-    note = f"per {data.good.width_s:g} s, by scheduled time"
+    note = f"per {attainment.width_s:g} s, by scheduled time"
     axis = _share_axis("% of requests")
-    yield _binned_chart(data, "SLO attainment", data.good, axis, note, tuple(marks))
+    yield _binned_chart(data, "SLO attainment", attainment, axis, note, tuple(marks))
 
 
-def gaps_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
+def inter_chunk_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield the inter-chunk latencies over time, unless they are omitted from the results."""
-    if not data.gaps or "inter_chunk" in summary.metrics_without("p50"):
+    cells = data.latency.inter_chunk
+    if not cells or "inter_chunk" in summary.metrics_without("p50"):
         return
-    lowest_ms = min(low for _, _, low, _, _ in data.gaps)
-    highest_ms = max(high for _, _, _, high, _ in data.gaps)
+    lowest_ms = min(low for _, _, low, _, _ in cells)
+    highest_ms = max(high for _, _, _, high, _ in cells)
     yield Chart(
         kind="cells",
         title="Inter-chunk latency",
         note="darker is more frequent (log); stalls are at the top",
         x=_time_axis(data),
         y=Axis(label="ms, log", unit="ms", log=True, min=lowest_ms, max=highest_ms),
-        cells=data.gaps,
+        cells=cells,
     )
 
 
@@ -322,12 +324,12 @@ def server(
         (server_series.WAITING, "queued, server", "c2"),
     )
     if requests:
-        client_line = _client_line(data, data.in_flight, "in flight, client")
+        client_line = _client_line(data, data.load.in_flight, "in flight, client")
         axis = Axis(label="requests", min=0)
         yield _lines_over_time(data, "Requests in the server", axis, (*requests, client_line))
     tokens = lines((server_series.OUTPUT, "server", "c1"))
     if tokens:
-        client_line = _client_line(data, data.output, "client")
+        client_line = _client_line(data, data.load.output_rate, "client")
         axis = Axis(label="tok/s", unit="tok/s", min=0)
         title = "Output throughput, server and client"
         yield _lines_over_time(data, title, axis, (*tokens, client_line))
@@ -382,43 +384,47 @@ def lengths(data: ChartData) -> Iterator[Chart]:
     """Yield latencies by length, requested and received lengths, and the cache hit rate."""
     prompt = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
     output = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _cloud_chart("TTFT by prompt length", data.ttft_by_input, prompt, "ms")
-    yield from _cloud_chart("E2E latency by output length", data.e2e_by_output, output, "ms")
-    if data.asked_by_output is not None:
+    yield from _scatter_chart("TTFT by prompt length", data.scatter.ttft_by_input, prompt, "ms")
+    yield from _scatter_chart(
+        "E2E latency by output length", data.scatter.e2e_by_output, output, "ms"
+    )
+    received_by_requested = data.scatter.received_by_requested
+    if received_by_requested is not None:
         requested = Axis(label="requested tokens", unit="requested", pad=True)
         title = "Requested and received output length"
-        yield from _cloud_chart(title, data.asked_by_output, requested, "tokens received")
-    if data.cached is not None and any(data.cached.series["cached"]):
+        yield from _scatter_chart(title, received_by_requested, requested, "tokens received")
+    hit_rate = data.load.cache_hit_rate
+    if hit_rate is not None and any(hit_rate.series["cached"]):
         axis = _share_axis("% of prompt tokens")
         line = Series(
-            x=_bin_centers(data.cached, data.length_s),
-            y=data.cached.series["cached"],
+            x=_bin_centers(hit_rate, data.length_s),
+            y=hit_rate.series["cached"],
             color="c3",
         )
         yield _lines_over_time(data, "Prefix cache hit rate", axis, (line,))
 
 
-def _cloud_chart(title: str, cloud: Cloud, x: Axis, unit: str) -> Iterator[Chart]:
+def _scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Iterator[Chart]:
     """Yield a scatter plot.
 
     A plot without points is left out, and one with a single x, which a percentile curve shows
     better.
     """
-    if cloud.count == 0 or cloud.x[0] == cloud.x[1]:
+    if plot.count == 0 or plot.x[0] == plot.x[1]:
         return
-    y = Axis(label=f"{unit}, log" if cloud.log_y else unit, unit=unit, log=cloud.log_y, pad=True)
-    if cloud.points:
-        x_values, y_values = zip(*cloud.points, strict=True)
+    y = Axis(label=f"{unit}, log" if plot.log_y else unit, unit=unit, log=plot.log_y, pad=True)
+    if plot.points:
+        x_values, y_values = zip(*plot.points, strict=True)
         points = Series(x=x_values, y=y_values, color="c1")
         yield Chart(kind="cloud", title=title, x=x, y=y, series=(points,))
         return
     yield Chart(
         kind="cells",
         title=title,
-        note=f"{format.counted(cloud.count, 'request')}; darker is more frequent (log)",
-        x=msgspec.structs.replace(x, min=cloud.x[0], max=cloud.x[1], pad=False),
-        y=msgspec.structs.replace(y, min=cloud.y[0], max=cloud.y[1], pad=False),
-        cells=cloud.cells,
+        note=f"{format.counted(plot.count, 'request')}; darker is more frequent (log)",
+        x=msgspec.structs.replace(x, min=plot.x[0], max=plot.x[1], pad=False),
+        y=msgspec.structs.replace(y, min=plot.y[0], max=plot.y[1], pad=False),
+        cells=plot.cells,
     )
 
 
@@ -429,7 +435,7 @@ class _SlowPlot(NamedTuple):
     """
 
     title: str
-    cloud: Cloud
+    points: ScatterPlot
     label: str
     field: str
     format: Literal["number", "time"] = "number"
@@ -443,22 +449,30 @@ def slow(data: ChartData, summary: Summary) -> Iterator[Chart]:
         if request.by == "ttft" and request.ttft_ms is not None
     ]
     plots = (
-        _SlowPlot("TTFT by prompt length", data.ttft_by_input, "prompt tokens", "input_tokens"),
+        _SlowPlot(
+            "TTFT by prompt length", data.scatter.ttft_by_input, "prompt tokens", "input_tokens"
+        ),
         _SlowPlot(
             "TTFT by concurrency",
-            data.ttft_by_in_flight,
+            data.scatter.ttft_by_in_flight,
             "other requests in flight",
             "in_flight",
         ),
-        _SlowPlot("TTFT by queue time", data.ttft_by_queue, "ms in the server's queue", "queue_ms"),
         _SlowPlot(
-            "TTFT over time", data.ttft_by_time, "since the start of the run", "due_s", "time"
+            "TTFT by queue time", data.scatter.ttft_by_queue, "ms in the server's queue", "queue_ms"
+        ),
+        _SlowPlot(
+            "TTFT over time",
+            data.scatter.ttft_by_time,
+            "since the start of the run",
+            "due_s",
+            "time",
         ),
     )
     for plot in plots:
         unit = plot.label if plot.format == "number" else ""
         x = Axis(label=plot.label, unit=unit, format=plot.format, pad=True)
-        for chart in _cloud_chart(plot.title, plot.cloud, x, "ms"):
+        for chart in _scatter_chart(plot.title, plot.points, x, "ms"):
             marked = _slowest_points(slowest, plot.field)
             yield msgspec.structs.replace(chart, series=(*chart.series, *marked))
 
@@ -483,7 +497,7 @@ def _slowest_points(slowest: Sequence[SlowRequest], field: str) -> Iterator[Seri
 
 def errors(data: ChartData) -> Iterator[Chart]:
     """Yield failed requests over time, as stacked bars by kind of error."""
-    bins = data.errors
+    bins = data.load.errors
     if not bins.series:
         return
     colors = ("bad", *COLORS)
@@ -507,7 +521,7 @@ def errors(data: ChartData) -> Iterator[Chart]:
 
 def client(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield the CPU use and the send delay of the load generator."""
-    bins = data.client
+    bins = data.load.client_overhead
     centers = _bin_centers(bins, data.length_s)
     cpu = bins.series["cpu"]
     if any(value is not None for value in cpu):

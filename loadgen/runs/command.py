@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +36,7 @@ from loadgen.core.errors import (
 )
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.repeated.repeat_loop import write_repeat_summary
-from loadgen.runs.builds import BuildReport, build_report
+from loadgen.runs.ci_report import CiReport, create_ci_report
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -94,13 +94,13 @@ class RunPlan(NamedTuple):
         workloads: The workload of each run by its name; several if --concurrency is a list.
         settings: The settings of all runs.
         repetition: How often the only workload is run; None if it is run once.
-        build: Where the outcome is written for a build server.
+        ci_report: The files that tell a CI system the outcome.
     """
 
     workloads: dict[str, Workload]
     settings: Settings
     repetition: Repetition | None
-    build: BuildReport
+    ci_report: CiReport
 
     @property
     def runs(self) -> list[tuple[Workload, Settings]]:
@@ -130,7 +130,7 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    plan = _check(invocation, report_options, shard_options, workload)
+    plan = _plan_runs(invocation, report_options, shard_options, workload)
     from loadgen.core.metrics.summary import exit_code
     from loadgen.runs.planned_runs import print_plans
     from loadgen.runs.run_display import create_display
@@ -140,7 +140,7 @@ def run(
         if repetition is not None:
             print_status(f"runs: {repetition.description}")
         return print_plans(plan.runs, invocation.budget())
-    plan.build.begin(COMMAND)
+    plan.ci_report.begin(COMMAND)
     display = create_display(invocation)
     display.announce_runs(plan.runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(plan.settings.out)
@@ -150,18 +150,21 @@ def run(
         outcome = _run_load_points(invocation, plan, display, report_options)
     else:
         outcome = _run_once(invocation, plan, display, report_options)
-    plan.build.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
+    plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
     codes = [exit_code(run.summary, strict=report_options.strict) for run in outcome.runs]
     return most_severe(codes if outcome.is_complete else [*codes, INTERRUPTED])
 
 
-def _check(
+def _plan_runs(
     invocation: Invocation,
     report_options: ReportOptions,
     shard_options: ShardOptions,
     workload: str | None,
 ) -> RunPlan:
-    """Return the plan of the runs. Raises CombinedError with every error that was found."""
+    """Check all options and return the runs that they request.
+
+    Raises CombinedError with the errors of all options, so that the user can correct them at once.
+    """
     from loadgen.core.execution.folder_names import check_no_results
     from loadgen.runs.sharding import check_divisible, with_shard
 
@@ -177,13 +180,13 @@ def _check(
     with collecting(errors):
         workloads = _load_workloads(invocation, workload)
     with collecting(errors):
-        build = build_report(
+        ci_report = create_ci_report(
             report_options.junit, github=report_options.github, strict=report_options.strict
         )
     if errors:
         raise CombinedError(errors)
     check_divisible(settings, workloads.values(), is_repeated=repetition is not None)
-    return RunPlan(workloads, settings, repetition, build)
+    return RunPlan(workloads, settings, repetition, ci_report)
 
 
 def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workload]:
@@ -194,9 +197,12 @@ def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workl
     """
     from loadgen.core.workload import parse_concurrency_levels, with_unique_prompts
 
-    concurrency = invocation["concurrency"]
-    steps = parse_concurrency_levels(concurrency) if concurrency else [None]
-    workloads = {f"c{step}": invocation.load_workload(name, concurrency=step) for step in steps}
+    option = invocation["concurrency"]
+    concurrencies = parse_concurrency_levels(option) if option else [None]
+    workloads = {
+        f"c{concurrency}": invocation.load_workload(name, concurrency=concurrency)
+        for concurrency in concurrencies
+    }
     if len(workloads) > 1 and invocation["repeat"] is not None:
         raise UserError(
             "conflict",
@@ -204,7 +210,7 @@ def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workl
             f"--repeat {invocation['repeat']}",
             "use loadgen sweep ... --repeat, or a single value of --concurrency",
         )
-    if len(steps) == 1:
+    if len(concurrencies) == 1:
         return workloads
     return {
         point_name: with_unique_prompts(workload, point_name)
@@ -234,16 +240,19 @@ def _run_once(
 
 
 def next_step(arguments: Sequence[str], settings: Settings) -> str:
-    """Return what to do after a run on a host that was too busy to measure."""
+    """Return what to do after a run on a host that was too busy to measure.
+
+    A simulated target can be measured in virtual time instead, with the same arguments otherwise.
+    """
     from loadgen.core.execution import backend
 
-    known = backend.known(settings)
-    if known is None or not known.virtual_url:
+    simulated_target = backend.known(settings)
+    if simulated_target is None or not simulated_target.virtual_url:
         return (
             "Next: repeat the run from a dedicated host. loadgen doctor --url ... reports what "
             "disturbs this one."
         )
-    changes = ["run", "--url", known.virtual_url]
+    changes = ["run", "--url", simulated_target.virtual_url]
     if settings.out is not None:
         changes += ["-o", f"{settings.out}-virtual"]
     command = shlex.join(merge_arguments(arguments, changes))
@@ -259,12 +268,28 @@ class _RunSeries:
     def __init__(
         self, invocation: Invocation, settings: Settings, display: RunDisplay, output_dir: Path
     ) -> None:
-        """Use the settings for each run, with its own directory."""
+        """Prepare for runs.
+
+        Args:
+            invocation: The command, which executes the runs with its budget and its plug-ins.
+            settings: The settings of each run, apart from its directory.
+            display: Shows the progress of the runs.
+            output_dir: The directory in which each run gets a directory of its own.
+        """
         self.output_dir = output_dir
         self.runs: list[NamedSummary] = []
         self._execute = invocation.executor(display.event_handlers)
         self._settings = settings
         self._display = display
+
+    def run_all(self, workloads: Mapping[str, Workload]) -> bool:
+        """Execute a run for each named workload. Stop and return False if one is interrupted."""
+        is_complete = True
+        for name, workload in workloads.items():
+            is_complete = self.run(name, workload)
+            if not is_complete:
+                break
+        return is_complete
 
     def run(self, name: str, workload: Workload) -> bool:
         """Execute a run and return False if it was interrupted."""
@@ -304,7 +329,7 @@ def _run_load_points(
 
     display.begin_steps(len(plan.workloads), at_most=False)
     with _open_series(invocation, plan, display) as series:
-        is_complete = all(series.run(name, workload) for name, workload in plan.workloads.items())
+        is_complete = series.run_all(plan.workloads)
         checksums.write(series.output_dir)
         if options.as_json:
             documents = [dump_summary(run.summary).strip() for run in series.runs]

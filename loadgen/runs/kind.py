@@ -33,22 +33,28 @@ class StoredRun(NamedTuple):
     """A run as it was stored.
 
     Attributes:
-        folder: The directory of the run.
+        run_dir: The directory of the run.
         summary: Its summary.
-        stored: Its manifest and records. None if only the summary was kept.
+        records: Its manifest, the records of its requests and what else was measured. None if only
+            the summary was kept.
         additions: What other kinds of results in the directory add to its report.
     """
 
-    folder: Path
+    run_dir: Path
     summary: Summary
-    stored: store.Stored | None
+    records: store.Stored | None
     additions: tuple[ExtraSections, ...]
 
 
-def load(folder: Path) -> StoredRun:
+def load(run_dir: Path) -> StoredRun:
     """Return a stored run. Raises UserError if it cannot be read."""
-    opened = run_folder.open_run(folder)
-    return StoredRun(folder, *opened, additions_to(folder, opened))
+    opened = run_folder.open_run(run_dir)
+    return StoredRun(
+        run_dir=run_dir,
+        summary=opened.summary,
+        records=opened.stored,
+        additions=additions_to(run_dir, opened),
+    )
 
 
 def headline(run: StoredRun) -> str:
@@ -59,22 +65,28 @@ def headline(run: StoredRun) -> str:
 
 def report(run: StoredRun) -> Report:
     """Return the report of a run. Without records it has no charts."""
-    if run.stored is None:
-        return text.report(run.summary, additions=run.additions, run_dir=run.folder)
-    manifest, rows, gaps, timeline, samples, *_ = run.stored
+    records = run.records
+    if records is None:
+        return text.report(run.summary, additions=run.additions, run_dir=run.run_dir)
 
     @cache
     def chart_data() -> ChartData:
-        heat = store.read_heat(run.folder)
-        return page_data.compute_chart_data(manifest, rows, gaps, timeline, samples, heat)
+        return page_data.compute_chart_data(
+            records.manifest,
+            records.rows,
+            inter_chunk_histograms=records.gaps,
+            event_counts=records.timeline,
+            worker_samples=records.seconds,
+            inter_chunk_snapshots=store.read_heat(run.run_dir),
+        )
 
     return text.report(
         run.summary,
-        manifest,
+        records.manifest,
         chart_data,
-        server_samples=store.read_server_samples(run.folder),
+        server_samples=store.read_server_samples(run.run_dir),
         additions=run.additions,
-        run_dir=run.folder,
+        run_dir=run.run_dir,
     )
 
 
@@ -90,69 +102,82 @@ def code(run: StoredRun, strict: bool) -> int:
     return most_severe([exit_code(run.summary, strict=strict, reported=True), *codes])
 
 
-def runs(folder: Path) -> list[Path]:
-    """Return the directories of the runs of this result: its own."""
-    return [folder]
+def runs(run_dir: Path) -> list[Path]:
+    """Return the directories of the runs of this result, which is the run itself."""
+    return [run_dir]
 
 
-def list_row(folder: Path) -> ListRow:
+def list_row(run_dir: Path) -> ListRow:
     """Return the row of a run in a list of results, with the capacity that it confirmed."""
-    stored_capacity = capacity_in(folder)
+    stored_capacity = capacity_in(run_dir)
     return ListRow(
         outcome="" if stored_capacity is None else stored_capacity.description,
-        runs=stored_summaries(folder.parent, [folder]),
+        runs=stored_summaries(run_dir.parent, [run_dir]),
     )
 
 
-def capacity_facts(folder: Path) -> CapacityFacts:
-    """Return the capacity in a directory, if there is one. Raises UserError for a damaged one."""
-    return CapacityFacts(capacity_in(folder))
+def capacity_facts(output_dir: Path) -> CapacityFacts:
+    """Return the capacity in a directory, if there is one. Raises UserError for a damaged file."""
+    return CapacityFacts(capacity_in(output_dir))
 
 
-def capacity_in(folder: Path) -> capacity.Capacity | None:
-    """Return the capacity that is stored in a results directory, or None if there is none."""
-    file = folder / capacity.CAPACITY_FILE
-    return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
+def capacity_in(output_dir: Path) -> capacity.Capacity | None:
+    """Return the capacity that is stored in a results directory, or None if there is none.
+
+    Raises UserError for a damaged file.
+    """
+    path = output_dir / capacity.CAPACITY_FILE
+    if not path.is_file():
+        return None
+    return capacity.load_capacity(path.read_bytes(), str(path))
 
 
-def stored_summaries(root: Path, folders: Iterable[Path]) -> tuple[NamedSummary, ...]:
+def stored_summaries(root: Path, run_dirs: Iterable[Path]) -> tuple[NamedSummary, ...]:
     """Return the summaries that runs have stored, named by their path below `root`.
 
     Runs without a summary are left out.
     """
     return tuple(
-        NamedSummary(folder.relative_to(root).as_posix(), run_folder.kept_summary(folder))
-        for folder in folders
-        if (folder / run_folder.SUMMARY).is_file()
+        NamedSummary(run_dir.relative_to(root).as_posix(), run_folder.kept_summary(run_dir))
+        for run_dir in run_dirs
+        if (run_dir / run_folder.SUMMARY).is_file()
     )
 
 
-def compare_side(folder: Path) -> Side:
+def compare_side(run_dir: Path) -> Side:
     """Return the run as one side of a comparison."""
-    return Side(name="", runs=(compared(folder),))
+    return Side(name="", runs=(load_compared_run(run_dir),))
 
 
-def compared(folder: Path) -> ComparedRun:
+def load_compared_run(run_dir: Path) -> ComparedRun:
     """Return a run with its records if they were kept, else with its summary alone.
 
-    Raises UserError for a directory that cannot be read and for one part of a divided run.
+    Raises UserError for a directory that cannot be read. A part of a run that was divided between
+    machines (`--shard`) is refused too, because it has only some of the requests.
     """
-    run_folder.refuse_shard(folder)
-    summary, stored = run_folder.open_run(folder)
-    if stored is None:
-        return ComparedRun(name=folder.name, summary=summary)
+    run_folder.refuse_shard(run_dir)
+    opened = run_folder.open_run(run_dir)
+    if opened.stored is None:
+        return ComparedRun(name=run_dir.name, summary=opened.summary)
     return ComparedRun(
-        name=folder.name, summary=summary, manifest=stored.manifest, rows=stored.rows
+        name=run_dir.name,
+        summary=opened.summary,
+        manifest=opened.stored.manifest,
+        rows=opened.stored.rows,
     )
 
 
-def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield summary.json as it follows from the records, to verify the stored one."""
-    if not (folder / run_folder.SUMMARY).is_file():
+def regenerate(run_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield summary.json, computed again from the records, so that the stored one can be verified.
+
+    A run that did not finish has no stored one, and the file that is yielded says so.
+    """
+    if not (run_dir / run_folder.SUMMARY).is_file():
         reason = "the run has none, because it did not finish"
         yield RegeneratedFile(run_folder.SUMMARY, None, reason)
         return
-    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(run_folder.summary(folder)), RECORDS)
+    summary = run_folder.summary(run_dir)
+    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(summary), RECORDS)
 
 
 FUNCTIONS = ResultFunctions(

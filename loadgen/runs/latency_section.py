@@ -26,11 +26,15 @@ QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 def latency_sections(
     summary: Summary, chart_data: ChartSource
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the table of latencies and what belongs to it."""
+    """Yield the table of latencies, their confidence intervals, recovery times and curves.
+
+    The heading says if the run is INVALID, because its latencies are not reliable then.
+    """
     rows = latency_rows(summary)
     unsupported = cells.describe_unsupported([row.distribution for row in rows], QUANTILES)
+    head = "Latency" if summary.verdict.valid else "Latency (not reliable)"
     yield section(
-        "Latency",
+        head,
         distribution_table(rows, summary),
         _requested_percentiles(summary, rows),
         Paragraph(unsupported, "soft"),
@@ -56,6 +60,7 @@ def distribution_table(rows: Iterable[MetricRow], summary: Summary) -> Table:
 def _uncertain_ranges(
     summary: Summary, definition: MetricDefinition
 ) -> Mapping[str, tuple[float, float]]:
+    """Return the ranges of the statistics of a metric that are too uncertain to be reported."""
     withheld = summary.withheld.get(definition.name)
     return {} if withheld is None else withheld.ranges
 

@@ -78,9 +78,9 @@ def _charts(run_dir: Path) -> list[str]:
 
     if not store.has_rows(run_dir):
         return []
-    manifest, rows, gaps, timeline, samples, *_ = store.read_run(run_dir)
-    data = page_data.compute_chart_data(manifest, rows, gaps, timeline, samples)
-    charts = (("TTFT (ms)", data.ttft), ("TPOT (ms)", data.tpot))
+    stored = store.read_run(run_dir)
+    data = page_data.compute_chart_data(stored.manifest, stored.rows, event_counts=stored.timeline)
+    charts = (("TTFT (ms)", data.latency.ttft), ("TPOT (ms)", data.latency.tpot))
     return [svg_chart(title, bins, data.length_s) for title, bins in charts if bins.series]
 
 

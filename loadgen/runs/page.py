@@ -21,7 +21,6 @@ from loadgen.render.section import (
     Quoted,
     Section,
     Table,
-    named_facts,
     section,
 )
 from loadgen.runs import charts, load_fidelity
@@ -31,7 +30,7 @@ from loadgen.runs.page_data import ChartData
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
-    from loadgen.core.results.manifest import RunManifest
+    from loadgen.core.results.manifest import Host, RunManifest
     from loadgen.core.server_metrics.energy import EnergyUse
     from loadgen.core.server_metrics.series import MetricSample, PageReading, Served
 
@@ -57,6 +56,10 @@ _SOCKET_READERS = {
     "compiled": "sockets read by compiled code",
     "python": "sockets read by Python",
 }
+"""What read the responses from the sockets of the client, by `Host.hot_path`.
+
+Compiled code is faster, so its timestamps are more exact.
+"""
 
 
 def _folded_charts(
@@ -119,7 +122,7 @@ def load_over_time(
 
     def make_charts(data: ChartData) -> Iterable[Chart]:
         yield from charts.over_time(data)
-        yield from charts.gaps_over_time(data, summary)
+        yield from charts.inter_chunk_over_time(data, summary)
 
     yield from _folded_charts(head, "time", chart_data, make_charts)
 
@@ -225,12 +228,12 @@ def _length_sentences(summary: Summary) -> Iterator[str]:
 
 def _equal_length_sentences(data: ChartData) -> Iterator[str]:
     """Yield that all prompts, or all responses, have one length."""
-    for subject, cloud in (
-        ("prompts", data.ttft_by_input),
-        ("responses", data.e2e_by_output),
+    for subject, plot_by_length in (
+        ("prompts", data.scatter.ttft_by_input),
+        ("responses", data.scatter.e2e_by_output),
     ):
-        shortest, longest = cloud.x
-        if cloud.count > 1 and shortest == longest:
+        shortest, longest = plot_by_length.x
+        if plot_by_length.count > 1 and shortest == longest:
             yield f"All {subject} have {format.counted(round(shortest), 'token')}."
 
 
@@ -256,34 +259,56 @@ def provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Secti
 
 
 def _run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
-    """Return seeds, fingerprints, client, host and validity limits of a run."""
+    """Return everything that the same run would have to have in common, without empty facts.
+
+    The salt is a text in each prompt. Runs with different salts have different prompts, so that a
+    server cannot respond from the prefix cache of an earlier run.
+    """
     run = summary.run
-    host = run.host
     fingerprints = summary.fingerprints
-    return named_facts(
-        Seed="" if run.seed is None else str(run.seed),
-        Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
-        Salt=manifest.salt if manifest is not None else "",
-        Config_fingerprint=fingerprints.recipe,
-        Prompts=fingerprints.prompts,
-        Schedule_fingerprint=fingerprints.schedule,
-        Bodies=fingerprints.bodies,
-        Client=(
-            run.client,
-            run.api,
-            "streamed" if run.stream else "not streamed",
-            _SOCKET_READERS.get(host.hot_path, ""),
-        ),
-        Tokenizer=f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else "",
-        Connection_time=describe_connect_time(summary),
-        Machine=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
-        Clock=host.clock,
-        Versions=(
-            f"Python {host.python}",
-            *(f"{name} {version}" for name, version in host.versions.items()),
-        ),
-        Validity_limits=_validity_limits(summary),
-    )
+    schedule_seed = "" if run.schedule_seed is None else f"seed {run.schedule_seed}"
+    facts = [
+        ("Seed", "" if run.seed is None else str(run.seed)),
+        ("Schedule", schedule_seed),
+        ("Salt", "" if manifest is None else manifest.salt),
+        ("Config fingerprint", fingerprints.recipe),
+        ("Prompts", fingerprints.prompts),
+        ("Schedule fingerprint", fingerprints.schedule),
+        ("Bodies", fingerprints.bodies),
+        ("Client", _describe_client(summary)),
+        ("Tokenizer", f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""),
+        ("Connection time", describe_connect_time(summary)),
+        ("Machine", _describe_machine(run.host)),
+        ("Clock", run.host.clock),
+        ("Versions", _describe_versions(run.host)),
+        ("Validity limits", _validity_limits(summary)),
+    ]
+    return Facts([(label, text) for label, text in facts if text])
+
+
+def _describe_client(summary: Summary) -> str:
+    """Return the HTTP client of the load generator, the API it used, and what read its sockets."""
+    run = summary.run
+    streaming = "streamed" if run.stream else "not streamed"
+    socket_reader = _SOCKET_READERS.get(run.host.hot_path, "")
+    return _join_known(run.client, run.api, streaming, socket_reader)
+
+
+def _describe_machine(host: Host) -> str:
+    """Return the name, the processor and the kernel of the machine of the load generator."""
+    cpus = f"{host.cpus} CPUs" if host.cpus else ""
+    return _join_known(host.name, host.cpu, cpus, host.kernel)
+
+
+def _describe_versions(host: Host) -> str:
+    """Return the versions of Python and of the libraries that loadgen used."""
+    libraries = [f"{name} {version}" for name, version in host.versions.items()]
+    return _join_known(f"Python {host.python}", *libraries)
+
+
+def _join_known(*texts: str) -> str:
+    """Return the texts that are not empty, separated by commas."""
+    return ", ".join(text for text in texts if text)
 
 
 def _validity_limits(summary: Summary) -> str:

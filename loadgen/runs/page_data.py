@@ -70,6 +70,11 @@ MIN_SAMPLE_SPAN_S = 0.5
 LOG_RATIO = 20
 """Values that differ by more than this factor are shown on a logarithmic axis."""
 
+MIN_BIN_PER_SNAPSHOT = 0.8
+"""The shortest time bin of inter-chunk latencies, relative to the time between two snapshots.
+
+Shorter bins would often have no snapshot."""
+
 BIN_WIDTHS_S = (
     0.1,
     0.2,
@@ -114,8 +119,8 @@ Cells = tuple[tuple[float, float, float, float, int], ...]
 """Numbers of points by cell of a scatter plot: left, right, low, high, count."""
 
 
-class Cloud(msgspec.Struct, frozen=True, kw_only=True):
-    """A scatter plot: points, or for many points their numbers by cell.
+class ScatterPlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A scatter plot with a point per request. A plot of many requests counts them by cell.
 
     Attributes:
         count: The number of points.
@@ -143,123 +148,149 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool
 
 
+class LatencyOverTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies of all requests, warm-up included, by time.
+
+    TTFT and TPOT have p50 and the maximum, and p90 and p99 if the bins hold enough requests.
+
+    Attributes:
+        ttft: TTFT in ms by scheduled time.
+        tpot: TPOT in ms by the time of the last token.
+        inter_chunk: Inter-chunk latencies counted by time in s and length in ms. Empty if none are
+            known.
+    """
+
+    ttft: Bins
+    tpot: Bins
+    inter_chunk: Cells
+
+
+class LoadOverTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The load and how the server and the client coped with it, by time.
+
+    Attributes:
+        request_rates: Scheduled, sent and ok requests per second.
+        output_rate: Output tokens per second, by the time of events.
+        in_flight: Mean number of requests in flight.
+        errors: Numbers of requests that are not ok, by kind of error.
+        slo_attainment: Fraction of requests that met the SLO, by scheduled time. None without an
+            SLO.
+        cache_hit_rate: Cached fraction of prompt tokens. None if the server does not report it.
+        client_overhead: CPU use of the busiest worker, and the largest send delay in ms.
+    """
+
+    request_rates: Bins
+    output_rate: Bins
+    in_flight: Bins
+    errors: Bins
+    slo_attainment: Bins | None
+    cache_hit_rate: Bins | None
+    client_overhead: Bins
+
+
+class ScatterPlots(msgspec.Struct, frozen=True, kw_only=True):
+    """Scatter plots of ok requests of the measured stages.
+
+    Attributes:
+        ttft_by_input: TTFT in ms by prompt tokens.
+        ttft_by_in_flight: TTFT in ms by the other requests in flight at the target.
+        ttft_by_queue: TTFT in ms by the queue time that the server reports, in ms.
+        ttft_by_time: TTFT in ms by scheduled time in s.
+        e2e_by_output: E2E latency in ms by output tokens.
+        received_by_requested: Received by requested output tokens. None if no length was requested,
+            or if every response has exactly the requested length.
+    """
+
+    ttft_by_input: ScatterPlot
+    ttft_by_in_flight: ScatterPlot
+    ttft_by_queue: ScatterPlot
+    ttft_by_time: ScatterPlot
+    e2e_by_output: ScatterPlot
+    received_by_requested: ScatterPlot | None
+
+
 class ChartData(msgspec.Struct, frozen=True, kw_only=True):
     """The data of all charts of one run.
-
-    Percentile curves and scatter plots cover ok requests of measured stages. Series over time cover
-    all requests.
 
     Attributes:
         length_s: The length of the run.
         stages: The stages on the time axis.
-        curves: Percentile curves by metric.
-        ttft: TTFT in ms by scheduled time: p50 and max; p90 and p99 if bins hold enough requests.
-        tpot: TPOT in ms by the time of the last token, with the same percentiles.
-        output: Output tokens per second, by the time of events.
-        in_flight: Mean number of requests in flight.
-        load: Scheduled, sent and ok requests per second.
-        errors: Requests that are not ok, by kind of error.
-        good: SLO attainment by scheduled time. None without an SLO.
-        cached: Prefix cache hit rate. None if the server does not report it.
-        client: CPU share of the busiest worker, and the largest send delay in ms.
-        ttft_by_input: TTFT by prompt tokens.
-        ttft_by_in_flight: TTFT by the other requests in flight at the target.
-        ttft_by_queue: TTFT by the queue time that the server reports, in ms.
-        ttft_by_time: TTFT by scheduled time, in s.
-        e2e_by_output: E2E latency by output tokens.
-        asked_by_output: Requested and received output tokens. None if no length was requested, or
-            if every response has exactly the requested length.
-        gaps: Inter-chunk latencies by time and length in ms. Empty if none are known.
+        percentile_curves: Percentile curves of ok requests of the measured stages, by metric.
+        latency: Latencies over time.
+        load: The load over time.
+        scatter: Scatter plots.
     """
 
     length_s: float
     stages: tuple[StageSpan, ...]
-    curves: dict[str, PercentileCurve]
-    ttft: Bins
-    tpot: Bins
-    output: Bins
-    in_flight: Bins
-    load: Bins
-    errors: Bins
-    good: Bins | None
-    cached: Bins | None
-    client: Bins
-    ttft_by_input: Cloud
-    ttft_by_in_flight: Cloud
-    ttft_by_queue: Cloud
-    ttft_by_time: Cloud
-    e2e_by_output: Cloud
-    asked_by_output: Cloud | None
-    gaps: Cells
+    percentile_curves: dict[str, PercentileCurve]
+    latency: LatencyOverTime
+    load: LoadOverTime
+    scatter: ScatterPlots
 
 
 def compute_chart_data(
     manifest: RunManifest,
     rows: NDArray[np.void],
-    gaps: Sequence[Histogram] = (),
-    timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[WorkerSample] = (),
-    heat: NDArray[np.void] | None = None,
+    inter_chunk_histograms: Sequence[Histogram] = (),
+    event_counts: Sequence[NDArray[np.int64]] = (),
+    worker_samples: Sequence[WorkerSample] = (),
+    inter_chunk_snapshots: NDArray[np.void] | None = None,
 ) -> ChartData:
     """Return the data of all charts of one run.
 
     Args:
         manifest: The manifest of the run.
         rows: Its records.
-        gaps: The inter-chunk latencies of each stage.
-        timeline: The output events of each stage, in bins of BIN_NS.
-        seconds: Samples of the workers, about one per second.
-        heat: Inter-chunk latencies over time, with the dtype `results.record_log.HEAT`.
+        inter_chunk_histograms: The inter-chunk latencies of each stage.
+        event_counts: The number of output events of each stage in each bin of BIN_NS.
+        worker_samples: Samples of the workers, about one per second.
+        inter_chunk_snapshots: Inter-chunk latencies over time, with the dtype
+            `results.record_log.HEAT`. None if they were not kept.
     """
     columns = Columns(rows)
-    is_ok = columns.where(OK)
-    is_counted = is_measured(manifest, rows) & is_ok
-    length_s = _run_length_s(rows, timeline)
+    is_counted = is_measured(manifest, rows) & columns.where(OK)
+    length_s = _run_length_s(rows, event_counts)
     curves = _percentile_curves(columns, is_counted)
-    gap_curve = curve_of_histogram("inter-chunk latency", pool_measured_gaps(manifest, gaps))
-    if gap_curve is not None:
-        curves["inter_chunk"] = gap_curve
-    e2e_by_output = cloud(columns["output_tokens"], columns.measure("e2e"), is_counted)
-    ttft_clouds = _ttft_clouds(columns, is_counted)
+    inter_chunk = pool_measured_gaps(manifest, inter_chunk_histograms)
+    inter_chunk_curve = curve_of_histogram("inter-chunk latency", inter_chunk)
+    if inter_chunk_curve is not None:
+        curves["inter_chunk"] = inter_chunk_curve
     return ChartData(
         length_s=round_to(length_s, 6),
         stages=tuple(_stage_spans(manifest, rows, length_s)),
-        curves=curves,
-        ttft=quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s),
-        tpot=quantiles_over_time(
-            columns["last_token_ns"], columns.measure("tpot"), is_ok, length_s
+        percentile_curves=curves,
+        latency=_latency_over_time(columns, inter_chunk_snapshots, length_s),
+        load=LoadOverTime(
+            request_rates=_request_rates(columns, length_s),
+            output_rate=_output_rate(columns, event_counts, length_s),
+            in_flight=_mean_in_flight(columns, length_s),
+            errors=_errors_by_kind(columns, length_s),
+            slo_attainment=_slo_attainment(columns, manifest, length_s),
+            cache_hit_rate=_cache_hit_rate(columns, length_s),
+            client_overhead=_client_overhead(columns, worker_samples, length_s),
         ),
-        output=_output_per_s(columns, timeline, length_s),
-        in_flight=_in_flight(columns, length_s),
-        load=_load(columns, length_s),
-        errors=_errors(columns, length_s),
-        good=_slo_attainment(columns, manifest, length_s),
-        cached=_cache_hit_rate(columns, length_s),
-        client=_client(columns, seconds, length_s),
-        **ttft_clouds,
-        e2e_by_output=e2e_by_output,
-        asked_by_output=_requested_output(columns, is_counted),
-        gaps=() if heat is None else gap_heat(heat, length_s),
+        scatter=_scatter_plots(columns, is_counted),
     )
 
 
 def _percentile_curves(
     columns: Columns, is_counted: NDArray[np.bool_]
 ) -> dict[str, PercentileCurve]:
-    """Return the percentile curve of each latency that has values."""
+    """Return the percentile curve of each latency that has values, by metric."""
     curves: dict[str, PercentileCurve | None] = {}
     curves["ttft"] = curve_of_values("TTFT", columns.measure("ttft")[is_counted])
     curves["ttft_from_sent"] = _curve_from_sent(columns, is_counted, curves["ttft"])
     curves["tpot"] = curve_of_values("TPOT", columns.measure("tpot")[is_counted])
     curves["max_gap"] = curve_of_values("max ITL", columns.measure("max_gap")[is_counted])
     curves["e2e"] = curve_of_values("E2E", columns.measure("e2e")[is_counted])
-    return {name: curve for name, curve in curves.items() if curve is not None}
+    return {metric: curve for metric, curve in curves.items() if curve is not None}
 
 
 def _curve_from_sent(
     columns: Columns, is_counted: NDArray[np.bool_], ttft_curve: PercentileCurve | None
 ) -> PercentileCurve | None:
-    """Return the curve of TTFT from the time of sending.
+    """Return the curve of TTFT from the time of sending, and not from the scheduled time.
 
     In virtual time every request is sent when it is scheduled. Then the curve is that of TTFT,
     which saves sorting millions of values.
@@ -270,18 +301,40 @@ def _curve_from_sent(
     return curve_of_values(name, columns.measure("ttft_from_sent")[is_counted])
 
 
-def _ttft_clouds(columns: Columns, is_counted: NDArray[np.bool_]) -> dict[str, Cloud]:
-    """Return the scatter plots of TTFT, by the names of their fields in `ChartData`."""
-    sent, other_counts = in_flight_at_send(columns)
+def _latency_over_time(
+    columns: Columns, inter_chunk_snapshots: NDArray[np.void] | None, length_s: float
+) -> LatencyOverTime:
+    """Return the latencies of ok requests by time. Without snapshots, TTFT and TPOT only."""
+    is_ok = columns.where(OK)
+    ttft = quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s)
+    tpot = quantiles_over_time(columns["last_token_ns"], columns.measure("tpot"), is_ok, length_s)
+    inter_chunk: Cells = ()
+    if inter_chunk_snapshots is not None:
+        inter_chunk = count_inter_chunk_latencies(inter_chunk_snapshots, length_s)
+    return LatencyOverTime(ttft=ttft, tpot=tpot, inter_chunk=inter_chunk)
+
+
+def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPlots:
+    """Return the scatter plots of the counted requests.
+
+    The two arrays of requests in flight are as large as the records, so they are freed first.
+    """
+    e2e_by_output = scatter_plot(columns["output_tokens"], columns.measure("e2e"), is_counted)
+    sent_rows, other_counts = in_flight_at_send(columns)
     ttft_ns = columns.measure("ttft")
-    by_in_flight = cloud(other_counts, ttft_ns[sent], is_counted[sent], row_indices=sent)
-    del sent, other_counts
-    return {
-        "ttft_by_in_flight": by_in_flight,
-        "ttft_by_input": cloud(columns["input_tokens"], ttft_ns, is_counted),
-        "ttft_by_queue": cloud(columns["server_queue_ns"], ttft_ns, is_counted, x_per=NS_PER_MS),
-        "ttft_by_time": cloud(columns["due_ns"], ttft_ns, is_counted, x_per=NS_PER_S),
-    }
+    ttft_by_in_flight = scatter_plot(
+        other_counts, ttft_ns[sent_rows], is_counted[sent_rows], row_indices=sent_rows
+    )
+    del sent_rows, other_counts
+    queue_ns = columns["server_queue_ns"]
+    return ScatterPlots(
+        ttft_by_input=scatter_plot(columns["input_tokens"], ttft_ns, is_counted),
+        ttft_by_in_flight=ttft_by_in_flight,
+        ttft_by_queue=scatter_plot(queue_ns, ttft_ns, is_counted, x_per=NS_PER_MS),
+        ttft_by_time=scatter_plot(columns["due_ns"], ttft_ns, is_counted, x_per=NS_PER_S),
+        e2e_by_output=e2e_by_output,
+        received_by_requested=_received_by_requested(columns, is_counted),
+    )
 
 
 # -- over time -------------------------------------------------------------------------------------
@@ -390,15 +443,16 @@ def _sorted_values_by_bin(
 
 
 def _quantile_ms(sorted_ns: NDArray[np.int64], quantile: float) -> float | None:
+    """Return a quantile of sorted times in ns as ms, or None if there are none."""
     if not len(sorted_ns):
         return None
     return float(sorted_ns[quantile_index(len(sorted_ns), quantile)] / NS_PER_MS)
 
 
-def _run_length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> float:
+def _run_length_s(rows: NDArray[np.void], event_counts: Sequence[NDArray[np.int64]]) -> float:
     """Return the time of the last event of a run, at least 0.1 s."""
     ends = [rows[name].max(initial=0) for name in ("done_ns", "due_ns", "sent_ns")]
-    ends += [len(counts) * BIN_NS for counts in timeline]
+    ends += [len(counts) * BIN_NS for counts in event_counts]
     return max(float(max(ends)) / NS_PER_S, 0.1)
 
 
@@ -421,7 +475,7 @@ def _stage_spans(
         )
 
 
-def _load(columns: Columns, length_s: float) -> Bins:
+def _request_rates(columns: Columns, length_s: float) -> Bins:
     """Return scheduled, sent and ok requests per second."""
     grid = Grid.for_requests(length_s, len(columns), REQUESTS_PER_BIN)
     selections = {
@@ -436,7 +490,7 @@ def _load(columns: Columns, length_s: float) -> Bins:
     return grid.bins(rates)
 
 
-def _in_flight(columns: Columns, length_s: float) -> Bins:
+def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
     """Return the exact mean number of requests in flight per bin.
 
     It is the time that requests spent in flight in the bin, divided by the width of the bin.
@@ -459,32 +513,36 @@ def _time_since_events_ns(
     was_sent = (columns["sent_ns"] >= 0) & (columns[field] >= 0)
     times_ns = np.sort(columns[field][as_selection(was_sent)])
     events_before = np.searchsorted(times_ns, edges_ns)
-    sums = np.zeros(len(edges_ns))
-    total = 0.0
+    sums_ns = np.zeros(len(edges_ns))
+    sum_before_ns = 0.0
     for block in block_slices(len(times_ns)):
-        running_sums = np.cumsum(np.append(total, times_ns[block]))
-        is_here = (events_before >= block.start) & (events_before < block.start + len(running_sums))
-        sums[is_here] = running_sums[events_before[is_here] - block.start]
-        total = float(running_sums[-1])
-    time_ns: NDArray[np.float64] = events_before * edges_ns - sums
-    return time_ns
+        running_sums_ns = np.cumsum(np.append(sum_before_ns, times_ns[block]))
+        is_in_block = (events_before >= block.start) & (
+            events_before < block.start + len(running_sums_ns)
+        )
+        sums_ns[is_in_block] = running_sums_ns[events_before[is_in_block] - block.start]
+        sum_before_ns = float(running_sums_ns[-1])
+    time_since_ns: NDArray[np.float64] = events_before * edges_ns - sums_ns
+    return time_since_ns
 
 
-def _output_per_s(columns: Columns, timeline: Sequence[NDArray[np.int64]], length_s: float) -> Bins:
+def _output_rate(
+    columns: Columns, event_counts: Sequence[NDArray[np.int64]], length_s: float
+) -> Bins:
     """Return output tokens per second, by the time of their events.
 
-    With a timeline they are its events, times the mean number of tokens per event. Without one, the
-    tokens of each response are spread evenly from its first to its last token.
+    The events of each bin are multiplied by the mean number of tokens per event. If no events were
+    counted, the tokens of each response are spread evenly from its first to its last token.
     """
     grid = Grid.over(length_s)
     first_ns, last_ns, tokens = token_spans(columns)
     has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
-    events = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
-    sums = event_sums(timeline)
-    if events and sums is not None:
+    event_count = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
+    events_before = event_sums(event_counts)
+    if event_count and events_before is not None:
         edges_in_bins = grid.edges_s * NS_PER_S / BIN_NS
-        events_until_edge = np.interp(edges_in_bins, np.arange(len(sums)), sums)
-        tokens_per_event = int(tokens.sum(dtype=np.int64)) / events
+        events_until_edge = np.interp(edges_in_bins, np.arange(len(events_before)), events_before)
+        tokens_per_event = int(tokens.sum(dtype=np.int64)) / event_count
         tokens_in_bins = np.diff(events_until_edge) * tokens_per_event
     else:
         amounts = Amounts()
@@ -495,7 +553,7 @@ def _output_per_s(columns: Columns, timeline: Sequence[NDArray[np.int64]], lengt
     return grid.bins({"output": tokens_in_bins / grid.width_s})
 
 
-def _errors(columns: Columns, length_s: float) -> Bins:
+def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     """Return the requests that are not ok, by kind of error, the most frequent kind first.
 
     A request counts when it ended, or at its scheduled time if it never did.
@@ -516,20 +574,20 @@ def _errors(columns: Columns, length_s: float) -> Bins:
 
 
 def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
-    """Return the share of requests that met the SLO, by scheduled time; None without an SLO."""
+    """Return the fraction of requests that met the SLO by scheduled time; None without an SLO."""
     slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return None
     counted = outcomes.is_counted(columns, slo)
     grid = Grid.for_requests(length_s, int(counted.sum()), MIN_REQUESTS_FOR_P90)
     due_ns = columns["due_ns"]
-    good = grid.sums(due_ns[counted & outcomes.meets(columns, slo)])
-    total = grid.sums(due_ns[as_selection(counted)])
-    return grid.bins({"met the SLO": _ratios(good, total)})
+    good_counts = grid.sums(due_ns[counted & outcomes.meets(columns, slo)])
+    total_counts = grid.sums(due_ns[as_selection(counted)])
+    return grid.bins({"met the SLO": _ratios(good_counts, total_counts)})
 
 
 def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
-    """Return the cached share of the prompt tokens, by the time of the first token."""
+    """Return the cached fraction of prompt tokens by time of the first token; None if unknown."""
     has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
     if not has_counts.any():
         return None
@@ -537,9 +595,9 @@ def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
     started_ns = np.where(
         columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"]
     )[has_counts]
-    cached = grid.sums(started_ns, columns["cached_tokens"][has_counts])
-    prompt = grid.sums(started_ns, columns["input_tokens"][has_counts])
-    return grid.bins({"cached": _ratios(cached, prompt)})
+    cached_tokens = grid.sums(started_ns, columns["cached_tokens"][has_counts])
+    prompt_tokens = grid.sums(started_ns, columns["input_tokens"][has_counts])
+    return grid.bins({"cached": _ratios(cached_tokens, prompt_tokens)})
 
 
 def _ratios(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> list[float | None]:
@@ -549,11 +607,16 @@ def _ratios(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> list[flo
     ]
 
 
-def _client(columns: Columns, seconds: Sequence[WorkerSample], length_s: float) -> Bins:
-    """Return the CPU share of the busiest worker, and the largest send delay in ms."""
+def _client_overhead(
+    columns: Columns, worker_samples: Sequence[WorkerSample], length_s: float
+) -> Bins:
+    """Return the CPU use of the busiest worker as a fraction of a core, and the largest send delay.
+
+    The delay is in ms.
+    """
     grid = Grid.over(length_s, min_width_s=1.0)
     cpu_shares: list[float | None] = [None] * grid.number
-    for sample in seconds:
+    for sample in worker_samples:
         if sample.span_s < MIN_SAMPLE_SPAN_S:
             continue
         middle_s = max(sample.t_s - sample.span_s / 2, 0)
@@ -565,6 +628,7 @@ def _client(columns: Columns, seconds: Sequence[WorkerSample], length_s: float) 
 
 
 def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
+    """Return the largest delay of a request that was sent in each bin, None for an empty bin."""
     was_sent = as_selection(columns["sent_ns"] >= 0)
     sent_ns = columns["sent_ns"][was_sent]
     delays_ns = columns.measure("send_lag")[was_sent]
@@ -574,20 +638,29 @@ def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
     return [None if delay == UNDEFINED else float(delay / NS_PER_MS) for delay in largest_ns]
 
 
-def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
+def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) -> Cells:
     """Return the numbers of inter-chunk latencies by time (s) and length (ms).
 
-    Gaps shorter than the first edge are left out: they lie between events that arrived in one read.
-    `lines` have the dtype `results.record_log.HEAT`; each covers the time since the line before.
+    Latencies below the first class of lengths are left out, because they lie between events that
+    arrived in one read of a socket.
+
+    Args:
+        snapshots: Counts by class of length, with the dtype `results.record_log.HEAT`. A worker
+            writes one about every 2 s, with the counts since the one before.
+        length_s: The length of the run.
     """
-    if not len(lines):
+    if not len(snapshots):
         return ()
-    typical_s = float(np.median(np.diff(np.unique(lines["until_ns"]), prepend=0))) / NS_PER_S
-    grid = Grid.over(length_s, min_width_s=min(0.8 * typical_s, length_s))
-    middle_s = lines["until_ns"] / NS_PER_S - min(typical_s, grid.width_s) / 2
-    total = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
-    np.add.at(total, grid.bin_of((middle_s * NS_PER_S).astype(np.int64)), lines["counts"][:, 1:])
-    # The last class has no upper edge, so that it is drawn up to twice its lower edge.
+    snapshot_times_ns = np.unique(snapshots["until_ns"])
+    typical_span_s = float(np.median(np.diff(snapshot_times_ns, prepend=0))) / NS_PER_S
+    min_width_s = MIN_BIN_PER_SNAPSHOT * typical_span_s
+    grid = Grid.over(length_s, min_width_s=min(min_width_s, length_s))
+    # A snapshot counts in the bin that has the middle of the time it covers.
+    middle_s = snapshots["until_ns"] / NS_PER_S - min(typical_span_s, grid.width_s) / 2
+    bin_numbers = grid.bin_of((middle_s * NS_PER_S).astype(np.int64))
+    counts = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
+    np.add.at(counts, bin_numbers, snapshots["counts"][:, 1:])
+    # The last class of lengths has no upper edge, so it is drawn up to twice its lower edge.
     edges_ms = round_all(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / NS_PER_MS, 4)
     return tuple(
         (
@@ -595,9 +668,9 @@ def gap_heat(lines: NDArray[np.void], length_s: float) -> Cells:
             float((column + 1) * grid.width_s),
             edges_ms[row],
             edges_ms[row + 1],
-            int(total[column, row]),
+            int(counts[column, row]),
         )
-        for column, row in zip(*np.nonzero(total), strict=True)
+        for column, row in zip(*np.nonzero(counts), strict=True)
     )
 
 
@@ -619,13 +692,13 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     other_counts = np.empty(len(row_indices), np.int32)
     first = 0
     for number in np.unique(target).tolist():
-        of_target = np.flatnonzero((target == number) & was_sent).astype(np.int32)
-        span = slice(first, first + len(of_target))
+        target_rows = np.flatnonzero((target == number) & was_sent).astype(np.int32)
+        span = slice(first, first + len(target_rows))
         first = span.stop
-        order = np.argsort(sent_ns[of_target]).astype(np.int32)
-        row_indices[span] = of_target[order]
+        order = np.argsort(sent_ns[target_rows]).astype(np.int32)
+        row_indices[span] = target_rows[order]
         del order
-        ends_ns = done_ns[of_target]
+        ends_ns = done_ns[target_rows]
         ends_ns.sort()
         ends_ns = ends_ns[np.searchsorted(ends_ns, 0) :]  # negative: not done
         _count_others(sent_ns[row_indices[span]], ends_ns, other_counts[span])
@@ -635,9 +708,15 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
 def _count_others(
     starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], other_counts: NDArray[np.int32]
 ) -> None:
-    """Write to `other_counts` for each start the earlier requests that have not ended.
+    """Count the other requests in flight at each start, and write the counts to `other_counts`.
 
-    Starts and ends are in ascending order.
+    The result is written to a part of a larger array, because a copy would need as much memory as a
+    column of the records.
+
+    Args:
+        starts_ns: The starts of requests in ascending order.
+        ends_ns: Their ends in ascending order.
+        other_counts: The array to write to, with one element for each start.
     """
     for block in block_slices(len(starts_ns)):
         block_starts_ns = starts_ns[block]
@@ -650,7 +729,7 @@ def _count_others(
         other_counts[block] = started_before - ended
 
 
-def cloud(
+def scatter_plot(
     x: NDArray[Any],
     y_ns: NDArray[np.int64],
     selected: NDArray[np.bool_],
@@ -658,7 +737,7 @@ def cloud(
     y_per: float = NS_PER_MS,
     x_per: float = 1.0,
     row_indices: NDArray[np.int32] | None = None,
-) -> Cloud:
+) -> ScatterPlot:
     """Return a scatter plot of the selected pairs with a known x and a defined y.
 
     Args:
@@ -672,14 +751,14 @@ def cloud(
     """
     pairs = _Pairs(x, y_ns, selected, x_per, y_per)
     if not pairs.count:
-        return Cloud(count=0)
+        return ScatterPlot(count=0)
     x_range, y_range = pairs.ranges()
     log_y = y_range[0] > 0 and y_range[1] > LOG_RATIO * max(y_range[0], 1e-6)
     if pairs.count <= MAX_POINTS:
         points = pairs.points(row_indices)
-        return Cloud(count=pairs.count, points=points, x=x_range, y=y_range, log_y=log_y)
+        return ScatterPlot(count=pairs.count, points=points, x=x_range, y=y_range, log_y=log_y)
     cells = pairs.cells(x_range, y_range, log_y=log_y)
-    return Cloud(count=pairs.count, cells=cells, x=x_range, y=y_range, log_y=log_y)
+    return ScatterPlot(count=pairs.count, cells=cells, x=x_range, y=y_range, log_y=log_y)
 
 
 class _Pairs:
@@ -796,11 +875,11 @@ def _cell_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray
     return cell
 
 
-def _requested_output(columns: Columns, selected: NDArray[np.bool_]) -> Cloud | None:
-    """Return requested and received output tokens; None if they are equal or none was requested."""
+def _received_by_requested(columns: Columns, selected: NDArray[np.bool_]) -> ScatterPlot | None:
+    """Return received by requested output tokens; None if all are equal or none was requested."""
     requested = columns["asked_output"]
     received = columns["output_tokens"]
     has_both = selected & (requested >= 0) & (received >= 0)
     if not (requested[has_both] != received[has_both]).any():
         return None
-    return cloud(requested.astype(np.int64), received.astype(np.int64), has_both, y_per=1)
+    return scatter_plot(requested.astype(np.int64), received.astype(np.int64), has_both, y_per=1)

@@ -1,8 +1,10 @@
-"""Percentile curves: the value at each percentile, and up to which one the samples support it.
+"""Computes percentile curves: the latency at each percentile, for a chart.
 
-Pure numpy. `charts.py` describes the chart, in which the unsupported part is dashed.
+Pure numpy. `charts.py` describes the chart, which dashes the part of a curve beyond the highest
+percentile that the samples support.
 
-A position on the percentile axis is counted in nines, -log10(1 - p): 1 is p90, 2 is p99.
+The percentile axis is stretched towards p100, because the slowest requests matter most. A quantile
+q has the position -log10(1 - q) on it: p50 is at 0.3, p90 at 1, p99 at 2, and p99.9 at 3.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ LOWEST_QUANTILE = 0.01
 BISECTION_STEPS = 50
 """Halvings of an interval of length 1 that reach the precision of a float."""
 
-MEDIAN_NINES = 0.3
-"""The position of p50: -log10(0.5), rounded."""
+MEDIAN_POSITION = 0.3
+"""The position of p50 on the percentile axis: -log10(0.5), rounded."""
 
 POINTS_BELOW_MEDIAN = 12
 POINTS_ABOVE_MEDIAN = 90
-"""A curve has so many points. Most are above the median, where the axis is stretched."""
+"""The numbers of points of a curve. Most are above the median, where the axis is stretched."""
+
+SIGNIFICANT_DIGITS = 4
+"""The precision of positions and values, which is finer than a pixel of the chart."""
 
 NS_PER_MS = 1e6
 
@@ -39,23 +44,24 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: The name of the latency.
         count: The number of samples.
-        nines: The positions of the points; the last one is the largest sample.
-        ms: The values of the points.
-        carried: The position of the highest percentile that the samples support. Beyond it, a point
-            depends on a single request.
+        positions: The position of each point on the percentile axis, in ascending order.
+        values_ms: The latency at each point. The last one is the largest sample.
+        supported_until: The position of the highest percentile that the samples support. A point
+            beyond it depends on a single request.
     """
 
     name: str
     count: int
-    nines: tuple[float, ...]
-    ms: tuple[float, ...]
-    carried: float
+    positions: tuple[float, ...]
+    values_ms: tuple[float, ...]
+    supported_until: float
 
 
-def supported_nines(count: int) -> float:
-    """Return the position of the highest percentile that so many samples support, rounded down.
+def highest_supported_position(count: int) -> float:
+    """Return the position of the highest percentile that `count` samples support, rounded down.
 
-    It is 0 if not even LOWEST_QUANTILE is supported.
+    It is found by bisection, because `needed_samples` has no inverse. Return 0 if not even
+    LOWEST_QUANTILE is supported.
     """
     if count < needed_samples(LOWEST_QUANTILE):
         return 0.0
@@ -67,13 +73,14 @@ def supported_nines(count: int) -> float:
             supported = middle
         else:
             unsupported = middle
-    return int(-float(np.log10(1 - supported)) * 1e4) / 1e4
+    position = -float(np.log10(1 - supported))
+    return int(position * 1e4) / 1e4
 
 
 def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
     """Return the percentile curve of per-request values, or None if there are none.
 
-    Each point is the value of a request.
+    Each point is the exact value of a request.
     """
     values = np.sort(columns.drop_undefined(values_ns))
     count = len(values)
@@ -83,7 +90,7 @@ def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve 
     def value_at(quantile: float) -> float:
         return float(values[quantile_index(count, quantile)])
 
-    return _curve(name, count, value_at, largest_ns=float(values[-1]))
+    return _percentile_curve(name, count, value_at, largest_ns=float(values[-1]))
 
 
 def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
@@ -94,38 +101,54 @@ def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | Non
     count = histogram.count
     if count == 0:
         return None
-    sums = np.cumsum(histogram.counts)
+    cumulative_counts = np.cumsum(histogram.counts)
 
     def value_at(quantile: float) -> float:
-        bucket = np.searchsorted(sums, quantile_index(count, quantile), side="right")
+        sample_index = quantile_index(count, quantile)
+        bucket = np.searchsorted(cumulative_counts, sample_index, side="right")
         return histogram.middle(int(bucket))
 
-    return _curve(name, count, value_at, largest_ns=float(histogram.largest_ns))
+    return _percentile_curve(name, count, value_at, largest_ns=float(histogram.largest_ns))
 
 
-def _curve(
+def _percentile_curve(
     name: str, count: int, value_at: Callable[[float], float], largest_ns: float
 ) -> PercentileCurve:
-    """Return a curve from a function that gives the value in ns at a quantile."""
-    last_position = max(float(np.log10(count)), MEDIAN_NINES)
-    below = np.linspace(0, MEDIAN_NINES, POINTS_BELOW_MEDIAN)
-    above = np.linspace(MEDIAN_NINES, last_position, POINTS_ABOVE_MEDIAN)
-    positions = np.unique(np.concatenate((below, above)))[:-1]
-    values_ns = [value_at(1 - 10 ** -float(position)) for position in positions]
+    """Return the percentile curve of a latency whose value at each quantile is known.
+
+    Args:
+        name: The name of the latency.
+        count: The number of samples.
+        value_at: Returns the value in ns at a quantile.
+        largest_ns: The largest sample.
+    """
+    # The largest of n samples is drawn at the quantile 1 - 1/n, which has the position log10(n). It
+    # is added from `largest_ns`: the value at that quantile may be that of a smaller sample.
+    last_position = max(float(np.log10(count)), MEDIAN_POSITION)
+    inner_positions = _point_positions(last_position)[:-1]
+    inner_values_ns = [value_at(1 - 10 ** -float(position)) for position in inner_positions]
+    values_ms = [value_ns / NS_PER_MS for value_ns in (*inner_values_ns, largest_ns)]
     return PercentileCurve(
         name=name,
         count=count,
-        nines=round_all([*positions, last_position], 4),
-        ms=round_all([value / NS_PER_MS for value in (*values_ns, largest_ns)], 4),
-        carried=supported_nines(count),
+        positions=round_all([*inner_positions, last_position], SIGNIFICANT_DIGITS),
+        values_ms=round_all(values_ms, SIGNIFICANT_DIGITS),
+        supported_until=highest_supported_position(count),
     )
 
 
+def _point_positions(last_position: float) -> NDArray[np.float64]:
+    """Return the positions of the points of a curve in ascending order, from 0 to the last one."""
+    below_median = np.linspace(0, MEDIAN_POSITION, POINTS_BELOW_MEDIAN)
+    above_median = np.linspace(MEDIAN_POSITION, last_position, POINTS_ABOVE_MEDIAN)
+    return np.unique(np.concatenate((below_median, above_median)))
+
+
 def round_to(value: float, digits: int) -> float:
-    """Return a value rounded to so many significant digits, which is enough for a chart."""
+    """Return a value rounded to a number of significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def round_all(values: Sequence[float] | NDArray[np.float64], digits: int) -> tuple[float, ...]:
-    """Return values rounded to so many significant digits."""
+    """Return values rounded to a number of significant digits."""
     return tuple(round_to(float(value), digits) for value in values)

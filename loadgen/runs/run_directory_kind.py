@@ -19,7 +19,7 @@ from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
 from loadgen.runs import sweep_report
 from loadgen.runs.comparison_side import ComparedRun, Side
-from loadgen.runs.kind import capacity_facts, capacity_in, compared
+from loadgen.runs.kind import capacity_facts, capacity_in, load_compared_run
 from loadgen.runs.repeats_report import repeats_report
 from loadgen.runs.slo_text import have_same_slo
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
@@ -139,7 +139,7 @@ def repeats_as_side(output_dir: Path, directories: Sequence[Path]) -> Side:
     A side of which every repeat is INVALID keeps them all, and `compare` judges none of it.
     Raises UserError for runs that are not repeats of one another.
     """
-    repeats = tuple(compared(run_dir) for run_dir in directories)
+    repeats = tuple(load_compared_run(run_dir) for run_dir in directories)
     check_same_recipe(output_dir, [NamedSummary(run.name, run.summary) for run in repeats])
     valid_repeats = tuple(run for run in repeats if is_valid(run.summary))
     if not valid_repeats or len(valid_repeats) == len(repeats):

@@ -17,7 +17,7 @@ from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import run_directory_kind
 from loadgen.runs.comparison_side import Side
-from loadgen.runs.kind import capacity_facts, capacity_in, compared, stored_summaries
+from loadgen.runs.kind import capacity_facts, capacity_in, load_compared_run, stored_summaries
 from loadgen.search import capacity_files, experiment, search_text
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan, StoredSearch
@@ -203,7 +203,7 @@ def compare_side(output_dir: Path) -> Side:
     found_capacity = capacity_in(output_dir)
     if found_capacity is None or found_capacity.is_unfinished:
         raise _no_capacity_error(output_dir, found_capacity)
-    run = compared(output_dir / found_capacity.evidence)
+    run = load_compared_run(output_dir / found_capacity.evidence)
     return Side(name="", runs=(run,), notes=(found_capacity.comparison_note,))
 
 

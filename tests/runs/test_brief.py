@@ -14,7 +14,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.render import text as text_renderer
 from loadgen.runs import text
-from loadgen.runs.brief import MAX_LINES
+from loadgen.runs.brief import MAX_LINES, UNRELIABLE_LATENCY_TITLE
 
 CASES: dict[str, dict[str, Any]] = {
     "met": {
@@ -38,6 +38,15 @@ CASES: dict[str, dict[str, Any]] = {
     "closed_loop": {"workload": "qa", "concurrency": 16, "duration": "30s"},
     "sessions": {"workload": "agentic", "url": "sim:gb300-vm-128k"},
     "classes": {"workload": "mixed"},
+    "embeddings": {
+        "workload": {
+            "name": "search",
+            "requests": {"input_tokens": 200, "output_tokens": 1},
+        },
+        "api": "embeddings",
+        "concurrency": 8,
+        "num_requests": 400,
+    },
 }
 """Options of runs against a simulated server, by the name of the golden file."""
 
@@ -67,9 +76,20 @@ def test_interrupted_run_says_so_before_its_numbers(tmp_path: Path) -> None:
         summary, run=msgspec.structs.replace(summary.run, state="interrupted")
     )
 
-    lines = render_brief(interrupted).splitlines()
+    output = render_brief(interrupted, Path("results/run"))
 
+    lines = output.splitlines()
     assert any(line.startswith("INTERRUPTED") for line in lines[:3])
+    assert len(lines) <= MAX_LINES
+    check_golden("run_interrupted", output)
+
+
+def test_latencies_of_an_invalid_run_are_marked(tmp_path: Path) -> None:
+    invalid = run_in_virtual_time(tmp_path / "invalid", "invalid")
+    valid = run_in_virtual_time(tmp_path / "valid", "no_slo")
+
+    assert UNRELIABLE_LATENCY_TITLE in render_brief(invalid)
+    assert UNRELIABLE_LATENCY_TITLE not in render_brief(valid)
 
 
 def test_unsustained_load_without_overload_names_its_reason(tmp_path: Path) -> None:

@@ -174,24 +174,26 @@ def test_tiles_show_rates_of_one_window() -> None:
 
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
     for n in (11, 64, 662, 6636):
-        share = 1 - 10 ** -percentile_curves.supported_nines(n)
+        share = 1 - 10 ** -percentile_curves.highest_supported_position(n)
         assert needed_samples(share - 1e-6) <= n < needed_samples(share + 2e-3 * (1 - share))
-    assert percentile_curves.supported_nines(1) == 0
+    assert percentile_curves.highest_supported_position(1) == 0
 
 
 def test_a_curve_is_made_of_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
     found = percentile_curves.curve_of_values("x", values)
     assert found is not None
-    assert {round(ms * 1e6, -3) for ms in found.ms} <= {float(f"{v:.4g}") for v in values.tolist()}
-    assert found.ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
-    assert list(found.ms) == sorted(found.ms)
+    assert {round(ms * 1e6, -3) for ms in found.values_ms} <= {
+        float(f"{v:.4g}") for v in values.tolist()
+    }
+    assert found.values_ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
+    assert list(found.values_ms) == sorted(found.values_ms)
     assert percentile_curves.curve_of_values("x", np.full(3, UNDEFINED)) is None
 
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     found = rows(3, 40)
-    bins = run_data.compute_chart_data(runs.manifest("r", 40), found).in_flight
+    bins = run_data.compute_chart_data(runs.manifest("r", 40), found).load.in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
@@ -217,17 +219,17 @@ def test_loads_tokens_and_errors_add_up() -> None:
     gaps, timeline = runs.gaps_of(found)
     made = run_data.compute_chart_data(runs.manifest("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
-    assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(
-        ok, rel=1e-3
-    )
-    assert sum(v or 0 for v in made.load.series["scheduled"]) * made.load.width_s == pytest.approx(
-        400, rel=1e-3
-    )
-    assert sum(v or 0 for v in made.errors.series["http_5xx"]) == 400 - ok
+    assert sum(
+        v or 0 for v in made.load.request_rates.series["ok"]
+    ) * made.load.request_rates.width_s == pytest.approx(ok, rel=1e-3)
+    assert sum(
+        v or 0 for v in made.load.request_rates.series["scheduled"]
+    ) * made.load.request_rates.width_s == pytest.approx(400, rel=1e-3)
+    assert sum(v or 0 for v in made.load.errors.series["http_5xx"]) == 400 - ok
     tokens = int(found["output_tokens"][found["status"] == 0].sum())
-    assert sum(v or 0 for v in made.output.series["output"]) * made.output.width_s == pytest.approx(
-        tokens, rel=0.02
-    )
+    assert sum(
+        v or 0 for v in made.load.output_rate.series["output"]
+    ) * made.load.output_rate.width_s == pytest.approx(tokens, rel=0.02)
 
 
 def test_many_rows_make_no_larger_page() -> None:
@@ -252,12 +254,12 @@ def summary_of_rows(found: np.ndarray) -> Summary:
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(runs.write(tmp_path / "r"))
     lines = store.read_heat(tmp_path / "r")
-    found = run_data.gap_heat(lines, 30.0)
+    found = run_data.count_inter_chunk_latencies(lines, 30.0)
     assert sum(count for *_, count in found) == stored.gaps[0].count
     low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
-    assert run_data.gap_heat(lines[:0], 30.0) == ()
+    assert run_data.count_inter_chunk_latencies(lines[:0], 30.0) == ()
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -406,7 +408,7 @@ def test_damaged_records_and_mixed_runs_are_errors(
         tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
     )
     assert exits("report", str(tmp_path / "both")) == 2
-    assert "a and b differ in workload, SLO" in capsys.readouterr().err
+    assert "a and b have different values of: workload, SLO" in capsys.readouterr().err
     recorder = Compactor(one)
     assert recorder.finish()
     store.delete_record_log(one)
@@ -581,11 +583,11 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     found = rows(2, 50)
-    late = run_data.compute_chart_data(runs.manifest("r", 50), found).curves
-    assert late["ttft_from_sent"].ms != late["ttft"].ms
+    late = run_data.compute_chart_data(runs.manifest("r", 50), found).percentile_curves
+    assert late["ttft_from_sent"].values_ms != late["ttft"].values_ms
     found["sent_ns"] = found["due_ns"]
-    at_once = run_data.compute_chart_data(runs.manifest("r", 50), found).curves
+    at_once = run_data.compute_chart_data(runs.manifest("r", 50), found).percentile_curves
     assert (
-        at_once["ttft_from_sent"].ms is at_once["ttft"].ms
+        at_once["ttft_from_sent"].values_ms is at_once["ttft"].values_ms
         and at_once["ttft_from_sent"].name == "TTFT from sent"
     )

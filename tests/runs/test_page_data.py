@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.core.metrics.columns import UNDEFINED
 from loadgen.core.stats.quantiles import BLOCK_ROWS
-from loadgen.runs.page_data import CELL_COLUMNS, CELL_ROWS, MAX_POINTS, cloud
+from loadgen.runs.page_data import CELL_COLUMNS, CELL_ROWS, MAX_POINTS, scatter_plot
 from loadgen.runs.percentile_curves import round_all
 
 
@@ -29,7 +29,7 @@ def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, row
     y = (1e8 * np.exp(rng.normal(0, spread, len(x)))).astype(np.int64)
     x[::17], y[::19] = -1, UNDEFINED
     chosen = rng.random(len(x)) < 0.9
-    found = cloud(x, y, chosen)
+    found = scatter_plot(x, y, chosen)
     known = chosen & (x >= 0) & (y != UNDEFINED)
     xs, ys = x[known].astype(float), y[known] / 1e6
     counts, x_edges, y_edges = np.histogram2d(

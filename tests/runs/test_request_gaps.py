@@ -125,8 +125,8 @@ def test_every_export_has_the_gaps(
         listed = line["metrics"].get("inter_chunk_latency")
         assert listed == (None if one is None else {"value": (one / 1e6).tolist(), "unit": "ms"})
     back = reader.parse_result(lines)
-    assert (back.tool, back.figures["requests.ok"]) == ("AIPerf", 50)
-    assert back.figures["inter_chunk_ms.p50"] == pytest.approx(
+    assert (back.tool, back.metrics["requests.ok"]) == ("AIPerf", 50)
+    assert back.metrics["inter_chunk_ms.p50"] == pytest.approx(
         result.summary.inter_chunk_ms.p50, rel=0.01
     )
     for name in (
@@ -135,7 +135,7 @@ def test_every_export_has_the_gaps(
         "tpot_ms.p50",
     ):  # theirs from the records, and from the summary
         written = reader.parse_result(json.dumps(export.aiperf(result.summary, stored)).encode())
-        assert back.figures[name] == pytest.approx(written.figures[name])
+        assert back.metrics[name] == pytest.approx(written.metrics[name])
 
 
 def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     tokens, ours = charts["Output throughput, server and client"].series
     assert set(tokens.y) == {200} and len(tokens.x) <= MAX_BINS and min(tokens.x) >= 0
     assert max(tokens.x) <= made.length_s
-    whole = [value for values in made.output.series.values() for value in values]
+    whole = [value for values in made.load.output_rate.series.values() for value in values]
     assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(
         sum(v or 0 for v in whole) / len(whole), rel=0.1
     )

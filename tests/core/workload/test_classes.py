@@ -37,7 +37,7 @@ from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 from loadgen.runs.comparison_side import Side
-from loadgen.runs.kind import compared
+from loadgen.runs.kind import load_compared_run
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 
@@ -340,7 +340,7 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     for name, preset in (("a", "gb300-vm"), ("b", "h100x8")):
         one = workload(tmp_path, seed="3", request_rate="8")
         _, folder = execute(one, Settings(url=f"sim:{preset}", out=tmp_path / name))
-        sides.append(Side(name=name, runs=(compared(folder),)))
+        sides.append(Side(name=name, runs=(load_compared_run(folder),)))
     made = {one.metric: one for one in compare(sides).differences}
     alone = {one.metric for one in compare([sides[0], sides[0]]).differences if one.change}
     assert not alone

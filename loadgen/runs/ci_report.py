@@ -1,4 +1,4 @@
-"""Writes the outcome of runs for a build server: a JUnit file, and a GitHub step summary."""
+"""Writes the outcome of a command for a CI system: a JUnit file, and a GitHub step summary."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from loadgen.render.junit import Case
     from loadgen.runs.outcome import NamedRun
 
+STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
-class BuildReport(Struct, frozen=True):
-    """Where the outcome of a command is written for a build server.
+
+class CiReport(Struct, frozen=True):
+    """The files that tell a CI system the outcome of a command.
 
     Attributes:
         junit: The JUnit file, or None.
         step_summary: The file of the GitHub step summary, or None.
-        strict: Whether an objective that a run cannot decide is an error.
+        strict: Whether an objective that a run cannot decide is an error in the JUnit file.
     """
 
     junit: Path | None
@@ -31,9 +33,10 @@ class BuildReport(Struct, frozen=True):
     strict: bool
 
     def begin(self, command: str) -> None:
-        """Write a JUnit file which says that the command has not finished.
+        """Write a JUnit file in which the command has not finished.
 
-        If the command is killed, this file and not that of an earlier command is found.
+        It replaces the file of an earlier command, so that a CI system does not read an old result
+        if this command is killed.
 
         Raises UserError if the file cannot be written.
         """
@@ -78,18 +81,27 @@ class BuildReport(Struct, frozen=True):
             write_file(self.step_summary, markdown, "--github", append=True)
 
 
-def build_report(junit: Path | None, *, github: bool, strict: bool) -> BuildReport:
-    """Return where --junit and --github write the outcome of a command.
+def create_ci_report(junit: Path | None, *, github: bool, strict: bool) -> CiReport:
+    """Return the files that the options --junit and --github request.
 
     Raises UserError if --github is used outside a step of a GitHub workflow.
     """
-    step_summary = os.environ.get("GITHUB_STEP_SUMMARY") if github else None
-    if github and not step_summary:
-        raise UserError(
-            "unset_variable",
-            "this is not a step of a GitHub workflow",
-            "--github",
-            "GITHUB_STEP_SUMMARY is not set",
-            key="GITHUB_STEP_SUMMARY",
-        )
-    return BuildReport(junit, Path(step_summary) if step_summary else None, strict)
+    step_summary = _github_step_summary() if github else None
+    return CiReport(junit=junit, step_summary=step_summary, strict=strict)
+
+
+def _github_step_summary() -> Path:
+    """Return the file that GitHub shows on the page of a workflow run.
+
+    GitHub names it in an environment variable of each step. Raises UserError if that is not set.
+    """
+    path = os.environ.get(STEP_SUMMARY_VARIABLE)
+    if path:
+        return Path(path)
+    raise UserError(
+        "unset_variable",
+        "this is not a step of a GitHub workflow",
+        where="--github",
+        hint=f"{STEP_SUMMARY_VARIABLE} is not set",
+        key=STEP_SUMMARY_VARIABLE,
+    )
