@@ -49,8 +49,8 @@ CONTRACT, WORKLOAD = (
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert exits(*arguments) == USAGE
-    said = capsys.readouterr().err
-    assert "bug" not in said and "Traceback" not in said and said
+    stderr = capsys.readouterr().err
+    assert "bug" not in stderr and "Traceback" not in stderr and stderr
 
 
 SENDING = ("run", "sweep", "search", "mlperf", "validate")
@@ -134,8 +134,8 @@ def test_usage_errors_look_like_other_errors(
     if arguments[0] in SENDING and "--url" not in arguments:
         arguments = [*arguments, "--url", "sim:gb300-vm"]
     assert exits(*arguments) == USAGE
-    said = capsys.readouterr().err
-    first, place, last, *command = said.splitlines()
+    stderr = capsys.readouterr().err
+    first, place, last, *command = stderr.splitlines()
     assert first.startswith("error: ") and what in first
     assert place.startswith("  --> ") and "(mapping)" not in place
     assert last.startswith("hint: ") and hint in last
@@ -155,9 +155,9 @@ def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> 
         "--extra-body",
         "[1]",
     )
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
-        assert flag in said
+        assert flag in stderr
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,14 +181,14 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.processes
 def test_command_runs_as_a_python_module() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "loadgen", "run", "nope"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (USAGE, "")
-    assert "--> nope" in done.stderr
+    assert (process.returncode, process.stdout) == (USAGE, "")
+    assert "--> nope" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_progress_as_json_says_which_step_of_how_many(
         "0.2",
     ]
     assert exits(*search, "-o", str(tmp_path / "p")) == 0
-    told = capsys.readouterr().err
-    assert re.search(r"Trial at .*: 2 of about \d+", told)
+    stderr = capsys.readouterr().err
+    assert re.search(r"Trial at .*: 2 of about \d+", stderr)
     assert exits(*command[:-1], str(tmp_path / "off"), "--progress", "off") == 0
     assert "1 of 2" not in capsys.readouterr().err
 
@@ -443,8 +443,8 @@ def test_no_contract_is_offered_as_a_workload(
     (tmp_path / "rag1.yaml").write_text("name: c\nslo: {ttft: 1s}\nlevels: []\n")
     (tmp_path / "rag2.yaml").write_text("name: w\nrequests: {input_tokens: 1, output_tokens: 1}\n")
     assert exits("run", "rag3.yaml") == USAGE
-    said = capsys.readouterr().err
-    assert "rag2.yaml" in said and "rag1.yaml" not in said
+    stderr = capsys.readouterr().err
+    assert "rag2.yaml" in stderr and "rag1.yaml" not in stderr
 
 
 @pytest.mark.parametrize(

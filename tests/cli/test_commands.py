@@ -90,14 +90,14 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
         "COMP_CWORD": str(completing.count(" ")),
         "_LOADGEN_COMPLETE": "complete_bash",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *typed],
         env=os.environ | (words if completing else {}),
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(done.stderr.splitlines()[-1].split()), done.stdout
+    return set(process.stderr.splitlines()[-1].split()), process.stdout
 
 
 COMMAND_MODULES = {
@@ -191,11 +191,11 @@ def test_a_broken_plugin_command_leaves_the_others_usable(
     assert exits("export", "--schema", "workload") == 0
     assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
     assert exits("--help") == 0
-    said = capsys.readouterr()
-    assert "Start:" in said.out and "greet " not in said.out
+    captured = capsys.readouterr()
+    assert "Start:" in captured.out and "greet " not in captured.out
     assert (
-        "greet of greeter 1.0 is left out" in said.err
-        and "run of greeter 1.0 is left out" in said.err
+        "greet of greeter 1.0 is left out" in captured.err
+        and "run of greeter 1.0 is left out" in captured.err
     )
     assert exits("greet") == USAGE
     assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err

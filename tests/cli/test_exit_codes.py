@@ -77,10 +77,10 @@ def test_escape_sequences_in_texts_do_not_reach_the_terminal() -> None:
         "from loadgen.cli import streams as s; s.prepare()\n"
         "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b \\x1b[2J\\r\n"
+    assert process.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b \\x1b[2J\\r\n"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_a_path_that_the_host_refuses_is_a_user_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main([*RUN, "--out", out])
-    told = capsys.readouterr().err
-    assert left.value.code == 2, told
-    assert said in told and "hint:" in told
-    assert "bug" not in told and "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert caught.value.code == 2, stderr
+    assert said in stderr and "hint:" in stderr
+    assert "bug" not in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
@@ -132,10 +132,10 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
 def test_absurd_numbers_are_refused(
     flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main(["run", "qa", "--url", "sim:gb300-vm", *flags])
-    told = capsys.readouterr().err
-    assert (left.value.code, said in told) == (2, True), told[:500]
+    stderr = capsys.readouterr().err
+    assert (caught.value.code, said in stderr) == (2, True), stderr[:500]
 
 
 def test_a_damaged_run_exits_with_code_2(
@@ -149,9 +149,9 @@ def test_a_damaged_run_exits_with_code_2(
             b"",
         ):
             (tmp_path / name).write_bytes(data)
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as caught:
                 main(["report", str(tmp_path)])
-            assert left.value.code == 2, capsys.readouterr().err[:500]
+            assert caught.value.code == 2, capsys.readouterr().err[:500]
         (tmp_path / name).unlink()
 
 
@@ -217,8 +217,8 @@ def test_a_folder_moved_during_a_run_is_reported_as_missing(
         return 0
 
     assert run_to_exit_code(works_in_it) == 2
-    told = capsys.readouterr().err
-    assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
+    stderr = capsys.readouterr().err
+    assert "moved or deleted" in stderr and f"--> {tmp_path / 'run'}\n" in stderr
 
 
 def test_a_signal_during_class_creation_is_an_interruption(
@@ -248,9 +248,9 @@ def test_a_thread_that_arrow_cannot_start_is_a_user_error(
             "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"
         )
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         sys.exit(run_to_exit_code(work))
-    assert left.value.code == 2 and "no memory is left" in capsys.readouterr().err
+    assert caught.value.code == 2 and "no memory is left" in capsys.readouterr().err
 
 
 INTERRUPTED_AT_ITS_END = """
@@ -271,9 +271,9 @@ main()
 @pytest.mark.processes
 def test_an_interruption_after_the_end_leaves_no_traceback() -> None:
     words = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 130
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "Traceback" not in process.stderr
+    assert process.returncode == 130
 
 
 INTERRUPTED_AS_A_LOOP_BEGINS = """
@@ -300,8 +300,8 @@ sys.exit(run_to_exit_code(call))
 def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
     """Raised there, the loop could not be closed: exit 70, a bug in loadgen."""
     words = [sys.executable, "-P", "-c", INTERRUPTED_AS_A_LOOP_BEGINS]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    process = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert (process.returncode, process.stderr) == (130, "interrupted\n")
 
 
 def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
@@ -309,10 +309,10 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
 ) -> None:
     """Whatever repeats what was typed: the screen of a build is read by many."""
     for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as caught:
             main(typed.format("http://user:s3cret@h").split())
-        said = capsys.readouterr().err
-        assert left.value.code == 2 and "s3cret" not in said and "://***@h" in said, said
+        stderr = capsys.readouterr().err
+        assert caught.value.code == 2 and "s3cret" not in stderr and "://***@h" in stderr, stderr
 
 
 @pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
@@ -368,5 +368,7 @@ run_to_exit_code(lambda: asyncio.run(held()))
 @pytest.mark.processes
 def test_the_third_signal_within_a_loop_ends_the_command_at_once() -> None:
     """Whatever holds it there."""
-    left = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=False)
-    assert (left.returncode, left.stdout, left.stderr) == (130, "", "interrupted\n")
+    process = subprocess.run(
+        [sys.executable, "-c", HELD], capture_output=True, text=True, check=False
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "interrupted\n")

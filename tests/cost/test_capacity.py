@@ -77,9 +77,9 @@ def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
 
 
 def test_repeats_have_students_interval():
-    found = estimate_rate([9.0, 10.0, 11.0, 10.0])
-    assert found.mid == 10
-    assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
+    estimate = estimate_rate([9.0, 10.0, 11.0, 10.0])
+    assert estimate.mid == 10
+    assert estimate.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
     assert estimate_rate([4.0]) == Estimate(mid=4.0)
     assert (estimate_rate([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 

@@ -820,11 +820,11 @@ def test_the_command_prints_the_same_figures_in_every_form(
         how = {form: True} if form != "as_text" else {"html": page}
         assert command(folders, prices=book_at, utilization="1", **how) == 0  # type: ignore[arg-type]
         printed[form] = capsys.readouterr().out
-    whole = json.loads(printed["as_json"])
-    costs = {one["name"]: one["costs"] for one in whole["offers"]}
+    document = json.loads(printed["as_json"])
+    costs = {one["name"]: one["costs"] for one in document["offers"]}
     assert costs["azure"]["request"]["total"] == "0.000726895119"  # 56 / 3600 / 21.4
     assert costs["other"]["million_output_tokens"]["total"] == "0.528381642512"
-    assert [pair["judgement"] for pair in whole["pairs"]] == [
+    assert [pair["judgement"] for pair in document["pairs"]] == [
         "other is cheaper",
         "azure is cheaper",
         "other is cheaper",

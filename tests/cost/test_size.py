@@ -487,14 +487,16 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
     )  # few requests
     pin = f"import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
     script = [sys.executable, "-c", pin + AT_ONCE]
-    done = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert not done.stdout
+    process = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert not process.stdout
     if cores == 1:
-        assert not done.stderr and not (folder / "a").exists()
+        assert not process.stderr and not (folder / "a").exists()
         return
-    lines = done.stderr.splitlines()
-    assert all(line.startswith(("sim:gb300-vm: ", "sim:h100x8: ")) for line in lines), done.stderr
+    lines = process.stderr.splitlines()
+    assert all(line.startswith(("sim:gb300-vm: ", "sim:h100x8: ")) for line in lines), (
+        process.stderr
+    )
     assert {line.partition(": ")[0] for line in lines} == {"sim:gb300-vm", "sim:h100x8"}
     for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
         flags = [
@@ -542,10 +544,10 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(reason: str) -> None:
         (out / CAPACITY_FILE).write_bytes(dump_capacity(with_search_state(None, answer)))
         return 1
 
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         run_search("sim:gb300-vm", "rag", ["ttft:2s"], search)
-    assert told.value.code == "no_figure"
-    assert ("no load passed" in str(told.value)) == (reason == "none")
+    assert caught.value.code == "no_figure"
+    assert ("no load passed" in str(caught.value)) == (reason == "none")
 
 
 @pytest.mark.usefixtures("folder")
@@ -650,9 +652,9 @@ def test_a_price_that_is_not_clear_is_told_before_a_search() -> None:
         "5",
         "--accept-sample-prices",
     )
-    with refused(CombinedError, "ambiguous") as told:
+    with refused(CombinedError, "ambiguous") as caught:
         _called(*arguments)
-    assert "--price 'sim:gb300-vm=NAME'" in str(told.value)
+    assert "--price 'sim:gb300-vm=NAME'" in str(caught.value)
     assert not list(Path("results").glob("size-*"))
 
 
@@ -680,9 +682,9 @@ def test_two_sources_side_by_side_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert (
         _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     )
-    said = json.loads(capsys.readouterr().out)
-    assert [one["estimate"] for one in said["sizes"]] == [False, True]
-    assert [one["demand_per_s"] for one in said["sizes"]] == [50.0, 50.0]
+    document = json.loads(capsys.readouterr().out)
+    assert [one["estimate"] for one in document["sizes"]] == [False, True]
+    assert [one["demand_per_s"] for one in document["sizes"]] == [50.0, 50.0]
 
 
 def test_the_answer_stays_in_a_folder_with_its_page(
@@ -780,6 +782,6 @@ def test_what_spoils_a_number_of_machines_is_said_before_it(
         workload="rag",
         created="",
     )
-    shown = as_text.render(report(found))
-    assert word in shown
-    assert shown.index(word) < shown.index("machines")
+    rendered_text = as_text.render(report(found))
+    assert word in rendered_text
+    assert rendered_text.index(word) < rendered_text.index("machines")

@@ -179,7 +179,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     Role events arrive at 50 and 60 ms, first tokens at 110 and 120 ms; each response has five
     tokens.
     """
-    found = rows(1, 2)
+    records = rows(1, 2)
     ms = 1_000_000
     for field, values in (
         ("due_ns", (0, 0)),
@@ -190,8 +190,8 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         ("end_ns", (160, 210)),
         ("output_tokens", (5 / ms, 5 / ms)),
     ):
-        found[field] = np.array([round(value * ms) for value in values])
-    made = other_definitions.theirs(runs.manifest("r", 2), found, [])
+        records[field] = np.array([round(value * ms) for value in values])
+    made = other_definitions.theirs(runs.manifest("r", 2), records, [])
     vllm, guidellm, sglang = (
         made["vllm bench serve"],
         made["GuideLLM"],
@@ -211,7 +211,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = other_definitions.theirs(runs.manifest("r", 2, api="completions"), found, [])[
+    completions = other_definitions.theirs(runs.manifest("r", 2, api="completions"), records, [])[
         "vllm bench serve"
     ]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
@@ -260,9 +260,9 @@ NAMES = {
 
 @pytest.mark.parametrize(("form", "tool"), NAMES.items())
 def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, tool: str) -> None:
-    found = rows(3, 700)
-    fail(found, 0.1)
-    stored = store.read_run(runs.write(tmp_path / "r", found))
+    records = rows(3, 700)
+    fail(records, 0.1)
+    stored = store.read_run(runs.write(tmp_path / "r", records))
     summary = summarize(*stored)
     made = getattr(export, form)(summary, stored)
     back = reader.parse_result(b"".join(json_parts(made)))
@@ -354,9 +354,9 @@ def test_a_document_in_parts_is_the_document(document: dict[str, list[Any]]) -> 
 def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
     tmp_path: Path,
 ) -> None:
-    found = rows(3, 700)
-    fail(found, 0.1)
-    stored = store.read_run(runs.write(tmp_path / "r", found))
+    records = rows(3, 700)
+    fail(records, 0.1)
+    stored = store.read_run(runs.write(tmp_path / "r", records))
     summary = summarize(*stored)
     made = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
     back = reader.parse_result(made.encode())
@@ -415,18 +415,18 @@ def test_early_stopping_percentiles_are_at_or_above_the_plain_ones() -> None:
 def test_csv_has_a_line_per_request(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    found = rows(1, 50)
-    fail(found, 0.2)
-    folder = runs.write(tmp_path / "r", found)
+    records = rows(1, 50)
+    fail(records, 0.2)
+    folder = runs.write(tmp_path / "r", records)
     assert exits("export", str(folder), "--as", "csv") == 0
     lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
     assert len(lines) == 50 and {"ttft_ms", "tpot_ms", "e2e_ms", "input_tokens"} <= set(lines[0])
     columns = loadgen.load(folder).frame("pyarrow").column_names
     assert list(lines[0]) == [*columns, "simulated"]
     assert [line["status"] for line in lines] == [
-        "ok" if s == 0 else "failed" for s in found["status"]
+        "ok" if s == 0 else "failed" for s in records["status"]
     ]
-    assert [float(line["due_ms"]) for line in lines] == (found["due_ns"] / 1e6).tolist()
+    assert [float(line["due_ms"]) for line in lines] == (records["due_ns"] / 1e6).tolist()
     assert {line["ttft_ms"] for line in lines if line["status"] == "failed"} == {""}
 
 
@@ -456,8 +456,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = tmp_path / "vllm.json"
     assert exits("export", str(folder), "--as", "vllm", "-o", str(out)) == 0
     assert exits("report", str(out), "--html", str(tmp_path / "page.html")) == 0
-    told = capsys.readouterr()
-    assert "vllm bench serve" in told.out and "page.html" in told.err
+    captured = capsys.readouterr()
+    assert "vllm bench serve" in captured.out and "page.html" in captured.err
     assert exits("compare", str(folder), str(out)) == 0
     assert "figures only, defined otherwise" in capsys.readouterr().out
     assert exits("export", str(folder), "--as", "excel") == 2
@@ -522,8 +522,8 @@ def test_an_official_mlperf_log_stands_beside_our_runs(
     line = {"key": "result_invalid_reason", "value": "Increase the duration."}
     (tmp_path / "mlperf_log_detail.txt").write_text(f":::MLLOG {json.dumps(line)}\n")
     assert exits("report", str(log)) == 0
-    told = capsys.readouterr().out
-    assert "Increase the duration\n" in told and ".." not in told
+    stdout = capsys.readouterr().out
+    assert "Increase the duration\n" in stdout and ".." not in stdout
 
 
 OFFICIAL = """================================================
@@ -584,14 +584,14 @@ def test_a_percentile_that_is_no_number_is_ignored() -> None:
 
 def run_whose_last_request_fails_late(tmp_path: Path) -> tuple[Summary, store.Stored]:
     """1,000 requests, of which the last one fails 5 s after all the others have ended."""
-    found = rows(3, 1000)
-    last = int(np.argmax(found["sent_ns"]))
-    found["done_ns"][last] = found["done_ns"].max() + 5_000_000_000
-    found["status"][last] = STATUSES.index("failed")
-    found["kind"][last] = KINDS.index("http_5xx")
+    records = rows(3, 1000)
+    last = int(np.argmax(records["sent_ns"]))
+    records["done_ns"][last] = records["done_ns"].max() + 5_000_000_000
+    records["status"][last] = STATUSES.index("failed")
+    records["kind"][last] = KINDS.index("http_5xx")
     for column in ("first_token_ns", "last_token_ns", "end_ns", "output_tokens"):
-        found[column][last] = -1
-    stored = store.read_run(runs.write(tmp_path / "r", found))
+        records[column][last] = -1
+    stored = store.read_run(runs.write(tmp_path / "r", records))
     return summarize(*stored), stored
 
 

@@ -361,10 +361,10 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         "output_length": [1, 1, 10**9, 1, 2, 3],
     }
     times = [1.5, 2.0, 3.0, 4.0, 0.5, 6.5]
-    with pytest.raises(CombinedError) as found:
+    with pytest.raises(CombinedError) as caught:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [
-        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.errors
+        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in caught.value.errors
     ] == [
         ("2", "invalid_value", "input_length"),
         ("3", "invalid_value", "output_length"),
@@ -391,9 +391,9 @@ def test_a_date_beyond_64_bits_is_an_error_with_its_line(tmp_path: Path) -> None
         "TIMESTAMP,ContextTokens,GeneratedTokens",
         "1103-11-16 18:15:46.805900,374,44",
     )
-    with pytest.raises(CombinedError) as found:
+    with pytest.raises(CombinedError) as caught:
         traces.read_trace(path)
-    assert f"{path}:2" in str(found.value)
+    assert f"{path}:2" in str(caught.value)
 
 
 @settings(deadline=None)
@@ -420,12 +420,12 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
     plain = functools.partial(trace_formats.TraceFormat, "x", in_order=True)
     made = []
     for one_by_one in (False, True):
-        found = trace_formats.find_json_format(rows[0])  # it remembers sessions
-        assert found is not None and found.parse_lines is not None
+        finding = trace_formats.find_json_format(rows[0])  # it remembers sessions
+        assert finding is not None and finding.parse_lines is not None
         with tempfile.NamedTemporaryFile("w") as file:
             builder = TraceBuilder(Path(file.name), skip_bad=True, in_order=True)
             lines = iter([(number, json.dumps(row)) for number, row in enumerate(rows, 1)])
-            traces.add_lines(builder, plain(found.parse_line) if one_by_one else found, lines)
+            traces.add_lines(builder, plain(finding.parse_line) if one_by_one else finding, lines)
             try:
                 trace = builder.build("x")
             except LoadgenError as fault:

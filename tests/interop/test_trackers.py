@@ -29,9 +29,9 @@ def test_every_metric_and_setting_is_logged() -> None:
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
 def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main(["export", str(tmp_path), "--as", "mlflow"])
-    assert left.value.code == 2 and "pip install 'loadgen[mlflow]'" in capsys.readouterr().err
+    assert caught.value.code == 2 and "pip install 'loadgen[mlflow]'" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -117,10 +117,13 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
     run = loadgen.run(
         "qa", url="sim:h100x8", slo=("ttft:200ms:p90", "tpot:40ms:p90"), seed=1, out=folder, **load
     )  # type: ignore[arg-type]
-    said = json.loads((folder / "summary.json").read_text())
-    completed, output = said["load"]["steady_completed_rps"], said["tokens"]["steady_output_per_s"]
-    goodput, share = said["goodput"]["steady_rps"], said["goodput"]["share"]
-    ttft, tpot = said["ttft_ms"]["p99"], said["tpot_ms"]["p99"]
+    document = json.loads((folder / "summary.json").read_text())
+    completed, output = (
+        document["load"]["steady_completed_rps"],
+        document["tokens"]["steady_output_per_s"],
+    )
+    goodput, share = document["goodput"]["steady_rps"], document["goodput"]["share"]
+    ttft, tpot = document["ttft_ms"]["p99"], document["tpot_ms"]["p99"]
     assert None not in (completed, output, goodput, share)
     assert goodput <= completed
 
@@ -152,8 +155,8 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
     assert row["tokens/s"] == format.quantity(output)
     for cell, value in ((row["TTFT p99"], ttft), (row["TPOT p99"], tpot)):
         assert cell.removeprefix("~") == format.milliseconds(value)
-    valid = said["verdict"]["valid"]
-    met = said["goodput"]["met"]
+    valid = document["verdict"]["valid"]
+    met = document["goodput"]["met"]
     assert row["outcome"] == (f"VALID, SLO {'met' if met else 'missed'}" if valid else "INVALID")
     assert ("INVALID" in shown) is ("INVALID" in of_page(shown_page)) is not valid
     assert [case.outcome for case in junit[:1]] == ["passed" if valid else "error"]

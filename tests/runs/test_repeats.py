@@ -41,8 +41,8 @@ SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
 def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summary]:
     made = []
     for seed, factor in zip(seeds, by, strict=False):
-        found = rows(seed, 300, 8.0, factor)
-        made.append(summarize(runs.manifest(f"r{seed}", len(found)), found))
+        records = rows(seed, 300, 8.0, factor)
+        made.append(summarize(runs.manifest(f"r{seed}", len(records)), records))
     return made
 
 
@@ -54,19 +54,19 @@ def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
-    made = summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)])
-    tpot = next(one for one in made.metrics if one.metric == "tpot_ms.p50")
+    summary = summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)])
+    tpot = next(one for one in summary.metrics if one.metric == "tpot_ms.p50")
     values = [one.tpot_ms.p50 for one in three]
     assert tpot.values == tuple(values)
     assert tpot.mean == pytest.approx(np.mean(values))
     half = students_t.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
-    ok = next(one for one in made.metrics if one.metric == "ok_share")
+    ok = next(one for one in summary.metrics if one.metric == "ok_share")
     assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, (
         "900 requests without a failure"
     )
-    text = shown(made, three)
+    text = shown(summary, three)
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
 
@@ -99,20 +99,20 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
         NamedSummary("r2", second),
         NamedSummary("r3", invalid(third)),
     ]
-    made = summarize_repeats(repeats)
-    tpot = next(one for one in made.metrics if one.metric == "tpot_ms.p50")
+    summary = summarize_repeats(repeats)
+    tpot = next(one for one in summary.metrics if one.metric == "tpot_ms.p50")
     assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
-    assert made.valid and made.excluded_runs == ("r3",) and made.runs == ("r1", "r2", "r3")
-    text = " ".join(shown(made, [first, second, invalid(third)]).split())
+    assert summary.valid and summary.excluded_runs == ("r3",) and summary.runs == ("r1", "r2", "r3")
+    text = " ".join(shown(summary, [first, second, invalid(third)]).split())
     assert "1 of 3 runs is INVALID" in text
     assert "means: r3" in text
 
 
 def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
     two = [invalid(one) for one in summaries(1, 2)]
-    made = summarize_repeats([NamedSummary("r1", two[0]), NamedSummary("r2", two[1])])
-    assert not made.valid and made.excluded_runs == ()
-    assert all(len(one.values) == 2 for one in made.metrics)
+    summary = summarize_repeats([NamedSummary("r1", two[0]), NamedSummary("r2", two[1])])
+    assert not summary.valid and summary.excluded_runs == ()
+    assert all(len(one.values) == 2 for one in summary.metrics)
 
 
 def test_auto_repeats_until_enough_runs_are_valid() -> None:
@@ -123,9 +123,11 @@ def test_auto_repeats_until_enough_runs_are_valid() -> None:
 
 
 def test_one_run_has_no_interval() -> None:
-    made = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
-    assert all(one.low is None and one.high is None and one.spread is None for one in made.metrics)
-    assert "no confidence interval" in shown(made, summaries(1))
+    summary = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
+    assert all(
+        one.low is None and one.high is None and one.spread is None for one in summary.metrics
+    )
+    assert "no confidence interval" in shown(summary, summaries(1))
 
 
 def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
@@ -145,17 +147,21 @@ def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
 def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("SIMULATED")
-    assert "3 runs" in told.out
-    assert "No pause" in told.err
-    made = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
+    captured = capsys.readouterr()
+    assert captured.out.startswith("SIMULATED")
+    assert "3 runs" in captured.out
+    assert "No pause" in captured.err
+    document = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
     assert (
         "repeats.json" in (checksums.read(out) or {})
         and not checksums.changed(out)
         and not checksums.unlisted(out)
     )
-    assert made.runs == ("r1", "r2", "r3") and made.seeds[0] == 5 and len(set(made.seeds)) == 3
+    assert (
+        document.runs == ("r1", "r2", "r3")
+        and document.seeds[0] == 5
+        and len(set(document.seeds)) == 3
+    )
     assert exits("run", "qa", *SIM, "--seed", "5", "-o", str(tmp_path / "alone")) == 0
     first, alone = (
         json.loads((folder / "summary.json").read_text())
@@ -190,8 +196,8 @@ def test_repeats_of_a_sweep_are_taken_up_again(
         str(tmp_path / "s"),
     )
     assert exits(*command, "--repeat", "2") == 0
-    told = capsys.readouterr().out
-    assert re.search(r"\n  r10 +2 .*±", told)
+    stdout = capsys.readouterr().out
+    assert re.search(r"\n  r10 +2 .*±", stdout)
     assert exits(*command, "--repeat", "3", "--json") == 0
     captured = capsys.readouterr()
     assert captured.err.count("2 of 2 load points are done") == 2, "the first two sweeps stand"

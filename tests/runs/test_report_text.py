@@ -66,8 +66,10 @@ def test_a_count_has_the_noun_that_goes_with_it(number: float | None, words: str
 def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
     per_gpu = replace(RAG.tokens, output_per_s_per_gpu=RAG.tokens.output_per_s)
     one = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
-    shown = text.render(one)
-    assert "1 GPU," in shown and "1 GPUs" not in shown and "GPUs" not in shown
+    rendered_text = text.render(one)
+    assert (
+        "1 GPU," in rendered_text and "1 GPUs" not in rendered_text and "GPUs" not in rendered_text
+    )
     for source in Path(text.__file__).parent.parent.rglob("*.py"):
         assert "'s' if" not in source.read_text("utf-8"), f"{source}: format.counted"
 
@@ -119,13 +121,13 @@ def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
     late = ReasonCode(code="sent_late", values=LATE | remedy)
     verdict = make_verdict(RAG.verdict.limits, [late])
 
-    shown = text.render(replace(RAG, verdict=verdict), color=True)
+    rendered_text = text.render(replace(RAG, verdict=verdict), color=True)
 
     assert is_host_busy(verdict) == busy
     assert (
-        "1,500 of 1,500 requests succeeded; counts and errors" in " ".join(shown.split())
+        "1,500 of 1,500 requests succeeded; counts and errors" in " ".join(rendered_text.split())
     ) == busy
-    assert ("\x1b[31mINVALID" in shown) == (not busy)
+    assert ("\x1b[31mINVALID" in rendered_text) == (not busy)
 
 
 def test_host_is_not_to_blame_if_requests_failed_too() -> None:
@@ -155,10 +157,12 @@ def test_run_without_a_clean_end_says_so(state: str, word: str) -> None:
 
 def test_an_error_text_cannot_move_the_cursor_or_the_margin() -> None:
     kind = replace(API.requests.by_error["http_429"], first_text="\x1b[2J\r\nline\n" + "x" * 500)
-    shown = text.render(replace(API, requests=replace(API.requests, by_error={"http_429": kind})))
-    assert "\x1b" not in shown
-    assert "\r" not in shown
-    assert max(map(len, shown.splitlines())) <= 100
+    rendered_text = text.render(
+        replace(API, requests=replace(API.requests, by_error={"http_429": kind}))
+    )
+    assert "\x1b" not in rendered_text
+    assert "\r" not in rendered_text
+    assert max(map(len, rendered_text.splitlines())) <= 100
 
 
 def test_table_of_runs_has_a_line_per_run() -> None:

@@ -41,12 +41,12 @@ def ran(
     folder: Path, text: str, url: str, keep: str = "gaps", workers: int = 1, **flags: str
 ) -> Path:
     (folder / "w.yaml").write_text(f"name: w\n{text}\n")
-    one = load(str(folder / "w.yaml"), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
+    workload = load(str(folder / "w.yaml"), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
     settings: dict[str, Any] = (
         {} if url.startswith("sim:") else {"model": "sim", "server": "trtllm"} | NO_PAGES
     )
     return execute(
-        one, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings)
+        workload, Settings(url=url, keep=keep, workers=workers, out=folder / keep, **settings)
     )[1]  # type: ignore[arg-type]
 
 

@@ -145,9 +145,9 @@ def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
 
 
 def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_path: Path) -> None:
-    found = rows(1, 300)
-    fail(found, 0.3)
-    summary = kind.load(write(tmp_path / "r", found)).summary
+    records = rows(1, 300)
+    fail(records, 0.3)
+    summary = kind.load(write(tmp_path / "r", records)).summary
     assert summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 1
     validity, *terms = outcome.cases([("r", summary)])
     assert [validity.outcome, *(term.outcome for term in terms)] == ["passed", "failed", "failed"]
@@ -155,9 +155,9 @@ def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_pat
 
 
 def test_a_high_error_rate_without_an_slo_fails_a_build(tmp_path: Path) -> None:
-    found = rows(1, 300)
-    fail(found, 0.3)
-    summary = replace(kind.load(write(tmp_path / "r", found)).summary, goodput=Goodput())
+    records = rows(1, 300)
+    fail(records, 0.3)
+    summary = replace(kind.load(write(tmp_path / "r", records)).summary, goodput=Goodput())
     assert exit_code(summary) == 1
     validity, error_rate = outcome.cases([("r", summary)])
     assert (validity.outcome, error_rate.outcome) == ("passed", "failed")

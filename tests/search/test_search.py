@@ -150,11 +150,11 @@ def test_a_search_whose_endpoint_is_gone_keeps_its_result(
         ).run()
         == 3
     )
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        "could not be reached any more" in told.out
-        and "at least 20" in told.out
-        and "nothing listens" in told.err
+        "could not be reached any more" in captured.out
+        and "at least 20" in captured.out
+        and "nothing listens" in captured.err
     )
 
 

@@ -156,10 +156,10 @@ def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() ->
 def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int, code: int) -> None:
     named = []
     for number in range(2):
-        found = rows(number, 300)
+        records = rows(number, 300)
         if number < failing:
-            fail(found, 0.3)
-        summary = summarize(RunManifest(state="finished"), found)
+            fail(records, 0.3)
+        summary = summarize(RunManifest(state="finished"), records)
         named.append(NamedSummary(f"c{number + 1}", summary))
     curve = sweep_curve.build_curve(named)
     assert sweep_curve.exit_code(curve) == code
@@ -402,8 +402,8 @@ def test_the_capacity_is_that_of_the_best_load_point(
     """What `cost`, `size`, `compare` and the list of results read is what text and page name."""
     for number, (rate, kept) in enumerate(zip(rates, met, strict=True)):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
-        found = rows(number, 150, rate, slower=1.0 if kept else 300.0)
-        runs.write(tmp_path / f"r{rate:g}", found, stages=(stage,))
+        records = rows(number, 150, rate, slower=1.0 if kept else 300.0)
+        runs.write(tmp_path / f"r{rate:g}", records, stages=(stage,))
         store_summary(tmp_path / f"r{rate:g}")
         trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
         experiment.append_result(
@@ -419,8 +419,8 @@ def test_the_capacity_is_that_of_the_best_load_point(
             ),
         )
     curve, judged, answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path))
-    held = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
-    assert curve.best == best and held is not None and held.evidence == best
+    finding = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
+    assert curve.best == best and finding is not None and finding.evidence == best
 
 
 # -- the folder ------------------------------------------------------------------------------------
@@ -511,18 +511,20 @@ def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
     assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in found["levels"]] == ["c4", "c8", "c16"]
-    assert all(one["simulated"] and one["valid"] and one["ok"] == 60 for one in found["levels"])
+    document = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in document["levels"]] == ["c4", "c8", "c16"]
+    assert all(one["simulated"] and one["valid"] and one["ok"] == 60 for one in document["levels"])
     before = (out / "c8" / "summary.json").stat().st_mtime_ns
     assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
-    told = capsys.readouterr()
-    assert "3 of 4 load points are done" in told.err and told.out.startswith("**SIMULATED**")
+    captured = capsys.readouterr()
+    assert "3 of 4 load points are done" in captured.err and captured.out.startswith(
+        "**SIMULATED**"
+    )
     assert (out / "c8" / "summary.json").stat().st_mtime_ns == before
-    assert (out / "sweep.md").read_text() == told.out
+    assert (out / "sweep.md").read_text() == captured.out
     assert exits("report", str(out)) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("SIMULATED") and "32 in flight" in shown
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("SIMULATED") and "32 in flight" in stdout
     assert "Pareto" in (out / "report.html").read_text()
     assert (
         exits(
@@ -819,6 +821,6 @@ def test_a_sweep_whose_server_is_gone_keeps_its_runs(
         finally:
             over.set()
             watcher.join()
-    told = capsys.readouterr().err
-    assert code == 3 and f"what was measured is kept, and {said.format(out=out)}" in told, told
+    stderr = capsys.readouterr().err
+    assert code == 3 and f"what was measured is kept, and {said.format(out=out)}" in stderr, stderr
     assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"

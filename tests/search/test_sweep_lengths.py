@@ -216,14 +216,16 @@ def test_text_page_and_files_of_a_sweep_over_lengths_agree(
     folder = tmp_path / "s"
     assert exits(*LOAD, *LENGTHS, "--json", "-o", folder) == 0
     printed = capsys.readouterr()
-    made = json.loads(printed.out)
+    document = json.loads(printed.out)
     names = ["isl100-osl20-c1", "isl100-osl20-c4", "isl300-osl20-c1", "isl300-osl20-c4"]
-    assert [one["name"] for one in made["levels"]] == names
-    assert [(one["isl"], one["osl"]) for one in made["levels"]] == [(100, 20)] * 2 + [(300, 20)] * 2
-    assert [(one["isl"], one["osl"]) for one in made["groups"]] == [(100, 20), (300, 20)]
-    assert made["not_run"] == [] and made["resume"] == ""
-    assert made["levels"][1]["total_per_gpu"] == pytest.approx(
-        made["levels"][1]["per_gpu"] * 120 / 20, rel=0.01
+    assert [one["name"] for one in document["levels"]] == names
+    assert [(one["isl"], one["osl"]) for one in document["levels"]] == [(100, 20)] * 2 + [
+        (300, 20)
+    ] * 2
+    assert [(one["isl"], one["osl"]) for one in document["groups"]] == [(100, 20), (300, 20)]
+    assert document["not_run"] == [] and document["resume"] == ""
+    assert document["levels"][1]["total_per_gpu"] == pytest.approx(
+        document["levels"][1]["per_gpu"] * 120 / 20, rel=0.01
     )
     for number, name in enumerate(names, 1):
         assert f"{name}: {number} of 4" in printed.err
@@ -237,7 +239,7 @@ def test_text_page_and_files_of_a_sweep_over_lengths_agree(
         ("300", "20", "1"),
         ("300", "20", "4"),
     ]
-    fronts = {one["name"]: int(one["front"]) for one in made["levels"]}
+    fronts = {one["name"]: int(one["front"]) for one in document["levels"]}
     assert [int(row["pareto"]) for row in rows] == list(fronts.values())
     assert exits("report", folder, "--markdown") == 0
     assert capsys.readouterr().out == (folder / "sweep.md").read_text()
@@ -258,8 +260,8 @@ def test_lengths_can_be_added_to_a_sweep_under_the_same_slo_only(
     stamp = (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns
     capsys.readouterr()
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--json", "-o", folder) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert {one["isl"] for one in made["levels"]} == {100, 300, 700}
+    document = json.loads(capsys.readouterr().out)
+    assert {one["isl"] for one in document["levels"]} == {100, 300, 700}
     assert (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns == stamp
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--slo", "ttft:1s", "-o", folder) == 2
 
@@ -291,10 +293,10 @@ def test_several_targets_are_load_points_of_one_sweep(
     load = tuple(word for word in LOAD if word not in ("--url", "sim:gb300-vm"))
     targets = ("--target", "sim:gb300-vm,sim:h100x8", "--isl", "100")
     assert exits(*load, *targets, "--json", "-o", tmp_path / "s") == 0
-    made = json.loads(capsys.readouterr().out)
-    assert [one["target"] for one in made["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
+    document = json.loads(capsys.readouterr().out)
+    assert [one["target"] for one in document["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
     assert (tmp_path / "s" / "isl100-sim-h100x8-c4").is_dir()
-    assert "gb300-vm" in made["target"] and "h100x8" in made["target"]
+    assert "gb300-vm" in document["target"] and "h100x8" in document["target"]
     assert sweep_kind.list_row(tmp_path / "s").simulated
     assert exits("compare", tmp_path / "s", tmp_path / "s") == 2
 

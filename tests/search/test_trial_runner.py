@@ -85,10 +85,10 @@ def test_the_load_of_conversations_is_the_rate_at_which_they_begin(tmp_path: Pat
         lambda trial: with_load(made, trial.load),
     )
     runs.may_end_early = False
-    told = runs.run(planned_trial(4.0))
-    assert told.outcome == "over" and not told.ended_early
-    assert told.offered_load == pytest.approx(4.0, rel=0.4)
-    assert told.metrics["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+    trial_result = runs.run(planned_trial(4.0))
+    assert trial_result.outcome == "over" and not trial_result.ended_early
+    assert trial_result.offered_load == pytest.approx(4.0, rel=0.4)
+    assert trial_result.metrics["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
 
 
 @pytest.mark.commands
@@ -212,30 +212,32 @@ def test_a_trial_of_a_server_that_dies_is_invalid(tmp_path: Path) -> None:
         (folder / "spool" / "w0.texts").write_bytes(b"")
         return summary, folder
 
-    told = make_runner(tmp_path, execute=dying).run(planned_trial(20.0))
-    assert told.outcome == "invalid"
-    assert told.reason_code == "server_gone"
+    trial_result = make_runner(tmp_path, execute=dying).run(planned_trial(20.0))
+    assert trial_result.outcome == "invalid"
+    assert trial_result.reason_code == "server_gone"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_trial_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
-    with start(Options(ttft="50ms", itl="1ms")) as one:
+    with start(Options(ttft="50ms", itl="1ms")) as server:
         runs = make_runner(tmp_path, check_interval_s=0.2)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
-        runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)
-        told = runs.run(planned_trial(40.0))
-    assert told.metrics["simulated"]
-    assert (told.outcome, told.ended_early) == (
+        runs.settings = Settings(url=server.url, workers=workers, **NO_PAGES)
+        trial_result = runs.run(planned_trial(40.0))
+    assert trial_result.metrics["simulated"]
+    assert (trial_result.outcome, trial_result.ended_early) == (
         "over",
         True,
-    ) or told.outcome == "invalid"  # a busy host's sender is late
+    ) or trial_result.outcome == "invalid"  # a busy host's sender is late
     if (
-        told.outcome == "over"
+        trial_result.outcome == "over"
     ):  # the search ended it, not the user: what it stored is no interrupted run
-        assert told.duration_s < 20  # of 60
+        assert trial_result.duration_s < 20  # of 60
         assert (
-            decode_manifest((runs.output_dir / told.run_name / "run.json").read_bytes()).state
+            decode_manifest(
+                (runs.output_dir / trial_result.run_name / "run.json").read_bytes()
+            ).state
             == "decided"
         )
 

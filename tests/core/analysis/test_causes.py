@@ -377,8 +377,8 @@ def test_objective_that_all_requests_miss_has_a_cause(
                 str(tmp_path / "r"),
             ]
         )
-    said = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
-    assert said["text"].startswith(words) and bool(said["text"]) == bool(words)
+    document = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
+    assert document["text"].startswith(words) and bool(document["text"]) == bool(words)
     printed = " ".join(capsys.readouterr().out.split())
     assert (words or "No bottleneck found.") in printed
-    assert [cause["code"] for cause in said["causes"]][:1] == [code] * bool(code)
+    assert [cause["code"] for cause in document["causes"]][:1] == [code] * bool(code)

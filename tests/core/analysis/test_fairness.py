@@ -29,17 +29,17 @@ def test_jain_bounds_contain_every_index_and_are_reached() -> None:
     for _ in range(40):
         ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
         shares = [Interval((low + high) / 2, low, high) for low, high in ends]
-        found = estimate_jain_index(shares)
-        assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
+        estimate = estimate_jain_index(shares)
+        assert estimate is not None and estimate.low <= estimate.value <= estimate.high <= 1 + 1e-12
         grid = [
             jain_index(values) or 1
             for values in itertools.product(*(np.linspace(pair[0], pair[1], 9) for pair in ends))
         ]
-        assert found.high >= max(grid) - 1e-4, "the most even shares"
+        assert estimate.high >= max(grid) - 1e-4, "the most even shares"
         in_order = all(
             one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist()))
         )
-        assert not in_order or found.low <= min(grid) + 1e-12, "the most uneven ones"
+        assert not in_order or estimate.low <= min(grid) + 1e-12, "the most uneven ones"
     assert estimate_jain_index([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
 

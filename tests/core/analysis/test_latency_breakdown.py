@@ -84,11 +84,11 @@ def test_an_open_connection_has_no_connect_time() -> None:
 
 
 def test_stalls_are_a_separate_part_of_latency() -> None:
-    made = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
-    made["end_ns"] = made["last_token_ns"] = made["done_ns"] = (
-        made["first_token_ns"] + 90 * MS + made["max_gap_ns"]
+    records = rows(max_gap_ns=np.where(np.arange(1000) % 50 == 0, 1500 * MS, 10 * MS))
+    records["end_ns"] = records["last_token_ns"] = records["done_ns"] = (
+        records["first_token_ns"] + 90 * MS + records["max_gap_ns"]
     )
-    p50, p99, slowest = summary(made).splits.groups[0].e2e
+    p50, p99, slowest = summary(records).splits.groups[0].e2e
     assert p50.stall_ms == 0 and slowest.stall_ms == 1500 == p99.stall_ms
     for split in (p50, p99, slowest):
         assert split.ttft_ms + split.decode_ms + split.stall_ms == pytest.approx(split.e2e_ms)
@@ -110,24 +110,26 @@ def test_stalls_are_a_separate_part_of_latency() -> None:
 def test_a_latency_that_cannot_be_split_gives_the_reason(
     columns: dict[str, int], asked: bool, words: str
 ) -> None:
-    made = summary(rows(**columns), server_timing=asked)
-    split = made.splits.groups[0].ttft[0]
+    measured_summary = summary(rows(**columns), server_timing=asked)
+    split = measured_summary.splits.groups[0].ttft[0]
     assert split.queue_ms is None and split.client_ms == 1
     assert split.client_ms + split.connect_ms + (
         split.prefill_ms or 0
     ) + split.rest_ms == pytest.approx(split.ttft_ms)
-    assert re.search(words, made.splits.why)
-    codes = [code.code for code in made.verdict.warning_codes]
+    assert re.search(words, measured_summary.splits.why)
+    codes = [code.code for code in measured_summary.verdict.warning_codes]
     assert ("server_timing_missing" in codes) == (
-        asked and columns["server_queue_ns"] < 0 and made.splits.accounted == 0
+        asked and columns["server_queue_ns"] < 0 and measured_summary.splits.accounted == 0
     )
 
 
 def test_targets_and_prompt_lengths_have_separate_breakdowns() -> None:
     number = np.arange(1000)
-    made = rows(target=number % 2, input_tokens=np.where(number % 4 == 0, 4000, 100 + number % 4))
-    made["first_token_ns"] += np.where(made["target"] == 1, 50 * MS, 0)
-    splits = summary(made, targets=(TargetFacts(name="fast"), TargetFacts(name="slow"))).splits
+    records = rows(
+        target=number % 2, input_tokens=np.where(number % 4 == 0, 4000, 100 + number % 4)
+    )
+    records["first_token_ns"] += np.where(records["target"] == 1, 50 * MS, 0)
+    splits = summary(records, targets=(TargetFacts(name="fast"), TargetFacts(name="slow"))).splits
     names = [(group.by, group.name, group.requests) for group in splits.groups]
     assert names == [
         ("all", "", 1000),
@@ -156,29 +158,29 @@ def test_few_requests_have_no_p99() -> None:
 
 
 def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
-    made = rows(200)
-    made["first_token_ns"][150] = made["sent_ns"][150] + 900 * MS
-    made["end_ns"][120] = made["done_ns"][120] = made["due_ns"][120] + 5000 * MS
-    found = summary(made).slowest
-    assert [request.by for request in found] == ["ttft"] * 5 + ["e2e"] * 5
-    first, longest = found[0], found[5]
+    records = rows(200)
+    records["first_token_ns"][150] = records["sent_ns"][150] + 900 * MS
+    records["end_ns"][120] = records["done_ns"][120] = records["due_ns"][120] + 5000 * MS
+    slowest_requests = summary(records).slowest
+    assert [request.by for request in slowest_requests] == ["ttft"] * 5 + ["e2e"] * 5
+    first, longest = slowest_requests[0], slowest_requests[5]
     assert (first.slot, first.id, first.ttft_ms, first.input_tokens) == (150, "r-150", 903, 500)
     assert (longest.slot, longest.e2e_ms, longest.cached_tokens) == (120, 5000, 50)
-    sent, done, token = made["sent_ns"], made["done_ns"], made["first_token_ns"]
-    others = (sent <= sent[150]) & (done > sent[150]) & (made["slot"] != 150)
+    sent, done, token = records["sent_ns"], records["done_ns"], records["first_token_ns"]
+    others = (sent <= sent[150]) & (done > sent[150]) & (records["slot"] != 150)
     assert first.in_flight == int(others.sum())
     assert first.waiting_input_tokens == 500 * int((others & (token > sent[150])).sum())
 
 
 def test_only_the_slowest_requests_are_read_completely() -> None:
     """Only 7 fields of measured requests and 6 fields of the others are read for all requests."""
-    made = rows(20_000).view(CountedRows)
-    measured, others = (Columns(made, made["slot"] % 2 == half) for half in (0, 1))
+    records = rows(20_000).view(CountedRows)
+    measured, others = (Columns(records, records["slot"] % 2 == half) for half in (0, 1))
     CountedRows.seen.clear()
     shown = list_slowest_requests([measured], [others], RunManifest(run="r"))
-    assert CountedRows.seen["picked"] < 10 * len(made)
+    assert CountedRows.seen["picked"] < 10 * len(records)
     assert shown == list_slowest_requests(
-        [Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], RunManifest(run="r")
+        [Columns(records, records["slot"] % 2 == 0, keep_all=True)], [others], RunManifest(run="r")
     )
 
 

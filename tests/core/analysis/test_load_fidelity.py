@@ -69,9 +69,9 @@ def _prompts(found: Any) -> None:
     ],
 )
 def test_a_load_that_differs_from_its_workload_is_reported(change: Any, code: str) -> None:
-    found = rows(1, 600, 10.0)
-    change(found)
-    told = checked(found, template_tokens=0)
+    records = rows(1, 600, 10.0)
+    change(records)
+    told = checked(records, template_tokens=0)
     assert told[code].ok is False
     assert any(
         text.startswith("DIFFERS") for text in fidelity_text.describe_checks(tuple(told.values()))
@@ -99,12 +99,12 @@ def test_idle_virtual_users_are_reported() -> None:
 
 
 def test_declared_prompt_reuse_is_no_error_and_an_unreported_cache_is_unknown() -> None:
-    found = rows(1, 600, 10.0)
-    _cached(found)
-    told = checked(found, shares_prompts=True)
+    records = rows(1, 600, 10.0)
+    _cached(records)
+    told = checked(records, shares_prompts=True)
     assert told["cache"].ok is None and "repeats" not in told
-    found["cached_tokens"] = -1
-    assert checked(found)["cache"] == StimulusCheck(
+    records["cached_tokens"] = -1
+    assert checked(records)["cache"] == StimulusCheck(
         code="cache", asked=0.0, seen=None, ok=None, n=600
     )
 
@@ -134,24 +134,24 @@ def test_shorter_responses_and_repeated_prompts_are_reported(change: Any, code: 
 @pytest.mark.parametrize(("cached", "ok"), [(75, True), (45, False), (-1, None)])
 def test_a_requested_cache_hit_rate_is_checked(cached: int, ok: bool | None) -> None:
     """Half of 150 prompt tokens should be cached. A server may also not report cached tokens."""
-    found = rows(1, 600, 10.0)
-    found["cached_tokens"] = cached
-    told = checked(found, requested_cache_share=0.5, shares_prompts=True)["cache"]
+    records = rows(1, 600, 10.0)
+    records["cached_tokens"] = cached
+    told = checked(records, requested_cache_share=0.5, shares_prompts=True)["cache"]
     assert (told.asked, told.ok) == (0.5, ok)
     assert fidelity_text.rows([told])[0][1] == "50.0 %"
 
 
 def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
-    found = rows(1, 600, 10.0)
-    found["request"] = np.arange(600)
-    drawn = seeds.classes(7, [0.7, 0.3], found["request"])
-    told = checked(found[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
+    records = rows(1, 600, 10.0)
+    records["request"] = np.arange(600)
+    drawn = seeds.classes(7, [0.7, 0.3], records["request"])
+    told = checked(records[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
     assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
 
 
 def test_a_planned_mix_of_classes_passes() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
-    found = rows(1, 600, 10.0)
-    told = checked(found, classes=classes)
+    records = rows(1, 600, 10.0)
+    told = checked(records, classes=classes)
     assert told["classes"].ok and told["classes"].n == 600 and told["classes"].asked in (0.7, 0.3)

@@ -234,8 +234,8 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
     with pytest.raises(SystemExit):
         main([*command, "-o", str(tmp_path / "r")])
     words = "the load of the command line replaces 2 stages of the file: load, spike"
-    told = capsys.readouterr()
-    assert f"Warning: {words}" in told.err
+    captured = capsys.readouterr()
+    assert f"Warning: {words}" in captured.err
     assert (
         words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
     )

@@ -36,8 +36,8 @@ def test_components_by_hand() -> None:
     4 / 1 = 4. Hence the components are (36 - 4) / 2 = 16 between replicas, (16 - 4) / 2 = 6 over
     time, and 4 - 2 / 4 = 3.5 for the interaction.
     """
-    found = estimate_components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
-    assert astuple(found) == (14.0, 16.0, 6.0, 3.5, 2.0) and found.total == 27.5
+    estimate = estimate_components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
+    assert astuple(estimate) == (14.0, 16.0, 6.0, 3.5, 2.0) and estimate.total == 27.5
     alike = estimate_components(np.full((3, 4), 7.0), np.full((3, 4), 5), 1.0)
     assert astuple(alike) == (7.0, 0.0, 0.0, 0.0, 1.0)
 
@@ -125,8 +125,10 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     assert table.within_ms == pytest.approx(1.0, rel=0.1), "lognormal noise of 10 % of 10 ms"
     assert table.time_ms == pytest.approx(0.05 * 10 / 2**0.5, rel=0.15), "a sine of 5 % of 10 ms"
     assert table.between_ms == pytest.approx(0.21, rel=0.4)
-    shown = text.render(summary)
-    assert "vm-07 is an outlier: TPOT" in shown and re.search(r"between (.*\n.* )?targets ", shown)
+    rendered_text = text.render(summary)
+    assert "vm-07 is an outlier: TPOT" in rendered_text and re.search(
+        r"between (.*\n.* )?targets ", rendered_text
+    )
     assert "vm-07 is an outlier" in run_page.render(summary)
     assert load_summary(dump_summary(summary)).node_differences == found
 
@@ -231,9 +233,9 @@ def test_a_simulated_rack_is_compared_by_replica(
         "3",
     ]
     run_command_line([*call, "--full", "-o", str(out)])
-    found = load_summary((out / "summary.json").read_bytes()).node_differences
-    assert found.compared == "replica" and found.nodes == 72 and found.outliers == ()
-    tpot = next(one for one in found.variances if one.metric == "tpot")
+    summary = load_summary((out / "summary.json").read_bytes()).node_differences
+    assert summary.compared == "replica" and summary.nodes == 72 and summary.outliers == ()
+    tpot = next(one for one in summary.variances if one.metric == "tpot")
     assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
         0.031 * tpot.mean_ms, rel=0.2
     )

@@ -73,12 +73,12 @@ def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool 
 
 
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
-    made = rows([60, 90, 0, -1], [30, 75, 0, -1])
-    found = speculation.summarize_speculation([Columns(made)], ())
-    assert found == Speculation(
+    records = rows([60, 90, 0, -1], [30, 75, 0, -1])
+    speculation_summary = speculation.summarize_speculation([Columns(records)], ())
+    assert speculation_summary == Speculation(
         requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
     )
-    figures = summary(made).figures
+    figures = summary(records).figures
     assert figures["acceptance"].count == 2 and figures["acceptance"].max == pytest.approx(
         75 / 90 * 100
     )
@@ -95,12 +95,12 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
 
 
 def test_the_pages_count_drafts_and_what_was_accepted_by_position() -> None:
-    found = speculation.summarize_speculation([], pages(*COUNTED))
-    assert found is not None and found.requests == 0
-    assert found.server_acceptance == pytest.approx(0.5) and found.server_length == pytest.approx(
-        2.5
-    )
-    assert found.by_position == pytest.approx((0.8, 0.5, 0.2))
+    speculation_summary = speculation.summarize_speculation([], pages(*COUNTED))
+    assert speculation_summary is not None and speculation_summary.requests == 0
+    assert speculation_summary.server_acceptance == pytest.approx(
+        0.5
+    ) and speculation_summary.server_length == pytest.approx(2.5)
+    assert speculation_summary.by_position == pytest.approx((0.8, 0.5, 0.2))
 
 
 def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
@@ -108,16 +108,19 @@ def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
         {"sglang:spec_accept_rate": share, "sglang:spec_accept_length": 1 + 4 * share}
         for share in (0, 0.5, 0.7)
     ]
-    found = speculation.summarize_speculation([], pages(*gauges))
-    assert found is not None and found.server_acceptance == pytest.approx(0.6)
-    assert found.by_position == ()
+    speculation_summary = speculation.summarize_speculation([], pages(*gauges))
+    assert (
+        speculation_summary is not None
+        and speculation_summary.server_acceptance == pytest.approx(0.6)
+    )
+    assert speculation_summary.by_position == ()
 
 
 def test_speculation_on_random_texts_has_a_warning() -> None:
-    made = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
-    said = " ".join(text.render(made).split())
+    measured_summary = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
+    said = " ".join(text.render(measured_summary).split())
     assert "40 responses 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
-    assert "drafts_random" in {code.code for code in made.verdict.warning_codes}
+    assert "drafts_random" in {code.code for code in measured_summary.verdict.warning_codes}
     quiet = summary(rows([60] * 40, [30] * 40), random_words=False)
     assert (
         "drafts_random" not in {code.code for code in quiet.verdict.warning_codes}

@@ -38,8 +38,10 @@ def workload(folder: Path, more: str, shape: str = SHAPE, **flags: str) -> Workl
 def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
     tmp_path: Path, cache: str, share: float
 ) -> None:
-    one = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
-    prompts = build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8))
+    requested_workload = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
+    prompts = build_prompts(
+        requested_workload, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)
+    )
     texts = [prompts[number].prompt for number in range(40)]
     lengths = [prompts[number].input_tokens + 8 for number in range(40)]
     groups: dict[int, list[int]] = {}
@@ -53,7 +55,7 @@ def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
             built = min(share * lengths[a], share * lengths[b], lengths[a] - 4, lengths[b] - 4) - 8
             assert abs(equal - max(built, 0)) <= 2
     assert len(set(texts)) == 40
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.requested_cache_share == share
     assert summary.tokens.cached_share == pytest.approx(
         share, abs=0.05
@@ -63,8 +65,8 @@ def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
 
 
 def test_a_cache_that_is_too_small_is_reported(tmp_path: Path) -> None:
-    one = workload(tmp_path, ", prefixes: 300, cache: {hit_rate: 60%}", seed="3")
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    requested_workload = workload(tmp_path, ", prefixes: 300, cache: {hit_rate: 60%}", seed="3")
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     code = next(code for code in summary.verdict.warning_codes if code.code == "cache_differs")
     assert code.values["asked"] == 0.6 and code.values["share"] == summary.tokens.cached_share < 0.5
 
@@ -102,9 +104,9 @@ RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
 
 
 def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_path: Path) -> None:
-    one = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
+    requested_workload = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
     prompts, tokenizer = (
-        build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)),
+        build_prompts(requested_workload, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)),
         load_tokenizer(),
     )
     chunks = [prompts.chunks_of(number) for number in range(300)]
@@ -117,7 +119,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     assert all(
         text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False)
     )
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     before: set[int] = set()
     reused = 0
     for of in chunks:
@@ -222,8 +224,8 @@ def test_each_profile_caches_whole_blocks(tmp_path: Path, tokens: int, asked: fl
     """Of short prompts that is less than was asked for, and the run says so."""
     shape = f"input_tokens: {tokens}, output_tokens: 20"
     cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]
-    one = workload(tmp_path, f", cache: {cache}", shape, seed="3")
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    requested_workload = workload(tmp_path, f", cache: {cache}", shape, seed="3")
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     built = min(round(asked * tokens), tokens - 4)  # four tokens make each prompt different
     whole_blocks = built // 32 * 32 / tokens
     assert summary.tokens.cached_share == pytest.approx(whole_blocks, abs=0.02)
@@ -238,7 +240,7 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
     from loadgen.sim.server.options import Options
 
     shares: dict[str, float | None] = {}
-    one = workload(
+    requested_workload = workload(
         tmp_path,
         "",
         "input_tokens: 700, output_tokens: 4",
@@ -257,7 +259,8 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
             "sglang": {"reset_cache": True, "server": "sglang"},
         }.items():
             summary, _ = execute(
-                one, Settings(url=server.url, out=tmp_path / name, **NO_PAGES, **more)
+                requested_workload,
+                Settings(url=server.url, out=tmp_path / name, **NO_PAGES, **more),
             )  # type: ignore[arg-type]
             assert summary.requests.ok == 12 and summary.cache_reset == bool(more)
             shares[name] = summary.tokens.cached_share

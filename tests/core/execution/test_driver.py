@@ -216,18 +216,18 @@ def test_failures_at_once_are_records_like_any_other(tmp_path: Path) -> None:
 
 
 def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
-    made = workload(tmp_path, concurrency="3", num_requests="9")
-    stored, _, _, drive = run(tmp_path, made, lambda _, sheet: sheet.end(output=0))
+    requested_workload = workload(tmp_path, concurrency="3", num_requests="9")
+    stored, _, _, drive = run(tmp_path, requested_workload, lambda _, sheet: sheet.end(output=0))
     assert outcomes(stored) == {("ok", ""): 9}
     assert (stored.rows["first_token_ns"] == -1).all()
     assert not drive.counters.recent_ttft_ns
 
 
 def test_the_limit_in_flight_drops_and_never_delays(tmp_path: Path) -> None:
-    made = workload(
+    requested_workload = workload(
         tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0"
     )
-    stored, client, _, _ = run(tmp_path, made, never)
+    stored, client, _, _ = run(tmp_path, requested_workload, never)
     assert outcomes(stored) == {("unfinished", "unfinished"): 5, ("dropped", "in_flight_cap"): 395}
     assert len(client.sheets) == 5
     dropped = stored.rows[stored.rows["status"] == STATUSES.index("dropped")]
@@ -240,14 +240,14 @@ TURNS = "  turns: {{count: 3, tool_result_tokens: 5, tool_time: {pause}{history}
 
 def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) -> None:
     """First turns answered, second turns a day away: when the drain ends nothing is in flight."""
-    made = workload(
+    requested_workload = workload(
         tmp_path,
         TURNS.format(pause="24h", history=""),
         request_rate="20000",
         num_requests="40",
         grace="0",
     )
-    stored, client, schedule, _ = run(tmp_path, made, at_once)
+    stored, client, schedule, _ = run(tmp_path, requested_workload, at_once)
     assert schedule.slot_count == 120
     assert outcomes(stored) == {("ok", ""): 40, ("unfinished", "unfinished"): 80}
     assert len(client.sheets) == 40
@@ -256,14 +256,14 @@ def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) ->
 def test_requests_cut_by_the_drain_are_unfinished_and_drop_no_turn(
     tmp_path: Path,
 ) -> None:
-    made = workload(
+    requested_workload = workload(
         tmp_path,
         TURNS.format(pause="0s", history=""),
         request_rate="20000",
         num_requests="40",
         grace="0",
     )
-    stored, client, _, _ = run(tmp_path, made, never)
+    stored, client, _, _ = run(tmp_path, requested_workload, never)
     assert outcomes(stored) == {("unfinished", "unfinished"): 120}
     assert "--grace" in stored.texts[0]
     assert client.in_flight == 0
@@ -271,8 +271,8 @@ def test_requests_cut_by_the_drain_are_unfinished_and_drop_no_turn(
 
 def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
     """The grace time is 600 s. The first Ctrl-C after the load cancels the requests in flight."""
-    made = workload(tmp_path, request_rate="20000", num_requests="40", timeout="600s")
-    assert made.drain_ns == 600 * SECOND_NS
+    requested_workload = workload(tmp_path, request_rate="20000", num_requests="40", timeout="600s")
+    assert requested_workload.drain_ns == 600 * SECOND_NS
 
     def interrupt(drive: Driver, client: Paper) -> None:
         def when_all_are_sent() -> None:
@@ -284,21 +284,21 @@ def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
         when_all_are_sent()
 
     begun = monotonic_ns()
-    stored, _, _, drive = run(tmp_path, made, never, during=interrupt)
+    stored, _, _, drive = run(tmp_path, requested_workload, never, during=interrupt)
     assert drive.interrupted
     assert outcomes(stored) == {("cancelled", "interrupted"): 40}
     assert monotonic_ns() - begun < MAX_DRAIN_AFTER_STOP_NS
 
 
 def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path: Path) -> None:
-    made = workload(
+    requested_workload = workload(
         tmp_path, TURNS.format(pause="0s", history=""), concurrency="2", num_requests="10"
     )
 
     def some(client: Paper, sheet: Sheet) -> None:
         sheet.end(Failure("truncated", "cut") if len(client.sheets) == 2 else None)
 
-    stored, client, _, _ = run(tmp_path, made, some)
+    stored, client, _, _ = run(tmp_path, requested_workload, some)
     found = outcomes(stored)
     assert found[("failed", "truncated")] == 1
     assert found[("dropped", "previous_turn_failed")] in (1, 2)
@@ -308,7 +308,7 @@ def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path:
 
 @pytest.mark.parametrize("history", ["scripted", "server"])
 def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
-    made = workload(
+    requested_workload = workload(
         tmp_path,
         TURNS.format(pause="0s", history=f", history: {history}"),
         concurrency="1",
@@ -318,7 +318,7 @@ def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
     def reply(client: Paper, sheet: Sheet) -> None:
         sheet.end(text=f"reply-{len(client.sheets)}-")
 
-    _, client, _, _ = run(tmp_path, made, reply)
+    _, client, _, _ = run(tmp_path, requested_workload, reply)
     bodies = [sheet.body.decode() for sheet in client.sheets]
     assert len(bodies) == 12
     for i, body in enumerate(bodies):
@@ -345,7 +345,7 @@ def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
 
 
 def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
-    made = workload(tmp_path, request_rate="1000", num_requests="8000", grace="24h")
+    requested_workload = workload(tmp_path, request_rate="1000", num_requests="8000", grace="24h")
 
     def at_ten(client: Paper, _sheet: Sheet) -> None:
         if len(client.sheets) == 10:
@@ -367,7 +367,7 @@ def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
         drivers.append(driver)
         seen.append(client)
 
-    stored, client, _, drive = run(tmp_path, made, at_ten, during=during)
+    stored, client, _, drive = run(tmp_path, requested_workload, at_ten, during=during)
     sent = len(client.sheets)
     assert drive.interrupted
     assert 10 <= sent < 8000
@@ -376,13 +376,13 @@ def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_drains_for_the_grace_time_at_most(tmp_path: Path) -> None:
-    made = workload(tmp_path, request_rate="1000", num_requests="1000", grace="0")
+    requested_workload = workload(tmp_path, request_rate="1000", num_requests="1000", grace="0")
 
     def at_ten(client: Paper, _: Sheet) -> None:
         if len(client.sheets) == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    stored, _, _, drive = run(tmp_path, made, at_ten)
+    stored, _, _, drive = run(tmp_path, requested_workload, at_ten)
     assert drive.interrupted
     assert outcomes(stored) == {("cancelled", "interrupted"): 1000}
 
@@ -416,9 +416,9 @@ def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: 
             raise ZeroDivisionError("a bug")
         sheet.end()
 
-    made = workload(tmp_path, request_rate="1000", num_requests="100")
+    requested_workload = workload(tmp_path, request_rate="1000", num_requests="100")
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        run(tmp_path, made, broken)
+        run(tmp_path, requested_workload, broken)
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
     assert outcomes(read_run(tmp_path)) == {("ok", ""): 4}
 
@@ -452,10 +452,10 @@ print(memory.mallinfo2().mapped - before >= size)
 @pytest.mark.parametrize("sending", [False, True])
 def test_large_blocks_lie_outside_the_heap_while_requests_are_sent(sending: bool) -> None:
     """Within it they leave holes: the memory of a long run grew by 10 MB an hour."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LARGE, *["sending"] * sending],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == str(sending)
+    assert process.stdout.strip() == str(sending)

@@ -89,8 +89,8 @@ KEEPS = ("raw", "gaps")
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(ttft="5ms", itl="0.2ms", log_bodies=True, log_events="ends")) as made:
-        yield made
+    with start(Options(ttft="5ms", itl="0.2ms", log_bodies=True, log_events="ends")) as server:
+        yield server
 
 
 @pytest.mark.processes

@@ -43,15 +43,15 @@ def test_the_schedule_meets_both_minimums_in_complete_passes(file: Path) -> None
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
-    made = build_prompts(load(str(file)), 3, 4, tokenizer.load_tokenizer())
-    assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
+    prompts = build_prompts(load(str(file)), 3, 4, tokenizer.load_tokenizer())
+    assert [(prompts[i].input_tokens, prompts[i].max_tokens) for i in range(5)] == [
         (10, 5),
         (20, 6),
         (30, 7),
         (10, 5),
         (20, 6),
     ]
-    assert made[0].prompt != made[3].prompt
+    assert prompts[0].prompt != prompts[3].prompt
 
 
 def test_flags_change_minimums(file: Path) -> None:

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(ttft="5ms", itl="0.2ms")) as made:
-        yield made
+    with start(Options(ttft="5ms", itl="0.2ms")) as server:
+        yield server
 
 
 def to(endpoint: EmbeddedServer, folder: Path) -> Settings:
@@ -104,12 +104,12 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedSe
         holds = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
         return line if any(name.endswith(f"w{number}.rows") for name in holds) else b""
 
-    made = load(
+    workload = load(
         str(tmp_path / "w.yaml"),
         read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"),
     )
     settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=3.0))
-    summary, out = run.execute(made, settings, when_started(freeze))
+    summary, out = run.execute(workload, settings, when_started(freeze))
     found = outcomes(store.read_run(out).rows)
     assert found["ok", ""] + found["lost", "worker_died"] == 300
     assert found["lost", "worker_died"] > 20
@@ -124,7 +124,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
     (tmp_path / "w.yaml").write_text(
         f"name: t\ndescription: {'x' * 100_000}\nrequests: {{input_tokens: 20, output_tokens: 8}}\n"
     )
-    made = load(
+    workload = load(
         str(tmp_path / "w.yaml"),
         read_flags(seed="7", warmup="0", request_rate="200", num_requests="300"),
     )
@@ -133,7 +133,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
         frozen_at_birth("backends.worker", 2) as pids,
         refused(TargetError, "process_failed", "--workers"),
     ):
-        run.execute(made, settings)
+        run.execute(workload, settings)
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
     assert not (tmp_path / "out").exists(), "nothing was sent: the same command can be given again"
 
@@ -141,7 +141,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
 @pytest.mark.processes
 def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
-    made = load(
+    workload = load(
         str(tmp_path / "w.yaml"),
         read_flags(seed="7", warmup="0", request_rate="200", num_requests="100"),
     )
@@ -152,7 +152,7 @@ def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: Embe
     freeze = when_started(
         lambda _: os.kill(of("sidecars.compactor_process", os.getpid()), signal.SIGSTOP)
     )
-    summary, _ = run.execute(made, settings, freeze)
+    summary, _ = run.execute(workload, settings, freeze)
     assert summary.requests.ok == 100
     assert says(
         summary.verdict.warning_codes, "store_died", why="did not move for 0.5 s and was killed"

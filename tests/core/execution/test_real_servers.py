@@ -112,8 +112,8 @@ def rows(out: Path) -> list[dict[str, Any]]:
 def test_doctor_detects_the_server(server: Started) -> None:
     if "limits" in server.row.can:
         pytest.skip("it refuses so many questions")
-    told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
-    found = {finding["check"]: finding for finding in told["findings"]}
+    document = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
+    found = {finding["check"]: finding for finding in document["findings"]}
     assert (
         found["make"]["found"].startswith(SERVER_PROFILES[server.row.kind].title)
         or server.row.kind == "generic"
@@ -121,7 +121,7 @@ def test_doctor_detects_the_server(server: Started) -> None:
     assert found["model"]["state"] in ("ok", "note")
     if "exact" in server.row.can:
         assert found["length"]["state"] == "ok", found["length"]
-    assert not [finding for finding in told["findings"] if finding["state"] == "problem"]
+    assert not [finding for finding in document["findings"] if finding["state"] == "problem"]
 
 
 def test_a_run_completes_on_a_real_server(server: Started, tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_run_completes_on_a_real_server(server: Started, tmp_path: Path) -> No
 
 def test_a_gateway_that_buffers_events_is_reported(server: Started, tmp_path: Path) -> None:
     needs(server, "holds")
-    told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
-    (finding,) = [one for one in told["findings"] if one["check"] == "streaming"]
+    document = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
+    (finding,) = [one for one in document["findings"] if one["check"] == "streaming"]
     assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
     found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
     assert any("TTFT may hold that wait" in caveat for caveat in found["verdict"]["caveats"]), (

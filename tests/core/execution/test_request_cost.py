@@ -27,7 +27,7 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     folder.mkdir()
     (folder / "w.yaml").write_text("name: w\nrequests: {input_tokens: 64, output_tokens: 4}\n")
     flags = read_flags(seed="1", warmup="0", num_requests=str(requests), concurrency="8")
-    one = load(str(folder / "w.yaml"), flags)
+    workload = load(str(folder / "w.yaml"), flags)
     endpoint = shared(Options(ttft="0.5ms", itl="0.1ms"))
     settings = Settings(
         url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES
@@ -43,7 +43,7 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        summary, _ = execute(one, settings)
+        summary, _ = execute(workload, settings)
     finally:
         sys.setprofile(before)
     assert summary.requests.ok == requests

@@ -48,8 +48,8 @@ FAST = {"ttft": "5ms", "itl": "0.2ms"}
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(**FAST, log_bodies=True)) as made:
-        yield made
+    with start(Options(**FAST, log_bodies=True)) as server:
+        yield server
 
 
 def file(folder: Path, more: str = "") -> str:
@@ -68,13 +68,13 @@ def go(
     **flags: str,
 ) -> tuple[Summary, Stored]:
     flags = {"seed": "7", "warmup": "0"} | flags
-    made = load(
+    workload = load(
         file(folder, more),
         read_flags(**{name: value for name, value in flags.items() if value is not None}),
     )
     where = {"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"}
     told = Settings(**(where | NO_PAGES | (settings or {})))
-    summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
+    summary, out = run.execute(workload, told, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
     assert not (out / "spool").exists()
     assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
@@ -275,8 +275,8 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
         summary.figures["tls_ms"].count == summary.figures["tcp_ms"].count == int(first.sum()) >= 1
     )
     assert (summary.dns_ms or 0) > 0
-    words = text.render(summary)
-    assert "the name's lookup before it" in words and "TLS handshake" in words
+    rendered_text = text.render(summary)
+    assert "the name's lookup before it" in rendered_text and "TLS handshake" in rendered_text
     (tmp_path / "plain").mkdir()
     summary, stored = go(tmp_path / "plain", endpoint.url, **load)
     assert set(stored.rows["tls_ns"]) == {-1, 0} and summary.dns_ms is None
@@ -561,8 +561,8 @@ def test_no_secret_is_stored_or_printed(tmp_path: Path, user: str) -> None:
     guard = {} if user else {"api_key_file": str(tmp_path / "key")}
     with start(
         Options(**FAST, api_flavor="openai", **guard, **after_the_probe("http_500:0.3"))
-    ) as made:
-        url = made.url.replace("http://", f"http://{user}") + f"/?code={QUERY}"
+    ) as server:
+        url = server.url.replace("http://", f"http://{user}") + f"/?code={QUERY}"
         process = cli(
             tmp_path,
             "--url",

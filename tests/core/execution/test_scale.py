@@ -124,20 +124,20 @@ def test_files_of_many_workers_equal_those_of_one(
 ) -> None:
     """Records of many workers are compared with those of one in every file. Some have failed."""
     draw = np.random.default_rng(seed)
-    whole = rows(seed, count)
+    records = rows(seed, count)
     failed = draw.random(count) < 0.1
-    whole["status"][failed], whole["kind"][failed], whole["text"][failed] = (
+    records["status"][failed], records["kind"][failed], records["text"][failed] = (
         FAILED,
         KINDS.index("reset"),
         0,
     )
-    whole["worker"] = draw.integers(0, workers, count)
+    records["worker"] = draw.integers(0, workers, count)
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
         folder = Path(scratch)
         told = manifest("whole", count, workers=workers)
         (folder / "run.json").write_bytes(encode_manifest(told))
         for worker in range(workers):
-            mine = draw.permutation(whole[whole["worker"] == worker])
+            mine = draw.permutation(records[records["worker"] == worker])
             spool = RecordLog(folder, worker)
             if (mine["text"] == 0).any():
                 spool.text("gone")
@@ -147,15 +147,15 @@ def test_files_of_many_workers_equal_those_of_one(
             spool.close()
         compact_records(folder, ended)
         merged = summarize(*store.read_run(folder, most=0 if lazily else math.inf))
-    gaps, timeline = gaps_of(whole)
-    assert merged == summarize(told, whole, [gaps], [timeline], [], ["gone"])
+    gaps, timeline = gaps_of(records)
+    assert merged == summarize(told, records, [gaps], [timeline], [], ["gone"])
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_worker_limits_add_up_to_the_limit_in_flight(most: int, workers: int) -> None:
-    whole = build_schedule(load("qa", read_flags(concurrency=8, num_requests=8)), 1)
-    shards = [shard(whole, index, workers) for index in range(workers)]
+    schedule = build_schedule(load("qa", read_flags(concurrency=8, num_requests=8)), 1)
+    shards = [shard(schedule, index, workers) for index in range(workers)]
     assert sum(plan.share_of_limit(most, part) or 0 for part in shards) == most
     assert plan.share_of_limit(None, shards[0]) is None
 
@@ -164,10 +164,10 @@ def test_worker_limits_add_up_to_the_limit_in_flight(most: int, workers: int) ->
 def test_the_limit_in_flight_applies_to_all_workers_together(tmp_path: Path) -> None:
     with start(Options(ttft="3s")) as server:
         told = to(server, tmp_path / "out", workers=2)
-        made = workload(
+        requested_workload = workload(
             tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s"
         )
-        summary, _ = run.execute(made, told)
+        summary, _ = run.execute(requested_workload, told)
     assert summary.requests.dropped == 35
     assert summary.load.in_flight_max == 5
 
@@ -198,9 +198,11 @@ def test_the_number_of_workers_follows_from_the_load(
     from loadgen.core.requests import tokenizer
     from loadgen.core.requests.build import build_prompts
 
-    made = workload(tmp_path, **flags)
-    requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.useful_workers(build_schedule(made, 7), requests, made, 8 - simulated)
+    requested_workload = workload(tmp_path, **flags)
+    requests = build_prompts(requested_workload, 7, 1, tokenizer.load_tokenizer(None))
+    found = plan.useful_workers(
+        build_schedule(requested_workload, 7), requests, requested_workload, 8 - simulated
+    )
     assert found == expected
 
 
@@ -250,9 +252,9 @@ def test_files_and_ports_are_counted(
 
 
 def test_limits_of_the_system_are_read() -> None:
-    found = resource_limits.read_machine_limits()
-    assert found.open_files is None or found.open_files > 0
-    assert found.local_ports is None or 0 < found.local_ports <= 65_535
+    limits = resource_limits.read_machine_limits()
+    assert limits.open_files is None or limits.open_files > 0
+    assert limits.local_ports is None or 0 < limits.local_ports <= 65_535
 
 
 @pytest.mark.parametrize(
@@ -280,17 +282,17 @@ def test_a_load_too_large_for_this_machine_is_refused_before_it_starts(tmp_path:
     ]
     server = shared()
     command = [sys.executable, "-m", "loadgen", "run", "qa", "--url", server.url, *options]
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *command],
         capture_output=True,
         text=True,
         check=False,
     )
     received = log(server)
-    assert done.returncode == 2, done.stderr
-    assert "local ports" in done.stderr
-    assert "open files" in done.stderr
-    assert "203.0.113.9" in done.stderr
+    assert process.returncode == 2, process.stderr
+    assert "local ports" in process.stderr
+    assert "open files" in process.stderr
+    assert "203.0.113.9" in process.stderr
     assert not [one for one in received.requests if one.id]
 
 
@@ -298,15 +300,17 @@ def test_a_load_too_large_for_this_machine_is_refused_before_it_starts(tmp_path:
 def test_a_number_of_workers_beyond_the_memory_is_refused(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
     with refused(CombinedError, "resource_limit", "--workers"):
-        made = workload(tmp_path, concurrency="2", num_requests="4")
-        run.execute(made, to(shared(), tmp_path / "out", workers=5_000))
+        requested_workload = workload(tmp_path, concurrency="2", num_requests="4")
+        run.execute(requested_workload, to(shared(), tmp_path / "out", workers=5_000))
 
 
 @pytest.mark.processes
 def test_a_limit_in_flight_below_the_number_of_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError, match="--> --max-in-flight"):
-        made = workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3")
-        run.execute(made, to(shared(), tmp_path / "out", workers=4))
+        requested_workload = workload(
+            tmp_path, request_rate="50", num_requests="20", max_in_flight="3"
+        )
+        run.execute(requested_workload, to(shared(), tmp_path / "out", workers=4))
 
 
 def _loopback(address: str) -> bool:
@@ -358,8 +362,12 @@ def test_the_dashboard_adds_up_all_workers(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_event_handlers_follow_several_workers(tmp_path: Path) -> None:
     seen: list[Any] = []
-    made = workload(tmp_path, request_rate="100", duration="1.5s")  # the workers tell each second
-    _, out = run.execute(made, to(shared(), tmp_path / "out", workers=2), when_started(seen.append))
+    requested_workload = workload(
+        tmp_path, request_rate="100", duration="1.5s"
+    )  # the workers tell each second
+    _, out = run.execute(
+        requested_workload, to(shared(), tmp_path / "out", workers=2), when_started(seen.append)
+    )
     (board,) = seen
     assert board.counters().sent > 0
     links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]

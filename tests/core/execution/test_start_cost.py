@@ -51,14 +51,14 @@ def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_
             "--warmup",
             "50ms",
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", WATCHED, *words, "--out", str(tmp_path / "r")],
             capture_output=True,
             text=True,
             check=False,
             env={"HOME": str(tmp_path)},
         )
-    code, begun, unneeded = json.loads(done.stderr.splitlines()[-1])
+    code, begun, unneeded = json.loads(process.stderr.splitlines()[-1])
     assert code in (0, 3)
     # the scraper, an idle interpreter that waits for long runs, and the builder of bodies
     assert begun == ["os.fork", "subprocess.Popen", "os.fork"]
@@ -110,7 +110,7 @@ print(type(made).__name__, type(other).__name__)
 
 @pytest.mark.processes
 def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", COPIED],
         capture_output=True,
         text=True,
@@ -118,8 +118,8 @@ def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_pat
         timeout=60,
         cwd=tmp_path,
     )
-    seen, told = done.stdout.split("\n", 1)
+    seen, told = process.stdout.split("\n", 1)
     word, read, alone, files = json.loads(seen)
     assert (word, read, alone) == ("word", "told", True)
     assert files[:3] == [0, 1, 2] and len(files) == 4, "and the list that was just read"
-    assert told.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], done.stderr
+    assert told.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], process.stderr

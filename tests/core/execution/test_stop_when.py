@@ -123,17 +123,17 @@ def test_a_monitor_that_sees_each_record_once_finds_what_all_records_show(
     chosen: list[StopRule], seed: int, count: int, bad: float
 ) -> None:
     draw = np.random.default_rng(seed)
-    made = rows(count)
-    made["done_ns"] = made["end_ns"] = draw.integers(-1, 30, count) * S
-    made["first_token_ns"] = draw.integers(-1, 5, count) * S
-    made["status"] = np.where(
+    records = rows(count)
+    records["done_ns"] = records["end_ns"] = draw.integers(-1, 30, count) * S
+    records["first_token_ns"] = draw.integers(-1, 5, count) * S
+    records["status"] = np.where(
         draw.random(count) < bad, draw.integers(0, len(STATUSES), count), STATUS["ok"]
     )
     checks = (
-        (now_ns, find_breach(chosen, made, now_ns))
-        for now_ns in range(S, int(made["done_ns"].max(initial=0)) + 1, S)
+        (now_ns, find_breach(chosen, records, now_ns))
+        for now_ns in range(S, int(records["done_ns"].max(initial=0)) + 1, S)
     )
-    assert first_breach(chosen, made, S) == next(
+    assert first_breach(chosen, records, S) == next(
         ((now_ns, reason) for now_ns, reason in checks if reason), None
     )
 
@@ -146,9 +146,9 @@ def test_a_monitor_keeps_only_the_records_of_its_window() -> None:
 
 
 def test_a_stop_rule_ignores_unsent_requests() -> None:
-    made = rows(100)
-    made["status"][:60], made["done_ns"][:60] = STATUS["dropped"], -1
-    assert find_breach((ERRORS,), made, 8 * S) is None
+    records = rows(100)
+    records["status"][:60], records["done_ns"][:60] = STATUS["dropped"], -1
+    assert find_breach((ERRORS,), records, 8 * S) is None
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
         "name: w\nrequests: {input_tokens: 1, output_tokens: 1}\nstop_when: [errors:20%]\n"
         "stages: [{arrival: {poisson: 1/s}, count: 5}]\n"
     )
-    one = load(str(tmp_path / "w.yaml"))
-    assert one.stop_when == (ERRORS,)
-    assert recipe_fingerprint(one, "server") == recipe_fingerprint(
-        one.model_copy(update={"stop_when": ()}), "server"
+    workload = load(str(tmp_path / "w.yaml"))
+    assert workload.stop_when == (ERRORS,)
+    assert recipe_fingerprint(workload, "server") == recipe_fingerprint(
+        workload.model_copy(update={"stop_when": ()}), "server"
     )
     (tmp_path / "w.yaml").write_text((tmp_path / "w.yaml").read_text().replace("20%", "20"))
     with pytest.raises(CombinedError, match=r"w\.yaml:3:13"):
@@ -191,13 +191,13 @@ def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
 
 
 def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) -> None:
-    one = load(
+    workload = load(
         "qa",
         read_flags(
             request_rate="400", duration="120s", seed="1", stop_when=["ttft:p50:3s"], warmup="0"
         ),
     )
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, folder = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     stored = store.read_run(folder)
     reason = summary.verdict.codes[0]
     assert (summary.run.state, reason.code, exit_code(summary)) == (
@@ -212,7 +212,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     assert stored.rows["due_ns"][sent].max() <= at_ns
     assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
     again, _ = execute(
-        one.model_copy(update={"stop_when": ()}),
+        workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
     assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
@@ -225,22 +225,22 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
     """The simulation runs once, up to the instant at which the records violate the rule."""
     load_of = {"request_rate": "20"} if profile == "agentic" else {"concurrency": "2000"}
     rules = ["ttft:p50:100ms" if profile == "agentic" else "ttft:p50:1ms"]
-    one = load(
+    workload = load(
         profile, read_flags(**load_of, duration="60s", seed="1", stop_when=rules, warmup="0")
     )
     told: list[RunEvent] = []
     summary, folder = execute(
-        one, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append]
+        workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append]
     )
     assert (summary.run.state, sum(isinstance(event, Simulated) for event in told)) == (
         "stopped",
         1,
     )
     _, whole = execute(
-        one.model_copy(update={"stop_when": ()}),
+        workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
-    found = first_breach(one.stop_when, store.read_run(whole).rows, S)
+    found = first_breach(workload.stop_when, store.read_run(whole).rows, S)
     assert found is not None and store.read_run(folder).manifest.stopped_by == found[1]
 
 

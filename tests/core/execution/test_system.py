@@ -83,9 +83,9 @@ def test_an_invalid_system_file_is_reported_with_its_location(
 ) -> None:
     file = tmp_path / "system.yaml"
     file.write_text(text)
-    with refused(CombinedError, code, where=f"system.yaml:{place}") as found:
+    with refused(CombinedError, code, where=f"system.yaml:{place}") as caught:
         system_file.read_system_file(file)
-    assert len(found.value.errors) == 1
+    assert len(caught.value.errors) == 1
 
 
 def test_a_run_stores_and_prints_its_system(
@@ -94,8 +94,8 @@ def test_a_run_stores_and_prints_its_system(
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}\n")
     exits("run", *SIM, "--system", file, "--metadata", "ticket=7", "--out", tmp_path / "run")
-    told = capsys.readouterr().out
-    assert "System     name=node-7, accelerator.model=NVIDIA H200, accelerator.per_node=8" in told
+    stdout = capsys.readouterr().out
+    assert "System     name=node-7, accelerator.model=NVIDIA H200, accelerator.per_node=8" in stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["run"]["metadata"] == {
         "system.name": "node-7",
@@ -115,8 +115,8 @@ def test_a_secret_in_a_system_file_is_refused(
     file = tmp_path / "system.yaml"
     file.write_text("engine: {arguments: --api-key sk-abcdefghijklmnop}\n")
     assert exits("run", *SIM, "--system", file, "--out", tmp_path / "run") == 2
-    told = capsys.readouterr().err
-    assert "secret" in told and "sk-abcdefghijklmnop" not in told
+    stderr = capsys.readouterr().err
+    assert "secret" in stderr and "sk-abcdefghijklmnop" not in stderr
     assert exits("run", *SIM, "--system", tmp_path / "none.yaml") == 2
     assert "no such system file" in capsys.readouterr().err
 
@@ -141,9 +141,9 @@ def _samples(page: str, text: str) -> list[series.MetricSample]:
 
 
 def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
-    found = hardware.find_hardware(_samples("http://node-7:9400/metrics", DCGM))
-    assert found is not None
-    assert found.descriptions == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
+    finding = hardware.find_hardware(_samples("http://node-7:9400/metrics", DCGM))
+    assert finding is not None
+    assert finding.descriptions == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
     two = [
         *_samples("http://a/metrics", DCGM),
         *_samples("http://b/metrics", DCGM.replace("} 700", "} 600")),

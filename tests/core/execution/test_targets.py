@@ -75,8 +75,10 @@ def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None
         settings = Settings(
             on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two)
         )  # type: ignore[arg-type]
-        made = workload(tmp_path, concurrency="2", num_requests="200")
-        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
+        requested_workload = workload(tmp_path, concurrency="2", num_requests="200")
+        summary, folder = run.execute(
+            requested_workload, settings, when_started(lambda _: two.stop())
+        )
     rows = store.read_run(folder).rows
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
@@ -102,8 +104,12 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
     """Immediate retries of refused connections would cause thousands of failures a second."""
     with start(QUICK) as two:
         settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
-        made = workload(tmp_path, concurrency=concurrency, duration="1.5s", warmup="0")
-        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
+        requested_workload = workload(
+            tmp_path, concurrency=concurrency, duration="1.5s", warmup="0"
+        )
+        summary, folder = run.execute(
+            requested_workload, settings, when_started(lambda _: two.stop())
+        )
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
     if concurrency == "4":  # lanes that are bound to a target, or may choose
         rows = store.read_run(
@@ -123,8 +129,10 @@ def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
         settings = Settings(
             on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two)
         )
-        made = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
-        summary, folder = run.execute(made, settings, when_started(lambda _: two.stop()))
+        requested_workload = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
+        summary, folder = run.execute(
+            requested_workload, settings, when_started(lambda _: two.stop())
+        )
     rows = store.read_run(folder).rows
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
     assert set(rows[rows["target"] == 1]["worker"].tolist()) == {1}
@@ -193,26 +201,28 @@ def test_a_target_is_down_after_repeated_connection_failures(done: Completion, d
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
     with start(Options(model="other")) as two:
         settings = Settings(out=tmp_path / "out", **beside(two))
-        made = workload(tmp_path, concurrency="1", num_requests="1")
+        requested_workload = workload(tmp_path, concurrency="1", num_requests="1")
         with refused(TargetError, "targets_differ", where="two"):
-            run.execute(made, settings)
+            run.execute(requested_workload, settings)
         with refused(TargetError, "targets_differ"):  # which it would answer for all the same
-            run.execute(made, replace(settings, model="sim"))
+            run.execute(requested_workload, replace(settings, model="sim"))
         gone = Endpoint(url="http://127.0.0.1:1", name="three")
         with pytest.raises(CombinedError) as faults:
-            run.execute(made, replace(settings, targets=(*settings.targets, gone)))
+            run.execute(requested_workload, replace(settings, targets=(*settings.targets, gone)))
     assert [fault.code for fault in faults.value.errors] == ["targets_differ", "connect"]
 
 
 @pytest.mark.processes
 def test_a_command_sends_one_preflight_per_target(tmp_path: Path) -> None:
-    made = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
+    requested_workload = workload(tmp_path, concurrency="1", num_requests="2", seed="7", warmup="0")
     received = []
     server = shared()
     known: dict[Endpoint, ProbeResult] = {}
     for name in ("a", "b"):
         summary, _ = run.execute(
-            made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), probe_cache=known
+            requested_workload,
+            Settings(url=server.url, out=tmp_path / name, **NO_PAGES),
+            probe_cache=known,
         )
         assert summary.requests.ok == 2
         received.append(len(log(server).requests))

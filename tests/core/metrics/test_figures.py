@@ -127,8 +127,8 @@ def test_a_bundle_names_the_missing_package_of_a_metric(
     write_bundle(tmp_path / "r", tmp_path / "b.zip")
     capsys.readouterr()
     assert exits("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert (whole["verified"], whole["not_made"]) == ("all", {})
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verified"], document["not_made"]) == ("all", {})
     exits("verify", tmp_path / "b.zip", "--json")
     without = json.loads(capsys.readouterr().out)
     assert (without["verified"], without["differences"]) == ("part", [])

@@ -15,13 +15,13 @@ from loadgen.runs import kind
 
 
 def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
-    found = rows(1, 200)
-    found["finish_reason"] = FINISH["length"]
-    found["finish_reason"][:40] = FINISH["stop"]
-    found["finish_reason"][40:43] = FINISH["content_filter"]
-    found["finish_reason"][50:55] = FINISH[""]
-    found["status"][0] = STATUSES.index("failed")
-    folder = runs.write(tmp_path / "r", found)
+    records = rows(1, 200)
+    records["finish_reason"] = FINISH["length"]
+    records["finish_reason"][:40] = FINISH["stop"]
+    records["finish_reason"][40:43] = FINISH["content_filter"]
+    records["finish_reason"][50:55] = FINISH[""]
+    records["status"][0] = STATUSES.index("failed")
+    folder = runs.write(tmp_path / "r", records)
     requests = run_folder.open_run(folder).summary.requests
     assert list(requests.by_finish.items()) == [
         ("length", 152),

@@ -25,19 +25,19 @@ def place_worker(worker: int, node: str, *, lost: bool = False) -> PlacedWorker:
 
 def summary_of_machines(*workers: PlacedWorker, lost: tuple[str, ...] = ()) -> Summary:
     """Of four workers; the last one is 50 ms late with each request, and loses every tenth."""
-    found = rows(1, 400)
-    found["worker"] = np.arange(400) % 4
-    last = found["worker"] == 3
-    found["sent_ns"][last] = found["due_ns"][last] + 50 * MS
+    records = rows(1, 400)
+    records["worker"] = np.arange(400) % 4
+    last = records["worker"] == 3
+    records["sent_ns"][last] = records["due_ns"][last] + 50 * MS
     gone = last & (np.arange(400) >= 360)
-    found["status"][gone], found["sent_ns"][gone] = LOST, -1
+    records["status"][gone], records["sent_ns"][gone] = LOST, -1
     seconds = [
         WorkerSample(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1))
         for t in range(2, 30)
         for w in range(4)
     ]
     cluster = Cluster(address="auto", nodes=3, workers=workers, lost=lost)
-    return summarize(manifest("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
+    return summarize(manifest("r", 400, workers=4, cluster=cluster), records, seconds=seconds)
 
 
 SEVERAL = (
@@ -68,13 +68,13 @@ def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
 
 def test_machines_are_the_same_in_text_page_and_json() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
-    told = text.render(summary)
+    rendered_text = text.render(summary)
     name = "c #1 (10.0.0.1), lost under load"
     cells = " ".join(
-        line.removeprefix(name) for line in told.splitlines() if line.startswith(name)
+        line.removeprefix(name) for line in rendered_text.splitlines() if line.startswith(name)
     ).split()
     assert cells == ["1", "100", "10", "90", "50.0", "~50.0", "0.400", "40.0", "%"]
-    assert "d (10.0.0.4), lost before the load" in told
+    assert "d (10.0.0.4), lost before the load" in rendered_text
     assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)
     written = json.loads(dump_summary(summary))["machines"]
     assert [one["requests"] for one in written] == [200, 100, 100, None]

@@ -329,9 +329,9 @@ def test_the_summary_does_not_depend_on_the_order_of_records() -> None:
     manifest = msgspec.structs.replace(
         MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main"))
     )
-    one = summarize(manifest, rows, [Histogram(), whole])
-    assert one == summarize(manifest, draw.permutation(rows), [Histogram(), halves[0]])
-    assert one.inter_chunk_ms.count == 500
+    summary = summarize(manifest, rows, [Histogram(), whole])
+    assert summary == summarize(manifest, draw.permutation(rows), [Histogram(), halves[0]])
+    assert summary.inter_chunk_ms.count == 500
 
 
 def test_a_conversation_is_ok_if_every_turn_is() -> None:

@@ -99,8 +99,8 @@ def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
     rng = seeds.stream(5, "smooth")
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
-    found = trend.find_trends(series)
-    assert [i for i, one in enumerate(found) if one is not None and one.grows] == [143]
+    finding = trend.find_trends(series)
+    assert [i for i, one in enumerate(finding) if one is not None and one.grows] == [143]
 
 
 def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
@@ -519,8 +519,8 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     data = Synthetic(
         input_tokens=ListedTokens(values=lengths), output_tokens=ListedTokens(values=lengths)
     )
-    found = resonance.find_resonance(data, None, 6, "replica", 1000)
-    assert found == {
+    finding = resonance.find_resonance(data, None, 6, "replica", 1000)
+    assert finding == {
         "samples": 24,
         "servers": 6,
         "kind": "replica",
@@ -528,7 +528,7 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
         "each": 4,
         "heaviest": 0.5,
     }
-    (text,) = make_note("resonance", found)
+    (text,) = make_note("resonance", finding)
     assert "50.0%" in text
     assert resonance.find_resonance(data, None, 5, "replica", 1000) is None  # no common factor
     drawn = Synthetic(
@@ -669,7 +669,7 @@ def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
     rows["end_ns"] = rows["due_ns"] + 50 * MS
     rows["end_ns"][140:] = 10_000 * MS
     rows["done_ns"] = rows["end_ns"]
-    found = shortfall.find_shortfall([Columns(rows)])
-    assert found is not None and found.events == "responses"
+    finding = shortfall.find_shortfall([Columns(rows)])
+    assert finding is not None and finding.events == "responses"
     rows["session"][0] = 0
     assert shortfall.find_shortfall([Columns(rows)]) is None

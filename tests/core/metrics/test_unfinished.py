@@ -329,9 +329,9 @@ def test_a_run_drains_until_its_responses_are_complete(
 ) -> None:
     """Answers of rag take 50 s and longer at this load: a drain of 30 s called them failed."""
     assert run_rag(tmp_path / "whole") == OK
-    whole = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
-    assert whole.verdict.valid and whole.requests.ok == whole.requests.scheduled > 1000
-    assert whole.goodput.met is True
+    summary = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
+    assert summary.verdict.valid and summary.requests.ok == summary.requests.scheduled > 1000
+    assert summary.goodput.met is True
     assert decode_manifest((tmp_path / "whole" / "run.json").read_bytes()).grace_s == 600.0
 
     capsys.readouterr()
@@ -342,7 +342,7 @@ def test_a_run_drains_until_its_responses_are_complete(
     assert (
         cut.requests.ok + cut.requests.unfinished
         == cut.requests.scheduled
-        == whole.requests.scheduled
+        == summary.requests.scheduled
     )
     assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
     assert exits("report", str(tmp_path / "cut")) == OK

@@ -47,12 +47,12 @@ def workload(folder: Path, turns: str = "", **flags: str) -> Workload:
 def go(
     folder: Path, tuning: Tuning, turns: str = "", begun: Any = None, **flags: str
 ) -> tuple[Any, Counter[str], store.Stored]:
-    made = workload(folder, turns, **flags)
+    requested_workload = workload(folder, turns, **flags)
     server = shared(Options(ttft="8ms", itl="0.2ms", log_bodies=True))
     told = Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning, **NO_PAGES
     )
-    summary, out = run.execute(made, told, when_started(begun or (lambda _: None)))
+    summary, out = run.execute(requested_workload, told, when_started(begun or (lambda _: None)))
     return (
         summary,
         Counter(one.body_sha256 for one in log(server).requests if one.id),

@@ -27,8 +27,8 @@ from loadgen.sim.server.options import Options
 
 def ends(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = exits(*arguments)
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
     )
     assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
     assert priced.steps["rank"].code == "no_price"
-    shown = text.render(summary)
-    assert "search, before rank" in shown and "rerank ranker r" in shown
+    rendered_text = text.render(summary)
+    assert "search, before rank" in rendered_text and "rerank ranker r" in rendered_text
     assert "Steps of a task" in run_page.render(summary)
 
 

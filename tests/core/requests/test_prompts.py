@@ -138,21 +138,21 @@ def test_iter_requests_returns_the_same_as_single_requests(tiny, kind):
     for tokenizer, template, api in kinds[
         : 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4
     ]:
-        made = build_prompts(one, rng.randrange(9), 2, tokenizer, PromptTarget(template, api))
+        prompts = build_prompts(one, rng.randrange(9), 2, tokenizer, PromptTarget(template, api))
         numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
-        assert list(iter_requests(made, numbers)) == [made[number] for number in numbers]
+        assert list(iter_requests(prompts, numbers)) == [prompts[number] for number in numbers]
 
 
 @pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_requests(file):
     one = workload.load(str(file), workload.read_flags())
-    made = build_prompts(one, 1, 2, CL100K)
-    numbers = [*made.request_ids(24)][::-1]
-    assert list(iter_requests(made, numbers)) == [made[number] for number in numbers]
-    digest = digests.Digest(replies=made.history == "scripted")
+    prompts = build_prompts(one, 1, 2, CL100K)
+    numbers = [*prompts.request_ids(24)][::-1]
+    assert list(iter_requests(prompts, numbers)) == [prompts[number] for number in numbers]
+    digest = digests.Digest(replies=prompts.history == "scripted")
     for number in numbers:
-        digest.add([(number, made[number])])
-    assert digest.hexdigest() == digests.fingerprint(made, 24)
+        digest.add([(number, prompts[number])])
+    assert digest.hexdigest() == digests.fingerprint(prompts, 24)
 
 
 def test_a_turn_contains_the_scripted_history_of_earlier_turns():
@@ -232,16 +232,16 @@ def test_the_system_message_is_the_same_for_all():
     ("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)]
 )
 def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
-    made = build_prompts(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
-    assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {
+    prompts = build_prompts(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
+    assert {true_count(prompts[number]) + prompts[number].max_tokens for number in range(20)} == {
         prompt_and_answers
     }
 
 
 def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
-    made = build_prompts(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
+    prompts = build_prompts(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
     for task in (0, 1, 77):
-        requests = [made[task * 4 + turn] for turn in range(4)]
+        requests = [prompts[task * 4 + turn] for turn in range(4)]
         assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000
         assert [(request.session, request.turn) for request in requests] == [
             (task, turn) for turn in range(4)

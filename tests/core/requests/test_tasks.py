@@ -292,11 +292,11 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, stages: str) -> None:
-    one = workload(tmp_path, more=stages)
-    schedule = build_schedule(one, 7)
+    requested_workload = workload(tmp_path, more=stages)
+    schedule = build_schedule(requested_workload, 7)
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
-    graphs, width = TaskGraphs(one.requests, 7), one.requests.width
-    tasks = one.stages[0].count or 0
+    graphs, width = TaskGraphs(requested_workload.requests, 7), requested_workload.requests.width
+    tasks = requested_workload.stages[0].count or 0
     assert (
         sorted(ran.starts)
         == sorted(schedule.slot_ids())
@@ -385,11 +385,11 @@ def test_a_stopped_run_reports_each_slot_once(tmp_path: Path, stages: str, after
 
 @pytest.mark.parametrize("shares", [2, 3])
 def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
-    whole = build_schedule(workload(tmp_path), 7)
-    parts = [shard(whole, i, shares) for i in range(shares)]
+    schedule = build_schedule(workload(tmp_path), 7)
+    parts = [shard(schedule, i, shares) for i in range(shares)]
     numbers = [list(part.slot_ids()) for part in parts]
     assert [len(own) for own in numbers] == [part.slot_count for part in parts]
-    assert sorted(number for own in numbers for number in own) == sorted(whole.slot_ids())
+    assert sorted(number for own in numbers for number in own) == sorted(schedule.slot_ids())
     assert [sorted(part.columns().slot_id.tolist()) for part in parts] == [
         sorted(own) for own in numbers
     ]
@@ -398,12 +398,14 @@ def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -
 def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_graph(
     tmp_path: Path,
 ) -> None:
-    one = workload(tmp_path)
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    requested_workload = workload(tmp_path)
+    summary, folder = execute(
+        requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
+    )
     rows = store.read_run(folder).rows
-    made = prompts(one)
+    made = prompts(requested_workload)
     by_number = {int(row["slot"]): row for row in rows}
-    assert sorted(by_number) == sorted(build_schedule(one, 7).slot_ids())
+    assert sorted(by_number) == sorted(build_schedule(requested_workload, 7).slot_ids())
     for number, row in by_number.items():
         task, turn = made.task_and_turn(number)
         node = made.graphs[task][turn]
@@ -472,7 +474,7 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
         "type": "function",
         "function": {"name": "search", "arguments": '{"q": 1}'},
     }
-    one = workload(
+    requested_workload = workload(
         tmp_path,
         FAST.replace("  steps:", f"  history: {history}\n  steps:"),
         request_rate="40",
@@ -486,14 +488,14 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
             out=tmp_path / "wire",
             **NO_PAGES,
         )
-        summary, folder = execute(one, settings)
+        summary, folder = execute(requested_workload, settings)
         heard = {number: body for number, body, _ in heard_requests(server)}
         sessions = {
             number: headers["x-session-id"] for number, _, headers in heard_requests(server)
         }
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
     assert store.read_run(folder).manifest.session_header == "X-Session-ID"
-    made = prompts(one)
+    made = prompts(requested_workload)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
     assert sessions == {number: f"wire-{number // made.turns}" for number in heard}
     for number, body in heard.items():
@@ -536,14 +538,18 @@ classes:
 
 
 def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Path) -> None:
-    one = workload(tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s"))
-    made = prompts(one)
+    requested_workload = workload(
+        tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s")
+    )
+    made = prompts(requested_workload)
     assert isinstance(made, MixPrompts)
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, folder = execute(
+        requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
+    )
     rows = store.read_run(folder).rows
     assert (
         sorted(rows["slot"].tolist())
-        == sorted(build_schedule(one, 7).slot_ids())
+        == sorted(build_schedule(requested_workload, 7).slot_ids())
         == sorted(made.request_ids(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
@@ -589,8 +595,8 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
         offer.classes["agentic"].costs["request"],
     )
     assert task is not None and request is not None and task.total > 5 * request.total
-    shown = as_text.render(cost_report(compare_costs([offer], book)))
-    assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
+    rendered_text = as_text.render(cost_report(compare_costs([offer], book)))
+    assert "mix: agentic" in rendered_text and offer.classes["qa"].costs["task"] is None
 
 
 def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
@@ -609,10 +615,12 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
     tmp_path: Path, api_flavor: str
 ) -> None:
     text = FAST.replace("  steps:", "  history: server\n  tool_choice: required\n  steps:")
-    one = workload(tmp_path, text, request_rate="40", num_requests="5")
+    requested_workload = workload(tmp_path, text, request_rate="40", num_requests="5")
     quick = {"api_flavor": api_flavor, "ttft": "1ms", "itl": "200us"}
-    _, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls"))
-    made = prompts(one)
+    _, folder = execute(
+        requested_workload, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls")
+    )
+    made = prompts(requested_workload)
     for row in store.read_run(folder).rows:
         task, turn = made.task_and_turn(int(row["slot"]))
         called = any(node.context == turn and node.tool for node in made.graphs[task])
@@ -638,13 +646,15 @@ def test_the_requested_share_of_users_abandons_its_tasks(tmp_path: Path) -> None
 def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(
     tmp_path: Path,
 ) -> None:
-    one = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    rows, made = store.read_run(folder).rows, prompts(one)
+    requested_workload = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
+    summary, folder = execute(
+        requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
+    )
+    rows, made = store.read_run(folder).rows, prompts(requested_workload)
     leaving = {task: found for task in range(60) if (found := made.graphs.abandonment(task))}
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
-    assert len(rows) == build_schedule(one, 7).slot_count
+    assert len(rows) == build_schedule(requested_workload, 7).slot_count
     for task, left in leaving.items():
         own = rows[rows["session"] == task]
         cut = own[own["turn"] == left.turn][0]
@@ -662,10 +672,12 @@ def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
     text = FAST.replace("requests:", "requests:\n  abandoned: 50%").replace(
         "output_tokens: 30", "output_tokens: 300"
     )
-    one = workload(tmp_path, text, request_rate="40", num_requests="12")
+    requested_workload = workload(tmp_path, text, request_rate="40", num_requests="12")
     quick = {"ttft": "1ms", "itl": "1ms"}
-    summary, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out"))
-    rows, made = store.read_run(folder).rows, prompts(one)
+    summary, folder = execute(
+        requested_workload, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out")
+    )
+    rows, made = store.read_run(folder).rows, prompts(requested_workload)
     leaving = [task for task in range(12) if made.graphs.abandonment(task)]
     assert summary.sessions is not None and summary.requests.failed == 0
     gone = (
@@ -677,8 +689,10 @@ def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
 
 def test_metrics_of_tasks_equal_those_of_their_records(tmp_path: Path) -> None:
     promise = "slo: {task: {within: 8s, wait: 55ms, attainment: 40%}}"
-    one = workload(tmp_path, more=STAGES + promise)
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    requested_workload = workload(tmp_path, more=STAGES + promise)
+    summary, folder = execute(
+        requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
+    )
     rows = store.read_run(folder).rows
     seen = []
     for task in range(40):

@@ -26,10 +26,10 @@ FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
 
 def sound(folder: Path) -> bool:
     """Return True if sha256sum verifies every listed file and no file is missing from the list."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["sha256sum", "--quiet", "-c", checksums.FILE], cwd=folder, capture_output=True, check=False
     )
-    return done.returncode == 0 and not checksums.unlisted(folder)
+    return process.returncode == 0 and not checksums.unlisted(folder)
 
 
 def run(folder: Path, **flags: Any) -> loadgen.Result:
@@ -116,10 +116,10 @@ def test_a_changed_file_is_reported_with_the_metrics(
     (tmp_path / "a" / "seconds.jsonl").unlink()
     assert checksums.changed(tmp_path / "a") == {"seconds.jsonl": "gone", "summary.json": "changed"}
     assert exits("report", str(tmp_path / "a"), "--no-html") == 0
-    said = capsys.readouterr()
-    assert "seconds.jsonl (gone), summary.json (changed)" in said.err
-    assert "sha256sum -c SHA256SUMS" in said.err
-    assert "Measurement  valid" in said.out
+    captured = capsys.readouterr()
+    assert "seconds.jsonl (gone), summary.json (changed)" in captured.err
+    assert "sha256sum -c SHA256SUMS" in captured.err
+    assert "Measurement  valid" in captured.out
     exits("compare", str(tmp_path / "b"), str(tmp_path / "a"))
     assert "summary.json (changed)" in capsys.readouterr().err
 
@@ -156,8 +156,8 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert decode_manifest((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
     summary = load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
     assert summary.run.metadata == expected
-    said = capsys.readouterr()
-    assert "driver=580.65" in said.out
+    captured = capsys.readouterr()
+    assert "driver=580.65" in captured.out
     assert "driver=580.65" in run_page.render(summary)
     assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {
         "driver": "580.65"
@@ -279,11 +279,11 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(
 
     fast = {"ttft": "3ms", "itl": "1ms"}
     with (
-        start(Options(**fast)) as one,
+        start(Options(**fast)) as server,
         start(Options(**fast)) as two,
         start(Options(**fast)) as three,
     ):
-        places = zip((one, two, three), ("eastus", "eastus", "westus"), (4, 4, 8), strict=True)
+        places = zip((server, two, three), ("eastus", "eastus", "westus"), (4, 4, 8), strict=True)
         (tmp_path / "t.yaml").write_text(
             "".join(
                 f"- {{name: vm-{i}, url: '{vm.url}', region: {region}, gpus: {gpus}}}\n"

@@ -86,17 +86,17 @@ def test_record_log_and_parquet_have_the_same_records(tmp_path: Path, long_s: fl
     assert recorder.finish()
     store.delete_record_log(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
-    kept = store.read_run(tmp_path)
-    left, right = by_slot(spooled.rows), by_slot(kept.rows)
+    stored_run = store.read_run(tmp_path)
+    left, right = by_slot(spooled.rows), by_slot(stored_run.rows)
     assert len(left) == 102
     for name, *_ in FIELDS:
         if name != "text":
             assert (left[name] == right[name]).all(), name
-    assert words(spooled) == words(kept)
-    assert words(kept)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
-    assert spooled.gaps[1].count == kept.gaps[1].count == 20
-    assert kept.timeline[1].tolist() == [0, 2, 2]
-    assert [second.worker for second in kept.seconds] == [0, 1]
+    assert words(spooled) == words(stored_run)
+    assert words(stored_run)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
+    assert spooled.gaps[1].count == stored_run.gaps[1].count == 20
+    assert stored_run.timeline[1].tolist() == [0, 2, 2]
+    assert [second.worker for second in stored_run.seconds] == [0, 1]
 
 
 @pytest.mark.processes

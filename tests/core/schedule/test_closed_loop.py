@@ -266,10 +266,10 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
 ) -> None:
     common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
     assert exits(*common, "-n", "64", "-o", str(tmp_path / "n")) == 0
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        "64 requests; starts staggered over" in told.err
-        and "one response time, by the preset" in told.err
+        "64 requests; starts staggered over" in captured.err
+        and "one response time, by the preset" in captured.err
     )
     stages = json.loads((tmp_path / "n" / "run.json").read_bytes())["stages"]
     assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5
@@ -352,13 +352,13 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
         exits("sweep", *common, "-c", levels, "-n", str(users * 6), "-o", str(tmp_path / "sweep"))
         == 0
     )
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     swept = capacity.load_capacity((tmp_path / "sweep" / capacity.CAPACITY_FILE).read_bytes())
     assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), (
         "at nine tenths of the users"
     )
     assert swept.lower_bound and "missed it, and the end lies between" in swept.lower_bound_reason
-    assert swept.lower_bound_reason in " ".join(told.split())
+    assert swept.lower_bound_reason in " ".join(stdout.split())
 
 
 def test_synchronous_virtual_users_give_only_a_bound(

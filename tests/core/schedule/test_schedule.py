@@ -105,14 +105,14 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_and_single_slots_agree_with_the_expected_schedule(name: str) -> None:
     made, expected = TABLES[name]
-    whole = build_schedule(made, 1)
-    assert lines(whole) == expected
-    assert [whole.slot(number) for number in range(len(expected))] == expected
-    assert list(whole.slot_ids()) == list(range(len(expected)))
-    assert whole.slot_count == len(expected)
+    schedule = build_schedule(made, 1)
+    assert lines(schedule) == expected
+    assert [schedule.slot(number) for number in range(len(expected))] == expected
+    assert list(schedule.slot_ids()) == list(range(len(expected)))
+    assert schedule.slot_count == len(expected)
     for number in (-1, len(expected)):
         with pytest.raises(IndexError):
-            whole.slot(number)
+            schedule.slot(number)
 
 
 TASKS_OF_UNLIKE_SIZE = """
@@ -130,24 +130,24 @@ stages: [{arrival: {constant: 5/s}, count: 20}]
 def test_slot_is_found_by_its_id_in_tasks_of_different_size(tmp_path: Path) -> None:
     file = tmp_path / "workload.yaml"
     file.write_text(TASKS_OF_UNLIKE_SIZE)
-    whole = build_schedule(load(str(file)), seed=1)
-    slots = lines(whole)
-    assert len({slot.turn for slot in slots if not whole.next_slot_ids(slot.slot_id)}) > 1
+    schedule = build_schedule(load(str(file)), seed=1)
+    slots = lines(schedule)
+    assert len({slot.turn for slot in slots if not schedule.next_slot_ids(slot.slot_id)}) > 1
     for expected in slots:
-        assert whole.slot(expected.slot_id) == expected
-        assert whole.turn_of(expected.slot_id) == expected.turn
+        assert schedule.slot(expected.slot_id) == expected
+        assert schedule.turn_of(expected.slot_id) == expected.turn
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str, int]) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
-    made = build_schedule(
+    schedule = build_schedule(
         workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99
     )
-    first, second = made.stages
+    first, second = schedule.stages
     assert second.length_ns == run["duration_ns"]
-    assert made.columns().due_ns[1000] == first.length_ns == second.start_ns
+    assert schedule.columns().due_ns[1000] == first.length_ns == second.start_ns
     assert second.offered_rps == pytest.approx(run["queries"] / (run["duration_ns"] / 1e9))
     assert not np.array_equal(
         first.arrivals_ns, second.arrivals_ns[:1000]
@@ -159,8 +159,8 @@ def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str
 )
 def test_arrivals_depend_on_the_seed_and_the_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
-        made = build_schedule(workload(law, law, schedule_seed=schedule_seed), seed)
-        return [span.arrivals_ns.tolist() for span in made.stages]
+        schedule = build_schedule(workload(law, law, schedule_seed=schedule_seed), seed)
+        return [span.arrivals_ns.tolist() for span in schedule.stages]
 
     assert offsets(1) == offsets(1)
     assert offsets(1) != offsets(2)
@@ -170,23 +170,23 @@ def test_arrivals_depend_on_the_seed_and_the_stage(law) -> None:
 
 
 def test_session_numbers_continue_through_the_stages() -> None:
-    made = build_schedule(
+    schedule = build_schedule(
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
-    first, second, third = made.stages
+    first, second, third = schedule.stages
     assert (first.first_session, second.first_session, third.first_session) == (
         0,
         4,
         4 + RESERVED_SESSIONS,
     )
-    assert made.slot_count is None
-    assert made.slot(12) == slot(12, 800 * MS, -1, 0, 1, 4, 0, 0)
-    assert made.slot(12 + 3 * 2 + 1) == slot(19, -1, 18, 0, 1, 6, 1, 0)
-    assert made.slot((4 + RESERVED_SESSIONS) * 3).stage == 2
-    numbers = made.slot_ids()
+    assert schedule.slot_count is None
+    assert schedule.slot(12) == slot(12, 800 * MS, -1, 0, 1, 4, 0, 0)
+    assert schedule.slot(12 + 3 * 2 + 1) == slot(19, -1, 18, 0, 1, 6, 1, 0)
+    assert schedule.slot((4 + RESERVED_SESSIONS) * 3).stage == 2
+    numbers = schedule.slot_ids()
     assert [next(numbers) for _ in range(30)] == list(range(30))
     with pytest.raises(ValueError):
-        made.columns()
+        schedule.columns()
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ def test_session_numbers_continue_through_the_stages() -> None:
     ],
 )
 def test_start_of_stages_and_end_of_the_schedule(stages, starts, horizon) -> None:
-    made = build_schedule(workload(*stages), 1)
-    assert [span.start_ns for span in made.stages] == starts
-    assert made.horizon_ns == horizon
+    schedule = build_schedule(workload(*stages), 1)
+    assert [span.start_ns for span in schedule.stages] == starts
+    assert schedule.horizon_ns == horizon
 
 
 def test_offered_rates() -> None:
     stages = constant(10.0, duration_ns=2 * S), closed(3, count=5), constant(float("inf"), count=5)
-    made = build_schedule(workload(*stages, turns=4), 1)
-    assert [span.offered_rps for span in made.stages] == [40.0, None, float("inf")]
+    schedule = build_schedule(workload(*stages, turns=4), 1)
+    assert [span.offered_rps for span in schedule.stages] == [40.0, None, float("inf")]
 
 
 any_stages = st.lists(
@@ -252,10 +252,10 @@ def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
     stages, turns: int, n: int, m: int, seed: int
 ) -> None:
     tool_time = UniformDuration(min=0, max=S)
-    whole = build_schedule(workload(*stages, turns=turns, tool_time=tool_time), seed)
-    parts = [shard(shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
+    schedule = build_schedule(workload(*stages, turns=turns, tool_time=tool_time), seed)
+    parts = [shard(shard(schedule, i, n), j, m) for i in range(n) for j in range(m)]
     shares = [lines(part) for part in parts]
-    assert sorted(line for share in shares for line in share) == lines(whole)
+    assert sorted(line for share in shares for line in share) == lines(schedule)
     for part, share in zip(parts, shares, strict=True):
         own = {line.slot_id for line in share}
         assert part.slot_count == len(share)
@@ -263,14 +263,14 @@ def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
         assert all(line.predecessor in own for line in share if line.predecessor >= 0)
         assert [part.slot(line.slot_id) for line in share] == share
     with pytest.raises(ValueError, match="no share"):
-        shard(whole, n, n)
+        shard(schedule, n, n)
 
 
 def test_shards_of_a_closed_loop_without_a_count_have_different_virtual_users() -> None:
-    whole = build_schedule(workload(closed(5, duration_ns=S), turns=2), 1)
-    numbers = shard(whole, 1, 3).slot_ids()  # users 1 and 4
+    schedule = build_schedule(workload(closed(5, duration_ns=S), turns=2), 1)
+    numbers = shard(schedule, 1, 3).slot_ids()  # users 1 and 4
     assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
-    assert list(shard(whole, 5, 6).slot_ids()) == []
+    assert list(shard(schedule, 5, 6).slot_ids()) == []
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_fingerprint_depends_on_the_schedule_only() -> None:
 
 
 def test_two_million_slots_use_memory_for_their_arrivals_only() -> None:
-    made = build_schedule(workload(constant(3500.0, duration_ns=600 * S)), 1)
-    assert made.slot_count == 2_100_000
-    assert sum(span.arrivals_ns.nbytes for span in made.stages) == 8 * 2_100_000
+    schedule = build_schedule(workload(constant(3500.0, duration_ns=600 * S)), 1)
+    assert schedule.slot_count == 2_100_000
+    assert sum(span.arrivals_ns.nbytes for span in schedule.stages) == 8 * 2_100_000
     assert (
         sum(
             span.arrivals_ns.nbytes

@@ -35,7 +35,7 @@ def go(
         "name: long\n"
         "requests: {input_tokens: 8, output_tokens: 4, turns: {count: 2, tool_result_tokens: 3}}\n"
     )
-    made = load(
+    workload = load(
         str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags))
     )
     told = Settings(
@@ -48,7 +48,7 @@ def go(
         tuning=Tuning(segment_rows=segment_rows),
         **NO_PAGES,
     )
-    return run.execute(made, told)
+    return run.execute(workload, told)
 
 
 @pytest.mark.processes
@@ -125,7 +125,9 @@ def test_of_a_worker_that_dies_after_its_first_records_are_in_parquet_only_the_r
 
     file = tmp_path / "w.yaml"
     file.write_text("name: long\nrequests: {input_tokens: 8, output_tokens: 4}\n")
-    made = load(str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300"))
+    workload = load(
+        str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300")
+    )
     told = Settings(
         url=shared().url,
         model="sim",
@@ -135,7 +137,7 @@ def test_of_a_worker_that_dies_after_its_first_records_are_in_parquet_only_the_r
         workers=2,
         **NO_PAGES,
     )
-    summary, _ = run.execute(made, told, when_started(kill))
+    summary, _ = run.execute(workload, told, when_started(kill))
     requests = summary.requests
     assert requests.scheduled == 300
     assert requests.ok + requests.lost == 300

@@ -315,8 +315,11 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with start(Options(ttft="5ms", itl="1ms")) as one, start(Options(ttft="5ms", itl="1ms")) as two:
-        go(tmp_path / "r", one.url, "--url", two.url, "--workers", workers)
+    with (
+        start(Options(ttft="5ms", itl="1ms")) as server,
+        start(Options(ttft="5ms", itl="1ms")) as two,
+    ):
+        go(tmp_path / "r", server.url, "--url", two.url, "--workers", workers)
     result = loadgen.load(tmp_path / "r")
     told = result.summary.server
     assert told is not None and len(told.pages) == 2
@@ -339,11 +342,11 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
 
 @pytest.mark.processes
 def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> None:
-    with start(Options(ttft="5ms", itl="1ms", api_flavor="openai")) as one:
-        go(tmp_path / "r", one.url)
+    with start(Options(ttft="5ms", itl="1ms", api_flavor="openai")) as server:
+        go(tmp_path / "r", server.url)
         assert not (tmp_path / "r" / series.FILE).exists()
         assert loadgen.load(tmp_path / "r").summary.server is None
-        go(tmp_path / "off", one.url, "--server-metrics", "off")
+        go(tmp_path / "off", server.url, "--server-metrics", "off")
         assert loadgen.load(tmp_path / "off").summary.server is None
 
 

@@ -173,8 +173,10 @@ def test_equal_weights_and_percentages_have_the_same_fingerprint(
 
 
 def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
-    one = workload(tmp_path, seed="3")
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    requested_workload = workload(tmp_path, seed="3")
+    summary, folder = execute(
+        requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
+    )
     rows = store.read_run(folder).rows
     of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
     assert [part.name for part in summary.classes] == list(SHARES)
@@ -219,10 +221,10 @@ def test_an_slo_of_all_classes_is_the_slo_of_the_run(tmp_path: Path) -> None:
     plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(
         "    slo: {e2e: 1ms, at: p90}\n", ""
     )
-    one = workload(
+    requested_workload = workload(
         tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400"
     )
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.goodput.met and len(summary.goodput.slo) == 1
     assert sum(part.goodput.good or 0 for part in summary.classes) == summary.goodput.good == 400
     mixed = workload(
@@ -236,14 +238,18 @@ def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -
     for flags in ({"slo": ("ttft:1s",)}, {"slo": ("attainment:99%",)}):
         with refused(CombinedError, "no_effect", "--slo"):
             load("mixed", read_flags(**flags))
-    one = workload(tmp_path, slo=("ttft:1s",))  # rag and summary have none of their own
-    assert one.slo is not None and [term.metric for term in one.slo.terms] == ["ttft"]
+    requested_workload = workload(
+        tmp_path, slo=("ttft:1s",)
+    )  # rag and summary have none of their own
+    assert requested_workload.slo is not None and [
+        term.metric for term in requested_workload.slo.terms
+    ] == ["ttft"]
 
 
 @pytest.mark.processes
 def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
-        one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
+        requested_workload = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
         settings = Settings(
             url=endpoint.url,
             model="sim",
@@ -252,7 +258,7 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
             api="completions",
             **NO_PAGES,
         )
-        summary, folder = execute(one, structs.replace(settings, workers=2))
+        summary, folder = execute(requested_workload, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
     drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
     lengths = np.array(list(LENGTHS.values()))[drawn]

@@ -334,18 +334,18 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
 def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
     path = tmp_path / name
     write(path, rows)
-    made = build_prompts(
+    prompts = build_prompts(
         SimpleNamespace(requests=FromFile.model_construct(path=path)),
         1,
         2,
         tokenizer.load_tokenizer(None),
     )
-    asked = [made[number] for number in range(2)]
+    asked = [prompts[number] for number in range(2)]
     assert [one.prompt or one.messages[-1]["content"] for one in asked] == ASKED
     assert [one.max_tokens for one in asked] == lengths
-    notes = made.warnings(2)
+    notes = prompts.warnings(2)
     assert said in " ".join(notes)
-    assert dataset.read_rows(path).sha256 == made.rows.sha256
+    assert dataset.read_rows(path).sha256 == prompts.rows.sha256
 
 
 @pytest.mark.parametrize(
@@ -451,10 +451,10 @@ def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
     out = tmp_path / "out"
 
     def run(*flags):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as caught:
             main(["run", *flags, "--url", "sim:gb300-vm"])
         told = capsys.readouterr()
-        return left.value.code, told.out + told.err
+        return caught.value.code, told.out + told.err
 
     code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
     assert code == 0 and "left out 1 in which nobody asks anything" in told
@@ -506,7 +506,7 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
         write, rows = FORMS[name]
         write(tmp_path / name, rows)
         given = str(tmp_path / name)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main(
             [
                 "run",
@@ -522,7 +522,7 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
                 str(tmp_path / "out"),
             ]
         )
-    assert left.value.code == 0
+    assert caught.value.code == 0
     requests = json.loads((tmp_path / "out" / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 40
 

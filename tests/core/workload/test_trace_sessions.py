@@ -359,10 +359,10 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         "requests: {trace: trace.jsonl, replay: sessions}\n"
         "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
-    one = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
-    schedule = build_schedule(one, 3)
+    workload = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
+    schedule = build_schedule(workload, 3)
     assert schedule.slot_count == 3 * 7
-    summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    summary, _ = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.sessions is not None and (summary.sessions.ok, summary.requests.ok) == (6, 21)
     (tmp_path / "m.yaml").write_text(
         "name: m\nclasses: {a: {weight: 1, requests: {trace: trace.jsonl, replay: sessions}}}\n"

@@ -51,9 +51,9 @@ def test_compressed_and_truncated_traces_are_read(compression: str, tmp_path: Pa
         == traces.read_trace(plain).input_tokens.tolist()
     )
     packed.write_bytes(packed.read_bytes()[:-100])
-    with refused(LoadgenError, "damaged_file") as found:
+    with refused(LoadgenError, "damaged_file") as caught:
         traces.read_trace(packed)
-    assert "t.packed" in str(found.value) and "copy it again" in str(found.value)
+    assert "t.packed" in str(caught.value) and "copy it again" in str(caught.value)
 
 
 def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
         mooncake(9, 6, 2),
     ]
     path = written(tmp_path / "t", *rows)
-    with pytest.raises(CombinedError) as found:
+    with pytest.raises(CombinedError) as caught:
         traces.read_trace(path)
-    assert [(fault.where, fault.code) for fault in found.value.errors] == [
+    assert [(fault.where, fault.code) for fault in caught.value.errors] == [
         (f"{path}:2", "invalid_value"),
         (f"{path}:3", "invalid_syntax"),
         (f"{path}:4", "unordered"),
@@ -97,11 +97,11 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
 
 
 def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as found:
+    with pytest.raises(CombinedError) as caught:
         traces.read_trace(
             written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
         )
-    assert len(found.value.errors) == 21 and found.value.errors[-1].code == "more_faults"
+    assert len(caught.value.errors) == 21 and caught.value.errors[-1].code == "more_faults"
     with refused(LoadgenError, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
