@@ -1,10 +1,10 @@
-"""The process beside a long run that compacts its rows.
+"""The process that converts the records of a long run to Parquet while the run goes on.
 
-`python -m loadgen.core.sidecars.compactor_process FOLDER SECONDS`. It waits until the run has
-lasted a while, and imports what it needs only then. Of a shorter run the rows are compacted at the
-end, by the command itself: a process that starts, imports numpy and pyarrow and writes one small
-file would cost as much as ten thousand requests. Where the plan says that there will be few rows,
-no process is started at all. Its standard input ends with the run.
+IO. It is `python -m loadgen.core.sidecars.compactor_process FOLDER SECONDS`, and its standard input
+ends with the run. It waits until the run has lasted a while, and imports what it needs only then.
+The records of a shorter run are converted at its end, by the command itself: a process that starts,
+imports numpy and pyarrow and writes one small file would cost as much as ten thousand requests. If
+the plan has few requests, no process is started at all.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from pathlib import Path
 from loadgen.core import child_process
 from loadgen.core.child_process import FROZEN_S
 
-LONG_S = 20.0  # a run that lasts longer than this is compacted while it goes
-NOT_BEGUN = 3  # exit code: the run ended before that
+LONG_S = 20.0
+"""The records of a run that lasts longer than this are converted during the run, s."""
+
+NOT_BEGUN = 3
+"""The exit code if the run ended before that."""
+
+NICENESS = 5
+"""A lower priority than the load, but not the lowest, since the run waits for the merged file."""
 
 
 class Compactor:
-    """Compacts the rows of a run: while it goes, if it is long, and at its end. `beside`: False for a load of few rows,
-    however long it is; then there is no process.
+    """Converts the records of a run to Parquet: during a long run, and at the end of any run.
 
-    `died`: why the process ended before its work was done; "" so far. Nothing is lost then: what it
-    had not written down is still in the spool, and readers count it.
+    Attributes:
+        died: Why the process ended before its work was done, or "". Nothing is lost then, because
+            what it had not written is still in the record log, which readers read too.
     """
 
     died = ""
@@ -40,20 +46,30 @@ class Compactor:
         frozen_s: float = FROZEN_S,
         beside: bool = True,
     ) -> None:
-        self._folder, self._frozen_s = folder, frozen_s
+        """Start the process.
+
+        Args:
+            folder: The folder of the run.
+            long_s: After this time the process begins to convert records.
+            frozen_s: A process that uses no CPU time for so long is killed at the end of the run.
+            beside: Whether to start a process. False for a load of few records, however long it is.
+        """
+        self._folder = folder
+        self._frozen_s = frozen_s
         self._process: subprocess.Popen[bytes] | None = None
-        if not beside:
-            return
-        self._process = subprocess.Popen(
-            child_process.command(
-                "loadgen.core.sidecars.compactor_process", str(folder), str(long_s)
-            ),
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        if beside:
+            module = "loadgen.core.sidecars.compactor_process"
+            self._process = subprocess.Popen(
+                child_process.command(module, str(folder), str(long_s)),
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
 
     def finish(self) -> bool:
-        """True when every row is in Parquet; the caller may then delete the spool."""
+        """Convert the remaining records.
+
+        Returns whether all records are in Parquet, so that the record log can be deleted.
+        """
         if self.close() == NOT_BEGUN:
             from loadgen.core.sidecars.compactor import compact_records
 
@@ -61,35 +77,39 @@ class Compactor:
         return not self.died
 
     def close(self) -> int:
-        """End the process; returns its exit code. If it had not begun, the rows stay in the spool.
+        """End the process and return its exit code.
 
-        A process that uses no CPU time for `frozen_s` does not move any more: it is killed.
+        If it had not begun, the records stay in the record log.
         """
         if self._process is None:
             return NOT_BEGUN
         assert self._process.stdin is not None
         self._process.stdin.close()
-        used_s = -1.0
-        while self._process.returncode is None:
+        exit_code = self._wait(self._process)
+        if exit_code < 0 and not self.died:
+            self.died = f"was killed by signal {-exit_code}"
+        elif exit_code not in (0, NOT_BEGUN) and not self.died:
+            self.died = f"failed with code {exit_code}"
+        return exit_code
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of the process, and kill it if it uses no CPU time."""
+        cpu_s = -1.0
+        while True:
             try:
-                self._process.wait(self._frozen_s)
+                return process.wait(self._frozen_s)
             except subprocess.TimeoutExpired:
-                before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
-                if used_s == before_s:
-                    self._process.kill()
+                earlier_cpu_s = cpu_s
+                cpu_s = child_process.cpu_s(process.pid)
+                if cpu_s == earlier_cpu_s:
+                    process.kill()
                     self.died = f"did not move for {self._frozen_s:g} s and was killed"
-        if (code := self._process.returncode) not in (0, NOT_BEGUN):
-            self.died = self.died or (
-                f"was killed by signal {-code}" if code < 0 else f"failed with code {code}"
-            )
-        return code
 
 
 if __name__ == "__main__":
-    os.nice(
-        5
-    )  # lower priority than the load, but not the lowest: at its end the run waits for the merged file
-    if select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
+    os.nice(NICENESS)
+    run_has_ended = select.select([sys.stdin], [], [], float(sys.argv[2]))[0]
+    if run_has_ended:
         sys.exit(NOT_BEGUN)
     from loadgen.core.sidecars.compactor import compact_records
 

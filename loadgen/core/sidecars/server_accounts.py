@@ -1,12 +1,12 @@
-"""Brings the accounts that a server keeps on a page of its own into the records of a run, once it is over. IO.
+"""Adds the timing breakdowns that a server has on a page of its own to the records of a run.
 
-`account_join.py` says which account is of which request; here the columns `server_*_ns` and those
-of speculation of `requests.parquet` are written again.
+IO, after the run. `account_join.py` finds the request of each account. Here the columns
+`server_*_ns` and those of speculative decoding are replaced in `requests.parquet`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,67 +28,73 @@ COLUMNS = {
     "drafted": "draft_tokens",
     "accepted": "accepted_tokens",
 }
-"""Field of an account -> column of the records."""
+"""The column of the records for each field of a RequestAccount."""
+
+
+TIMES = ("sent_ns", "first_token_ns", "last_token_ns")
+"""The columns that are compared with the arrival, first and last token of an account."""
 
 
 def join(folder: Path) -> dict[str, int] | None:
-    """Write the accounts into the records. Returns how many are of no request, where there are such."""
+    """Write the accounts of a server into the records of a run.
+
+    Returns the numbers of accounts and of those without a request (`unjoined`), or None if there
+    are no accounts or all of them have a request.
+    """
     file = folder / "requests" / store.MERGED
     with (folder / request_accounts.FILE).open("rb") as lines:
         accounts = list(decode_json_lines(lines, RequestAccount))
     if not accounts or not file.exists():
         return None
-    columns = parquet.Frame(
-        [file], ["status", "target", "sent_ns", "first_token_ns", "last_token_ns"]
-    )
-    ours = np.stack(
-        [columns[name] for name in ("sent_ns", "first_token_ns", "last_token_ns")], axis=1
-    )
-    target, known = columns["target"], (columns["status"] == OK) & (ours.min(axis=1) >= 0)
+    columns = parquet.Frame([file], ["status", "target", *TIMES])
+    request_times = np.stack([columns[name] for name in TIMES], axis=1)
+    has_times = (columns["status"] == OK) & (request_times.min(axis=1) >= 0)
     values = {name: np.full(len(columns), -1, np.int64) for name in COLUMNS}
-    joined = 0
-    for number in sorted({account.target for account in accounts}):
-        own = [account for account in accounts if account.target == number]
-        places = np.flatnonzero(known & (target == number))
-        theirs = np.array(
-            [(account.arrival, account.first, account.last) for account in own], np.int64
+    joined_count = 0
+    for target in sorted({account.target for account in accounts}):
+        target_accounts = [account for account in accounts if account.target == target]
+        row_indexes = np.flatnonzero(has_times & (columns["target"] == target))
+        request_of_account = account_join.match_accounts(
+            _times_of(target_accounts), request_times[row_indexes]
         )
-        request_of = account_join.join(theirs, ours[places])
-        if request_of is None:
+        if request_of_account is None:
             continue
-        has_request = request_of >= 0
-        joined += int(has_request.sum())
+        has_request = request_of_account >= 0
+        joined_count += int(has_request.sum())
+        account_rows = row_indexes[request_of_account[has_request]]
         for name, column in values.items():
-            column[places[request_of[has_request]]] = np.array([getattr(a, name) for a in own])[
-                has_request
-            ]
-    if joined:
-        parquet.write(
-            file, _rewritten(file, {COLUMNS[name]: column for name, column in values.items()})
-        )
-    return (
-        {"unjoined": len(accounts) - joined, "accounts": len(accounts)}
-        if joined < len(accounts)
-        else None
-    )
+            account_values = np.array([getattr(account, name) for account in target_accounts])
+            column[account_rows] = account_values[has_request]
+    if joined_count:
+        new_columns = {COLUMNS[name]: column for name, column in values.items()}
+        parquet.write(file, _with_columns(file, new_columns))
+    if joined_count == len(accounts):
+        return None
+    return {"unjoined": len(accounts) - joined_count, "accounts": len(accounts)}
 
 
-def _rewritten(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[Any]:
-    """The row groups of a file with other values in these columns; -1 is null."""
+def _times_of(accounts: Sequence[RequestAccount]) -> NDArray[np.int64]:
+    """Return the arrival, first and last token of each account, on the clock of the server."""
+    times = [(account.arrival, account.first, account.last) for account in accounts]
+    return np.array(times, np.int64)
+
+
+def _with_columns(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[Any]:
+    """Yield the row groups of a file with other values in some columns; -1 becomes null."""
     import pyarrow.parquet as pq
 
-    at = 0
+    first_row = 0
     with pq.ParquetFile(file) as old:
         for group in range(old.num_row_groups):
             table = old.read_row_group(group)
             for name, values in columns.items():
-                table = _with_column(table, name, values[at : at + len(table)])
-            at += len(table)
+                table = _with_column(table, name, values[first_row : first_row + len(table)])
+            first_row += len(table)
             yield table
 
 
 def _with_column(table: Any, name: str, values: NDArray[np.int64]) -> Any:
-    place = table.schema.get_field_index(name)
-    field = table.schema.field(place)
+    index = table.schema.get_field_index(name)
+    field = table.schema.field(index)
     column = parquet.nullable(values.astype(ROW[name]), values >= 0)
-    return table.set_column(place, field, column)
+    return table.set_column(index, field, column)

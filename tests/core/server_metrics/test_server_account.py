@@ -357,7 +357,7 @@ def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -
     network = random.integers(0, MS, (2_000, 3)) * [1, -1, -1]
     theirs = (ours + network + offset)[lost:]
     foreign = theirs[::4] + random.integers(60 * MS, 900 * MS, (len(theirs[::4]), 3))
-    request_of = account_join.join(np.concatenate([theirs, foreign]), ours)
+    request_of = account_join.match_accounts(np.concatenate([theirs, foreign]), ours)
     assert request_of is not None
     assert (request_of[: len(theirs)] == np.arange(lost, 2_000)).mean() > 0.995
     assert (request_of[len(theirs) :] >= 0).mean() < 0.01
@@ -366,7 +366,7 @@ def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -
 def test_timings_of_another_server_match_no_request() -> None:
     random = np.random.default_rng(3)
     theirs, ours = (np.cumsum(random.integers(MS, 10_000 * MS, (300, 3)), axis=1) for _ in range(2))
-    assert account_join.join(theirs, ours) is None
+    assert account_join.match_accounts(theirs, ours) is None
 
 
 @pytest.mark.processes
