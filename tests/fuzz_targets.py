@@ -190,10 +190,10 @@ def metrics_page(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         series.Iterations().samples(data)
     with contextlib.suppress(ValueError):
-        energy.of_energy_metrics(data)
+        energy.parse_energy_metrics(data)
     with contextlib.suppress(ValueError):
         request_accounts.accounts(data, 0)
-    energy.of_smi(data.decode("utf-8", "replace"))
+    energy.parse_nvidia_smi(data.decode("utf-8", "replace"))
 
 
 def calls(data: bytes) -> None:

@@ -100,7 +100,7 @@ def summary(folder: Path) -> Summary:
 
 def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
     """Return the summary with the servers' own metrics, the energy, and warnings about both."""
-    of_servers = energy.not_of_hardware(samples)
+    of_servers = energy.without_hardware_pages(samples)
     used = energy_use.summarize_energy(samples, summary)
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s

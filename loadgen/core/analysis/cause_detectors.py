@@ -291,8 +291,8 @@ def _reported_throttling(case: Case, step_time: float) -> str:
     """Return the reason for lower clocks that the GPUs report since a step, or ""."""
     start_s = float(case.requests["due_ns"][0]) / 1e9
     step_s = start_s + step_time * case.span_s
-    before = energy.capped(case.samples, start_s, step_s)
-    after = energy.capped(case.samples, step_s, start_s + case.span_s)
+    before = energy.throttled_fractions(case.samples, start_s, step_s)
+    after = energy.throttled_fractions(case.samples, step_s, start_s + case.span_s)
     for reason, share in after.items():
         share_before = before.get(reason, 0.0)
         if share - share_before >= _MIN_CAP_INCREASE:

@@ -23,7 +23,7 @@ def summarize_energy(samples: Sequence[MetricSample], summary: Summary) -> Energ
     Returns None if no metrics page of the hardware was read.
     """
     steady = summary.window.steady
-    used = energy.measured(samples, steady.start_s, steady.end_s)
+    used = energy.measure_energy(samples, steady.start_s, steady.end_s)
     if used is None:
         return None
     tokens_per_s = summary.tokens.steady_output_per_s

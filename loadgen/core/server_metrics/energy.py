@@ -1,9 +1,9 @@
-"""Power, clocks and memory of the hardware under a run, and the energy of a part of it. Pure.
+"""Computes power, clocks and memory of the hardware during a run, and the energy that it used.
 
-Three sources say how much the accelerators use: TensorRT-LLM's `/energy_metrics` (joules of its own
-GPUs), the DCGM exporter (watts and a counter of millijoules), and nvidia-smi on the same machine
-(watts). The node exporter says what the host's processors use. `scraper.py` reads them; nothing
-here is estimated from a data sheet.
+Pure. Three sources report what the accelerators use: `/energy_metrics` of TensorRT-LLM (joules of
+its own GPUs), the DCGM exporter (watts and a counter of millijoules), and nvidia-smi on the same
+machine (watts). The node exporter reports the processors of the host. `scraper.py` reads them.
+Nothing is estimated from a data sheet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SMI_FIELDS = {
     "enforced.power.limit": "nvidia_smi_power_limit_watts",
     "clocks.sm": "nvidia_smi_sm_clock_mhz",
     "memory.used": "nvidia_smi_memory_used_mib",
-    "clocks_throttle_reasons.active": "nvidia_smi_throttle_reasons",  # the name that all driver versions take
+    # All versions of the driver accept this name.
+    "clocks_throttle_reasons.active": "nvidia_smi_throttle_reasons",
 }
 SMI_COMMAND = (
     SMI,
@@ -44,9 +45,7 @@ JOULES, WATTS, LIMIT, CLOCK, MEMORY, THROTTLE = (
     "memory_mib",
     "throttle",
 )
-SOURCES: dict[
-    str, dict[str, tuple[str, float]]
-] = {  # source -> quantity -> its name there, and what makes its unit
+SOURCES: dict[str, dict[str, tuple[str, float]]] = {
     "energy_metrics": {JOULES: ("trtllm_energy_joules_total", 1.0)},
     "dcgm": {
         JOULES: ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
@@ -64,11 +63,18 @@ SOURCES: dict[
         THROTTLE: ("nvidia_smi_throttle_reasons", 1.0),
     },
 }
+"""For each source, the name of a quantity there, and the factor from its unit to ours.
+
+The sources are ordered by preference.
+"""
+
 HOST = ("node_rapl_package_joules_total", "node_rapl_dram_joules_total")
-"""Of the node exporter: what the host's processors and memory have used."""
+"""Counters of the node exporter for the energy of the processors and the memory of the host."""
 _OTHER_NAMES = {
-    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",  # in newer versions
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",  # the parser's, of a counter
+    # Newer versions of DCGM have this name.
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
+    # The parser appends `_total` to the name of a counter.
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
 }
 _NAMES = {name for of in SOURCES.values() for name, _ in of.values()} | {*HOST, *_OTHER_NAMES}
 
@@ -77,17 +83,21 @@ REASONS = {
     "thermal": 0x20 | 0x40,
     "hardware slowdown": 0x8,
 }
-"""Why clocks are lower than they could be: bits of NVML's mask. Idle clocks and clocks that a user set are none."""
+"""Why clocks are lower than they could be, as bits of the mask of NVML.
 
-LONGEST_GAP_S = 5.0  # between two reads inside the window; a longer one leaves its energy unknown
+Clocks that are low because the GPU is idle or because a user set them do not count.
+"""
+
+LONGEST_GAP_S = 5.0
+"""Longest time between two reads in the window. After a longer one, the energy is unknown."""
 
 
 class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the accelerators used while the load was steady; null where no source says it.
+    """What the accelerators used in the steady-state window; null if no source reports it.
 
-    `error_j`: how wrong `joules` can be, since what is used between two readings is not seen. A
-    counter is bounded by its readings on both sides of the window's ends; for watts it is twice the
-    standard error of a step at an unknown instant between two readings.
+    `error_j` is the uncertainty of `joules`, because the use between two readings is not known. A
+    counter is bounded by its readings before and after each end of the window. For watts it is
+    twice the standard error of a step at an unknown time between two readings.
     """
 
     source: str = ""  # energy_metrics, dcgm, nvidia-smi; "": none
@@ -106,43 +116,48 @@ class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     clock_mhz: float | None = None  # of the multiprocessors, mean
     clock_min_mhz: float | None = None
     memory_used_gib: float | None = None  # of all devices, at most
-    throttled: dict[str, float] = {}  # reason -> share of the readings at which some device had it
+    throttled: dict[str, float] = {}  # fraction of readings by reason
     host_joules: float | None = None  # by the node exporter: processors and memory of the host
-    why: str = ""  # why there is no energy though a source was read, in words
+    why: str = ""  # why there is no energy although a source was read
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """An energy in J, and how wrong it can be."""
+    """An energy and its uncertainty, in J."""
 
     joules: float
     error: float
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """One series: its values at the readings of its page, or at its changes."""
+    """One series: its values at the times at which its page was read."""
 
     t_s: list[float]
     values: list[float]
 
 
-# -- pages
-# -----------------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------------------
 
 
-def known(values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """What is of use on a page of Prometheus text; a node exporter has two thousand series more. Raises ValueError."""
-    found = {
+def select_hardware_values(values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Return the values about hardware on a page of Prometheus text.
+
+    A node exporter has two thousand other series. Raises ValueError if there are no such values.
+    """
+    hardware_values = {
         (_OTHER_NAMES.get(name, name), of): value
         for (name, of), value in values.items()
         if name in _NAMES
     }
-    if not found:
-        raise ValueError("nothing about energy on it")
-    return found
+    if not hardware_values:
+        raise ValueError("it reports no energy")
+    return hardware_values
 
 
-def of_energy_metrics(data: bytes) -> dict[tuple[str, str], float]:
-    """`/energy_metrics` of trtllm-serve: `{"total_energy_j": 1.5, ...}`. Raises ValueError for anything else."""
+def parse_energy_metrics(data: bytes) -> dict[tuple[str, str], float]:
+    """Return the energy in a page `/energy_metrics` of trtllm-serve: `{"total_energy_j": 1.5}`.
+
+    Raises ValueError for anything else.
+    """
     try:
         total = msgspec.json.decode(data).get("total_energy_j")
     except (ValueError, AttributeError, RecursionError) as error:
@@ -152,8 +167,11 @@ def of_energy_metrics(data: bytes) -> dict[tuple[str, str], float]:
     return {(SOURCES["energy_metrics"][JOULES][0], ""): float(total)}
 
 
-def of_smi(text: str) -> dict[tuple[str, str], float]:
-    """The lines of SMI_COMMAND: the last one of each GPU. What a GPU does not say is written `[N/A]` there."""
+def parse_nvidia_smi(text: str) -> dict[tuple[str, str], float]:
+    """Return the values in the output of SMI_COMMAND; the last line of each GPU counts.
+
+    A value that a GPU does not report is written `[N/A]` there and is left out.
+    """
     import csv
 
     values: dict[tuple[str, str], float] = {}
@@ -176,16 +194,15 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# -- a run
-# -----------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
-def measured(
+def measure_energy(
     samples: Sequence[MetricSample], start_s: float | None, end_s: float | None
 ) -> EnergyUse | None:
-    """What was used from `start_s` to `end_s` of a run; None where no page of hardware was read.
+    """Return what was used from `start_s` to `end_s` of a run, or None without hardware pages.
 
-    The per-token figures are the caller's: this room knows nothing of the load.
+    The caller adds the values per token and per request, which depend on the load.
     """
     pages, lines = _lines(samples)
     sources = [
@@ -196,26 +213,33 @@ def measured(
     host = [line for name in HOST for line in lines.get(name, {}).values()]
     if not sources and not host:
         return None
-    seen = EnergyUse(pages=tuple(pages))
+    use = EnergyUse(pages=tuple(pages))
     if start_s is None or end_s is None:
-        return msgspec.structs.replace(seen, why="the load was never steady")
+        return msgspec.structs.replace(use, why="the load was never steady")
     window = (start_s, end_s)
-    if host and (of_host := _sum(_of_counter(line, *window) for line in host)) is not None:
-        seen = msgspec.structs.replace(seen, host_joules=of_host.joules, window_s=end_s - start_s)
-    for source in sources:  # the best one comes first in SOURCES
-        found = _of_source(source, lines, window, seen)
-        if found is not None:
-            return found
-    why = f"there are not enough readings in its {end_s - start_s:.0f} s: one a second, none apart more than "
-    return msgspec.structs.replace(seen, why=f"{why}{LONGEST_GAP_S:.0f} s" if sources else "")
+    host_energy = _sum(_of_counter(line, *window) for line in host) if host else None
+    if host_energy is not None:
+        use = msgspec.structs.replace(use, host_joules=host_energy.joules, window_s=end_s - start_s)
+    for source in sources:
+        source_use = _of_source(source, lines, window, use)
+        if source_use is not None:
+            return source_use
+    if not sources:
+        return use
+    reason = (
+        f"there are not enough readings in its {end_s - start_s:.0f} s: one a second, none apart "
+        f"more than {LONGEST_GAP_S:.0f} s"
+    )
+    return msgspec.structs.replace(use, why=reason)
 
 
 def _of_source(
     source: str,
     lines: Mapping[str, Mapping[tuple[str, str], _Line]],
     window: tuple[float, float],
-    seen: EnergyUse,
+    use: EnergyUse,
 ) -> EnergyUse | None:
+    """Return `use` with the values of a source, or None if the source has no energy or power."""
     names = SOURCES[source]
 
     def of(quantity: str) -> list[_Line]:
@@ -240,7 +264,7 @@ def _of_source(
         if marks
     }
     return msgspec.structs.replace(
-        seen,
+        use,
         source=source,
         devices=len(of(WATTS)) or None,
         window_s=length_s,
@@ -259,7 +283,10 @@ def _of_source(
 def _lines(
     samples: Sequence[MetricSample],
 ) -> tuple[list[PageReading], dict[str, dict[tuple[str, str], _Line]]]:
-    """The pages with something of SOURCES or HOST, and their series: the value at every read that succeeded."""
+    """Return the pages with values of SOURCES or HOST, and the series of these values.
+
+    A series has the value at every read that succeeded.
+    """
     ours = {sample.page for sample in samples if sample.name in _NAMES}
     current: dict[tuple[str, str, str], float] = {}
     ups: dict[str, list[float]] = {}
@@ -282,7 +309,10 @@ def _lines(
 
 
 def _of_counter(line: _Line, start_s: float, end_s: float, unit: float = 1.0) -> Amount | None:
-    """The growth of a counter over a time. One that falls has been restarted: what was before is added."""
+    """Return the growth of a counter over a time, or None if the readings do not cover it.
+
+    A counter that falls was restarted, so its growth before the restart is added.
+    """
     t_s, values = [line.t_s[0]], [0.0]
     total = 0.0
     for (_, before), (at, after) in pairwise(zip(line.t_s, line.values, strict=True)):
@@ -298,7 +328,10 @@ def _of_counter(line: _Line, start_s: float, end_s: float, unit: float = 1.0) ->
 
 
 def _between(t_s: Sequence[float], values: Sequence[float], at: float) -> Amount | None:
-    """The value of a growing curve at an instant, in a straight line between its points; it may be anywhere between."""
+    """Return the value of a growing curve at a time, by linear interpolation.
+
+    Its error is the distance to the further one of the two points, as it may be anywhere between.
+    """
     for (t0, v0), (t1, v1) in pairwise(zip(t_s, values, strict=True)):
         if t0 <= at <= t1:
             share = (at - t0) / (t1 - t0)
@@ -307,7 +340,11 @@ def _between(t_s: Sequence[float], values: Sequence[float], at: float) -> Amount
 
 
 def _of_watts(line: _Line, start_s: float, end_s: float) -> Amount | None:
-    """The integral of a power over a time, in straight lines between its readings."""
+    """Return the integral of a power over a time, interpolated linearly between its readings.
+
+    Returns None if the readings do not cover the time or are too far apart. The variance of a step
+    at a uniformly distributed time between two readings is a twelfth of its squared area.
+    """
     if not line.t_s or line.t_s[0] > start_s or line.t_s[-1] < end_s:
         return None
     joules = variance = 0.0
@@ -324,7 +361,7 @@ def _of_watts(line: _Line, start_s: float, end_s: float) -> Amount | None:
 
 
 def _sum(amounts: Iterable[Amount | None]) -> Amount | None:
-    """All together; None where one is not known."""
+    """Return the sum of energies, or None if one of them is not known."""
     total = Amount(0.0, 0.0)
     for amount in amounts:
         if amount is None:
@@ -340,12 +377,12 @@ def _inside(line: _Line, window: tuple[float, float]) -> list[float]:
 
 
 def _added(lines: Sequence[_Line], window: tuple[float, float]) -> list[float]:
-    """The sum over all devices at each reading."""
+    """Return the sum over all devices at each reading."""
     return [sum(values) for values in zip(*(_inside(line, window) for line in lines), strict=False)]
 
 
 def _marks(lines: Sequence[_Line], window: tuple[float, float]) -> list[int]:
-    """The reasons of all devices together at each reading."""
+    """Return the throttle reasons of all devices together at each reading."""
     together = []
     for values in zip(*(_inside(line, window) for line in lines), strict=False):
         mark = 0
@@ -355,15 +392,17 @@ def _marks(lines: Sequence[_Line], window: tuple[float, float]) -> list[int]:
     return together
 
 
-def not_of_hardware(samples: Sequence[MetricSample]) -> list[MetricSample]:
-    """The samples of pages that say something else than energy."""
+def without_hardware_pages(samples: Sequence[MetricSample]) -> list[MetricSample]:
+    """Return the samples without those of pages that report only hardware."""
     servers = {sample.page for sample in samples if sample.name not in (*_NAMES, UP, TOOK)}
     hardware = {sample.page for sample in samples if sample.name in _NAMES} - servers
     return [sample for sample in samples if sample.page not in hardware]
 
 
-def capped(samples: Sequence[MetricSample], start_s: float, end_s: float) -> dict[str, float]:
-    """Reason -> share of the readings of this time at which some device was held back by it."""
+def throttled_fractions(
+    samples: Sequence[MetricSample], start_s: float, end_s: float
+) -> dict[str, float]:
+    """Return for each reason the fraction of readings at which it throttled some device."""
     _, lines = _lines(samples)
     for names in SOURCES.values():
         if THROTTLE in names and (

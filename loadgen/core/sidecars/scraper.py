@@ -159,7 +159,7 @@ class PageReader:
             self.accounts += request_accounts.accounts(data, address.target or 0)
             return {("accounts", ""): 1.0}
         if address.kind == "energy" and data.lstrip()[:1] == b"{":
-            return energy.of_energy_metrics(data)
+            return energy.parse_energy_metrics(data)
         if data.lstrip()[:1] == b"[" and address.drains:
             return self._iterations.samples(data)
         parsed = series.samples(data.decode("utf-8", "replace"))
@@ -167,7 +167,7 @@ class PageReader:
             (address.names.get(name, name), labels): value
             for (name, labels), value in parsed.items()
         }
-        return energy.known(values) if address.kind == "energy" else values
+        return energy.select_hardware_values(values) if address.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
         """Return the body of a page. Raises ValueError for a status other than 200."""
@@ -217,7 +217,7 @@ class SmiReader:
         assert self._process is not None and self._process.stdout is not None
         printed = self._incomplete_line + (self._process.stdout.read() or b"")
         *lines, self._incomplete_line = printed[-MAX_PAGE_BYTES:].split(b"\n")
-        values = energy.of_smi(b"\n".join(lines).decode("utf-8", "replace"))
+        values = energy.parse_nvidia_smi(b"\n".join(lines).decode("utf-8", "replace"))
         if values:
             self._latest |= values
             self._printed_s = monotonic()

@@ -61,17 +61,17 @@ WATTS = "nvidia_smi_power_watts"
 
 
 def test_only_energy_samples_of_a_page_are_kept() -> None:
-    found = energy.known(samples(DCGM))
+    found = energy.select_hardware_values(samples(DCGM))
     assert found["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
     assert len(found) == 6 and not [name for name, _ in found if name.startswith("something")]
-    assert energy.of_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
+    assert energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
         (COUNTER, ""): 12.5
     }
     line = (
         "0, 612.40, 700.00, 1410, 131072, 0x0000000000000004\n"
         "1, [N/A], 700.00, 1980, 5, 0x0000000000000001\n"
     )
-    smi = energy.of_smi("garbage\n0, 1.0, 2\n" + line)
+    smi = energy.parse_nvidia_smi("garbage\n0, 1.0, 2\n" + line)
     assert smi[WATTS, 'gpu="0"'] == 612.4 and (WATTS, 'gpu="1"') not in smi
     assert smi["nvidia_smi_throttle_reasons", 'gpu="0"'] == 4
 
@@ -81,33 +81,33 @@ def test_only_energy_samples_of_a_page_are_kept() -> None:
 )
 def test_a_page_without_energy_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
-        energy.of_energy_metrics(page)
+        energy.parse_energy_metrics(page)
 
 
 def test_a_counter_is_known_within_its_readings_around_the_ends() -> None:
     """100 W from 0 to 20 s, 300 W from there: the window from 9.5 s to 30.5 s held 4,200 J."""
     values = [(float(t), 100.0 * min(t, 20) + 300.0 * max(t - 20, 0)) for t in range(-1, 41)]
-    used = energy.measured(read(COUNTER, values), 9.5, 30.5)
+    used = energy.measure_energy(read(COUNTER, values), 9.5, 30.5)
     assert used is not None and used.joules == pytest.approx(1050 + 3150)
     assert used.error_j == pytest.approx(50 + 150) and used.watts == pytest.approx(200)
 
 
 def test_a_rarely_updated_counter_has_a_large_uncertainty() -> None:
     values = [(float(t), 100.0 * (t // 30 * 30)) for t in range(-31, 100)]
-    used = energy.measured(read(COUNTER, values), 15.0, 75.0)
+    used = energy.measure_energy(read(COUNTER, values), 15.0, 75.0)
     assert used is not None and used.joules == pytest.approx(6000)
     assert used.error_j is not None and used.error_j >= 3000
 
 
 def test_a_restarted_counter_is_continued() -> None:
     values = [(float(t), 5000.0 + 100 * t if t < 10 else 100.0 * (t - 10)) for t in range(-1, 30)]
-    used = energy.measured(read(COUNTER, values), 5.0, 20.0)
+    used = energy.measure_energy(read(COUNTER, values), 5.0, 20.0)
     assert used is not None and used.joules == pytest.approx(1500, abs=101)
 
 
 def test_watts_are_integrated_with_the_error_of_what_is_between_readings() -> None:
     steps = [(float(t), 400.0 if t < 10 else 600.0) for t in range(-1, 32)]
-    used = energy.measured([*read(WATTS, steps, 'gpu="0"')], 0.0, 20.0)
+    used = energy.measure_energy([*read(WATTS, steps, 'gpu="0"')], 0.0, 20.0)
     assert used is not None and used.source == "nvidia-smi" and used.devices == 1
     assert used.joules == pytest.approx(4000 + 6000, abs=101)
     assert used.error_j == pytest.approx(2 * 200 / 12**0.5)
@@ -124,7 +124,7 @@ def test_watts_are_integrated_with_the_error_of_what_is_between_readings() -> No
 def test_readings_with_holes_give_no_energy_and_say_why(
     values: list[tuple[float, float | None]], why: bool
 ) -> None:
-    used = energy.measured(read(WATTS, values), 0.0, 20.0)
+    used = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
     assert used is not None and used.joules is None and bool(used.why) is why
 
 
@@ -133,7 +133,7 @@ def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
     lines = read(WATTS, [(float(t), 500.0) for t in range(21)], page="a")
     lines += read("nvidia_smi_throttle_reasons", marks, page="a")
     lines.sort(key=lambda sample: (sample.t_s, sample.name == UP))
-    used = energy.measured(lines, 0.0, 20.0)
+    used = energy.measure_energy(lines, 0.0, 20.0)
     assert used is not None
     assert used.throttled == {
         "power cap": pytest.approx(10 / 21, abs=0.03),
