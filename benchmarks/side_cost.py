@@ -70,7 +70,9 @@ def main() -> int:
     records = b"[" + b",".join([RECORD] * 100) + b"]"
     reads = {
         "metrics page of the simulated server": measure_cpu_s(lambda: series.samples(simulated)),
-        "DCGM page of 8 GPUs": measure_cpu_s(lambda: energy.select_hardware_values(series.samples(dcgm))),
+        "DCGM page of 8 GPUs": measure_cpu_s(
+            lambda: energy.select_hardware_values(series.samples(dcgm))
+        ),
         "/energy_metrics": measure_cpu_s(
             lambda: energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
         ),
