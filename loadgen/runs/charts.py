@@ -126,6 +126,10 @@ def _curve_chart(
 
 
 def _limit_mark(term: TermResult, largest_ms: float) -> Mark:
+    """Return the line of a limit of the SLO, in the color of its outcome.
+
+    A limit far above the largest value does not extend the axis (NEAR_FACTOR).
+    """
     is_near = term.limit_ms < NEAR_FACTOR * largest_ms
     return Mark(
         y=term.limit_ms,

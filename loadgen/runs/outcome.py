@@ -1,4 +1,4 @@
-"""The outcome of runs for build servers: JUnit test cases, and Markdown for a GitHub step. Pure."""
+"""The outcome of runs for CI systems: JUnit test cases, and Markdown for a GitHub step. Pure."""
 
 from __future__ import annotations
 

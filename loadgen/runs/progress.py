@@ -33,6 +33,9 @@ MIN_FORECAST_S = 5.0
 
 SEPARATOR = " · "
 
+VIRTUAL_TIME_CLIENT = "virtual"
+"""The client of a run in virtual time. It sends nothing, and a model computes the responses."""
+
 _CLEAR_LINE = "\r\x1b[K"
 _NS_PER_S = 1e9
 _NS_PER_MS = 1e6
@@ -196,13 +199,14 @@ class ProgressLine:
     """
 
     def __init__(self, *, as_json: bool) -> None:
+        """Print lines for people, or with `as_json` an object per line."""
         self._as_json = as_json
         self._progress: Progress | None = None
 
     def __call__(self, event: RunEvent) -> None:
         """Follow the load of a planned run until the run ends."""
         match event:
-            case RunPlanned(plan, manifest) if manifest.client != "virtual":
+            case RunPlanned(plan, manifest) if manifest.client != VIRTUAL_TIME_CLIENT:
                 grace_s = manifest.grace_s
                 self._progress = Progress(
                     plan.schedule.slot_count,

@@ -47,17 +47,17 @@ RUN_TABLE_HEADER = (
 def repeats_report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     """Return the report of repeats of one load. `runs` has each run as a load point."""
     slo = _describe_slo_outcome(repeats, runs)
-    answer = [
+    result_paragraphs = [
         Paragraph(
             repeats_text.describe_repeats(repeats), "good" if repeats.valid else "bad", large=True
         )
     ]
-    answer += slo
+    result_paragraphs += slo
     title = f"{format.counted(len(repeats.runs), 'repeat')} of one load"
     numbers = [_key_number(metric) for metric in repeats_text.key_metrics(repeats)]
     return _report(
         title,
-        answer,
+        result_paragraphs,
         runs,
         {"": repeats},
         sections=[
@@ -114,7 +114,7 @@ def repeated_sweep_report(
 
 def _report(
     title: str,
-    answer: Sequence[Paragraph],
+    headline: Sequence[Paragraph],
     runs: SweepCurve,
     repeats_by_point: Mapping[str, RepeatSummary],
     *,
@@ -132,7 +132,7 @@ def _report(
         generated_by=f"loadgen {runs.version} report of repeats",
         verdict=verdict,
         notices=_warnings(repeats_by_point),
-        headline=answer,
+        headline=headline,
         sections=[*sections, _run_section(runs, repeats_by_point)],
         brief=brief,
     )
@@ -202,6 +202,7 @@ def _metric_charts(repeats: RepeatSummary) -> Iterator[Chart]:
 
 
 def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
+    """Return the chart of a metric: a point for each run, the mean, and its interval as a band."""
     run_names = repeats.counted_runs
     run_numbers = [float(number) for number in range(1, len(run_names) + 1)]
     values = Series(

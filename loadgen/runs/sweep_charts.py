@@ -39,7 +39,10 @@ def run_link(run_name: str) -> str:
 
 
 def sweep_charts(curve: SweepCurve) -> Iterator[Chart]:
-    """Yield the charts of one curve: latency over throughput, Pareto front, metrics over load."""
+    """Yield the charts of a sweep of one target with one kind of request.
+
+    They show latency over throughput, the Pareto front, and metrics over load.
+    """
     points = [point for point in curve.load_points if point.output_per_s is not None]
     if not points:
         return
@@ -221,7 +224,10 @@ TARGET_AXES = (
 
 
 def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
-    """Yield the charts that compare several targets at the same lengths, with a series for each."""
+    """Yield the charts of a sweep of several targets with the same kind of request.
+
+    Each target is a series, so that their throughput can be compared at one latency.
+    """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
     has_gpus = all(point.per_gpu is not None for point in valid_points)
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT

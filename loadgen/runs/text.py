@@ -79,7 +79,7 @@ def report(
         additions: What other kinds of results in the directory of the run add to its report.
         run_dir: The directory of the run, which the short form names.
     """
-    added_answers = [answer for addition in additions for answer in addition.headline()]
+    added_results = [paragraph for addition in additions for paragraph in addition.headline()]
     return Report(
         title=f"{run_title(summary)}, {_start_time(summary)}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
@@ -88,10 +88,10 @@ def report(
             *notices(summary),
             *(notice for addition in additions for notice in addition.notices),
         ],
-        headline=[*_answer(summary), *added_answers],
+        headline=[*_result_paragraphs(summary), *added_results],
         verdict=_validity(summary),
         sections=list(_sections(summary, manifest, chart_data, server_samples, additions)),
-        brief=[section("", *added_answers), *brief_sections(summary, run_dir)],
+        brief=[section("", *added_results), *brief_sections(summary, run_dir)],
     )
 
 
@@ -140,7 +140,7 @@ def _sections(
 # -- the result ------------------------------------------------------------------------------------
 
 
-def _answer(summary: Summary) -> Iterator[Paragraph]:
+def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
     """Yield the result in a sentence, and for an invalid run what remains of the measurement."""
     yield Paragraph(describe_result(summary), _result_kind(summary), large=True)
     if not summary.verdict.valid and is_host_busy(summary.verdict):
@@ -154,7 +154,11 @@ def _answer(summary: Summary) -> Iterator[Paragraph]:
 
 
 def _result_kind(summary: Summary) -> Kind:
-    """Return the color of the result. It belongs to the SLO, not to the validity of the run."""
+    """Return whether the result is shown as good, bad, a warning or neutral (""), by its SLO.
+
+    The latencies of an INVALID run are not known, so it is bad. It is only a warning if other
+    programs kept the host busy, because that says nothing of the server.
+    """
     verdict = summary.verdict
     if not verdict.valid:
         return "warn" if is_host_busy(verdict) else "bad"
@@ -175,6 +179,7 @@ def _validity(summary: Summary) -> Notice | None:
 
 
 def _caveats_and_warnings(summary: Summary) -> list[str]:
+    """Return what limits the result, then what does not limit it but should be known."""
     return [*caveats(summary), *summary.verdict.warnings]
 
 
