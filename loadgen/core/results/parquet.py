@@ -1,8 +1,8 @@
-"""Rows as Parquet: to a pyarrow Table, and back from files, all columns at once or one at a time. Does IO.
+"""Converts records to Parquet, and reads them back, all columns at once or one at a time.
 
-Columns are made from the memory of numpy arrays, and read as such. `pa.array`, `to_numpy` and
-`fill_null` do the same, but they import pandas wherever it is installed, which costs more than all
-that a run of a minute writes.
+IO. Columns are made from the memory of NumPy arrays, and read as such. `pa.array`, `to_numpy` and
+`fill_null` do the same, but they import pandas wherever it is installed, which takes longer than
+writing all records of a run of a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ KEPT_BYTES = 48  # a row, at most, of the columns that a `Frame` keeps: six inst
 
 
 def to_table(rows: NDArray[np.void], texts: list[str]) -> Any:
-    """Rows as a pyarrow Table with the columns of FIELDS. Codes become strings; -1 (never, unknown) becomes null."""
+    """Return rows as a pyarrow Table with the columns of FIELDS.
+
+    Codes become strings, and -1 (never, unknown) becomes null.
+    """
     import pyarrow as pa
 
     columns: dict[str, Any] = {}
@@ -63,7 +66,7 @@ def _bits(flags: NDArray[np.bool_]) -> Any:
 
 
 def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> Any:
-    """The values as a pyarrow array, null where they are not `valid`."""
+    """Return the values as a pyarrow array, null where they are not `valid`."""
     import pyarrow as pa
 
     bitmap = None if valid is None or valid.all() else _bits(valid)
@@ -73,7 +76,7 @@ def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> An
 
 
 def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
-    """`words[i]` for each i of the index, as a pyarrow array; null where there is no such word."""
+    """Return `words[i]` for each i of the index as a pyarrow array, or null without such a text."""
     import pyarrow as pa
 
     data = [word.encode() for word in words]
@@ -89,7 +92,7 @@ def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
 
 
 def write(path: Path, tables: Iterable[Any]) -> None:
-    """Write tables (at least one) as one file with a row group each; it is there when it is whole, not before."""
+    """Write tables (at least one) as the row groups of one file, which appears when it is complete."""
     import pyarrow.parquet as pq
 
     scratch = path.with_suffix(".new")
@@ -112,7 +115,7 @@ def write(path: Path, tables: Iterable[Any]) -> None:
 def from_parquet(
     files: list[Path], only: Sequence[str] | None = None
 ) -> tuple[NDArray[np.void], list[str]]:
-    """The inverse of `to_table`, over several files: rows and error texts.
+    """Return the rows and error texts of several files, as the inverse of `to_table`.
 
     With `only`, reads these columns; all others have their value for unknown (-1 or 0).
     """
@@ -124,7 +127,7 @@ def from_parquet(
 
 
 def unreadable(what: str, error: Exception, where: Path, hint: str) -> UserError:
-    """A damaged file, in the first sentence of pyarrow's message."""
+    """Return the error for a damaged file, with the first sentence of pyarrow's message."""
     said = str(error).partition(".")[0].strip()
     return UserError("damaged_file", f"{what} that cannot be read: {said}", str(where), hint)
 
@@ -209,13 +212,16 @@ class Frame:
         return self._length
 
     def __getitem__(self, name: Any) -> Any:
-        """A column by its name; some of the rows by a slice."""
+        """Return a column for its name, or some of the rows for a slice."""
         if isinstance(name, slice):
             return FramePart(self, *name.indices(self._length)[:2])
         return self.within(name, 0, self._length)
 
     def within(self, name: str, first: int, end: int) -> NDArray[Any]:
-        """The values of a column from one row to another; what is the same in all of them has the memory of one."""
+        """Return the values of a column in a range of rows.
+
+        If all values are equal, they take the memory of one.
+        """
         if name not in self._columns:
             return np.broadcast_to(
                 np.array(-1 if ROW[name].kind == "i" else 0, ROW[name]), end - first
@@ -252,7 +258,7 @@ class Frame:
         return values.astype(ROW[name], copy=False)
 
     def _metadata(self, group: int) -> tuple[int, dict[str, Any]]:
-        """What the file says of a group: how many rows it has, and of each column by its name."""
+        """Return the number of rows of a group, and the metadata of its columns by their names."""
         if group not in self._said:
             file, number = self._groups[group]
             with self._readable(file):
@@ -265,7 +271,7 @@ class Frame:
         return self._said[group]
 
     def _smallest(self, name: str) -> np.dtype[Any]:
-        """The smallest type that holds a column, by its statistics."""
+        """Return the smallest type that holds a column according to its statistics."""
         ends = [self._ends(name, group) for group in range(len(self._groups))]
         least = [min(one[0], -1 - one[1]) for one in ends if one is not None]
         return (
@@ -313,13 +319,16 @@ class Frame:
         return found
 
     def _ends(self, name: str, group: int) -> tuple[int, int] | None:
-        """The least and the largest value of a group, by its statistics or since it was read. None: not known."""
+        """Return the smallest and the largest value of a group, or None if they are not known.
+
+        They come from the statistics in the file, or from an earlier read of the group.
+        """
         if (name, group) not in self._known:
             self._known[name, group] = _by_statistics(name, *self._metadata(group))
         return self._known[name, group]
 
     def _only_value(self, name: str, group: int) -> int | None:
-        """The value of all rows of a group. None: several, or not known."""
+        """Return the value that all rows of a group have, or None."""
         ends = self._ends(name, group)
         return ends[0] if ends is not None and ends[0] == ends[1] else None
 
@@ -414,7 +423,10 @@ def _by_statistics(name: str, rows: int, chunks: dict[str, Any]) -> tuple[int, i
 
 
 def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any]:
-    """A Parquet column as it is in a row: codes instead of strings, -1 for null. Adds new error texts to `texts`."""
+    """Return a Parquet column as it is in a row: codes instead of strings, -1 for null.
+
+    Adds new error texts to `texts`.
+    """
     import pyarrow as pa
 
     if name == "text" or name in NAMES:
@@ -429,7 +441,7 @@ def _to_row_values(name: str, column: Any, texts: dict[str, int]) -> NDArray[Any
 
 
 def _codes(name: str, words: Sequence[str], texts: dict[str, int]) -> list[int]:
-    """The codes of words of a column, and at the end that of a row without one."""
+    """Return the codes of texts of a column, and last the code of a row without a text."""
     if name == "text":
         return [*(texts.setdefault(word, len(texts)) for word in words), -1]
     unknown = (
@@ -440,7 +452,7 @@ def _codes(name: str, words: Sequence[str], texts: dict[str, int]) -> list[int]:
 
 
 def _values(column: Any) -> NDArray[Any]:
-    """The numbers of a pyarrow array, whatever stands where it is null."""
+    """Return the numbers of a pyarrow array, which are arbitrary where it is null."""
     name = str(column.type)  # not `to_pandas_dtype`: older versions of pyarrow import pandas for it
     numbers = np.frombuffer(column.buffers()[1], {"double": "f8", "float": "f4"}.get(name, name))
     return numbers[column.offset : column.offset + len(column)]
