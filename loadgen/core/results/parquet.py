@@ -92,7 +92,7 @@ def _strings(words: Sequence[str], index: NDArray[Any]) -> Any:
 
 
 def write(path: Path, tables: Iterable[Any]) -> None:
-    """Write tables (at least one) as the row groups of one file, which appears when it is complete."""
+    """Write tables (at least one) as the row groups of a file, which appears when complete."""
     import pyarrow.parquet as pq
 
     scratch = path.with_suffix(".new")
@@ -162,9 +162,8 @@ class Frame:
         self._groups = [
             (i, group) for i, file in enumerate(self._files) for group in range(file.num_row_groups)
         ]
-        self._said: dict[
-            int, tuple[int, dict[str, Any]]
-        ] = {}  # of a group: its rows, and of its columns
+        # Rows of a group, and metadata of its columns.
+        self._said: dict[int, tuple[int, dict[str, Any]]] = {}
         self._known: dict[
             tuple[str, int], tuple[int, int] | None
         ] = {}  # column, group -> its least and largest value
@@ -281,9 +280,10 @@ class Frame:
         )
 
     def _first_like(self, name: str) -> str:
-        """A column that was read before and has the same bytes in the file, or this one. Of a simulated run every
-        request is sent when it is due, and its answer ends with its last token: a third of the
-        columns are others.
+        """Return a column that was read before and has the same bytes in the file, or this one.
+
+        In a simulated run every request is sent at its scheduled time and ends with its last token,
+        so a third of the columns are equal to others.
         """
         known = [
             one for one in dict.fromkeys(self._like.values()) if ROW[one] == ROW[name] == np.int64
@@ -402,8 +402,10 @@ def _is_same(file: BinaryIO, one: Any, other: Any) -> bool:
 
 
 def _by_statistics(name: str, rows: int, chunks: dict[str, Any]) -> tuple[int, int] | None:
-    """The least and the largest value of a column in a group of rows, where its statistics say so; of names only where
-    there is one, of texts only where there is none.
+    """Return the smallest and the largest value of a column in a group, by its statistics.
+
+    Returns None if they are not known. For columns with names they are known only if all rows have
+    the same name, and for texts only if no row has one.
     """
     facts = chunks[name].statistics if name in chunks else None
     if facts is None or not facts.has_null_count:
