@@ -1,6 +1,6 @@
-"""Accuracy mode: the rules' targets, what a run of all samples came to, and LoadGen's accuracy log. Pure.
+"""The result of accuracy mode: the rules' targets, the means of a run, and LoadGen's accuracy log.
 
-Source of the targets: the submission checker's table, which tests the means alone, without an interval.
+Pure. The targets are those of the submission checker, which compares means without an interval.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import numpy as np
 
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.mlperf.result import DISCLOSURE, Test06
-from loadgen.mlperf.rules import Benchmark, rules
+from loadgen.mlperf.rules import load_rules
 
-LOG, VERIFY, SCHEMA = "mlperf_log_accuracy.json", "verify_accuracy.txt", 1
+LOG = "mlperf_log_accuracy.json"
+VERIFY = "verify_accuracy.txt"
+SCHEMA = 1
+
 TIERS = (0.99, 0.999)
-TOKENS, FEWEST_TOKENS, MOST_TOKENS = (
-    "tokens_per_sample",
-    0.9,
-    1.1,
-)  # of the reference's, at both tiers
+"""The fractions of the reference's accuracy that the rules require."""
+
+TOKENS = "tokens_per_sample"
+MIN_TOKENS_FRACTION = 0.9
+MAX_TOKENS_FRACTION = 1.1
+"""Bounds of the mean response length, in parts of the reference's, at both tiers."""
 
 
 class AccuracyMean(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean over all samples, in the units of the rules (ROUGE x 100), with its 95 % interval where there is one."""
+    """A mean over all samples in the units of the rules (ROUGE x 100).
+
+    `low` and `high` are its 95 % confidence interval, None if there is none.
+    """
 
     metric: str
     mean: float
@@ -33,7 +40,15 @@ class AccuracyMean(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccuracyTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound of the rules on a mean, and whether it is met. `tier`: 0.99 or 0.999 of the reference's accuracy."""
+    """Bounds of the rules on a mean, and whether they are met.
+
+    Attributes:
+        tier: The fraction of the reference's accuracy: 0.99 or 0.999.
+        metric: The metric.
+        least: The lower bound of the mean.
+        most: The upper bound; None if there is none.
+        met: Whether the mean is within the bounds.
+    """
 
     tier: float
     metric: str
@@ -45,8 +60,27 @@ class AccuracyTarget(msgspec.Struct, frozen=True, kw_only=True):
 class AccuracyResult(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `mlperf_accuracy.json`.
 
-    `token_ids`: who made the ids in LoadGen's log; "" where there are none, and no log. `test06`: its checks over all
-    answers of this run; an official one logs 100 of a performance run.
+    Attributes:
+        schema: The version of this format.
+        benchmark: The benchmark.
+        round: The round of the rules.
+        dataset: The name of the data set.
+        dataset_sha256: The hash of its file.
+        url: The endpoint.
+        model: The model that responded.
+        version: The version of the load generator.
+        samples: The number of samples that were sent.
+        samples_of_rules: The number that the rules require.
+        answered: How many samples got a response.
+        means: The measured means.
+        targets: The bounds of both tiers.
+        token_ids: Where the token IDs in LoadGen's log come from. "" if there are none and no log.
+        test06: The checks of TEST06 on all responses of this run. An official test logs 100
+            samples of a performance run.
+        compliance: The compliance tests that the rules require for this model.
+        simulated: Whether a performance model responded.
+        warnings: What is missing, and what speaks against relying on the result.
+        disclosure: That the result is unofficial.
     """
 
     schema: int = SCHEMA
@@ -64,75 +98,104 @@ class AccuracyResult(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[AccuracyTarget, ...]
     token_ids: str = ""
     test06: Test06 | None = None
-    compliance: tuple[str, ...] = ()  # the tests that the rules ask for with this model
+    compliance: tuple[str, ...] = ()
     simulated: bool = False
     warnings: tuple[str, ...] = ()
     disclosure: str = DISCLOSURE
 
     def meets(self, tier: float) -> bool:
-        """Whether all samples of the rules were answered, and every mean is within the bounds of the tier."""
-        complete = self.answered == self.samples == self.samples_of_rules
-        return complete and all(target.met for target in self.targets if target.tier == tier)
+        """Return True if every sample of the rules has a response, and all means meet the tier."""
+        is_complete = self.answered == self.samples == self.samples_of_rules
+        return is_complete and self.means_meet(tier)
+
+    def means_meet(self, tier: float) -> bool:
+        """Return True if every mean is within the bounds of the tier."""
+        return all(target.met for target in self.targets if target.tier == tier)
 
     @property
     def exit_code(self) -> int:
-        """0 where 99 % is met; 1 where a mean misses it; 3 where samples or answers are missing."""
-        if not all(target.met for target in self.targets if target.tier == TIERS[0]):
+        """0 if 99 % is met, 1 if a mean misses it, 3 if samples or responses are missing."""
+        if not self.means_meet(TIERS[0]):
             return SLO_MISSED
         return OK if self.meets(TIERS[0]) else UNSOUND
 
 
-def reference(benchmark: str) -> dict[str, float]:
-    """The accuracy of the reference. Raises UserError for a benchmark whose accuracy is not scored here."""
-    found: Benchmark | None = rules().benchmarks.get(benchmark)
-    known = [name for name, spec in rules().benchmarks.items() if spec.accuracy]
-    if found is None:
+def reference_accuracy(benchmark: str) -> dict[str, float]:
+    """Return the accuracy of the reference, by metric.
+
+    Raises UserError for an unknown benchmark, or one whose accuracy is not scored here.
+    """
+    benchmarks = load_rules().benchmarks
+    scored = ", ".join(name for name, spec in benchmarks.items() if spec.accuracy)
+    if benchmark not in benchmarks:
         raise UserError(
-            "unknown_name",
-            f'unknown benchmark "{benchmark}"',
-            "--benchmark",
-            f"known: {', '.join(known)}",
+            "unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {scored}"
         )
-    if not found.accuracy:
-        what = f"the accuracy of {benchmark} is not scored here: its rules ask for more than ROUGE"
-        raise UserError("unsupported", what, "--benchmark", f"known: {', '.join(known)}")
-    return found.accuracy
+    accuracy = benchmarks[benchmark].accuracy
+    if not accuracy:
+        raise UserError(
+            "unsupported",
+            f"the accuracy of {benchmark} is not scored: its rules require more than ROUGE",
+            "--benchmark",
+            f"known: {scored}",
+        )
+    return accuracy
 
 
-def targets(
-    of_reference: Mapping[str, float], means: Sequence[AccuracyMean]
+def check_targets(
+    reference: Mapping[str, float], means: Sequence[AccuracyMean]
 ) -> tuple[AccuracyTarget, ...]:
-    """The bounds of both tiers, judged as the submission checker does: by the mean alone."""
-    by_metric = {one.metric: one.mean for one in means}
-    found = []
-    for tier in TIERS:
-        for metric, value in of_reference.items():
-            of_tokens = metric == TOKENS
-            least = value * (FEWEST_TOKENS if of_tokens else tier)
-            most = value * MOST_TOKENS if of_tokens else None
-            mean = by_metric.get(metric)
-            met = mean is not None and mean >= least and (most is None or mean <= most)
-            found.append(AccuracyTarget(tier=tier, metric=metric, least=least, most=most, met=met))
-    return tuple(found)
+    """Return the bounds of both tiers, checked as the submission checker does: by the mean alone.
+
+    `reference` is the accuracy of the reference by metric. A metric without a mean is missed.
+    """
+    mean_by_metric = {mean.metric: mean.mean for mean in means}
+    return tuple(
+        _check_target(tier, metric, value, mean_by_metric.get(metric))
+        for tier in TIERS
+        for metric, value in reference.items()
+    )
 
 
-def log(answers: Sequence[Sequence[int]], reported: Sequence[int]) -> Iterator[str]:
-    """`mlperf_log_accuracy.json` as LoadGen writes it: per sample the token ids as int64 in hex, and their number."""
+def _check_target(tier: float, metric: str, reference: float, mean: float | None) -> AccuracyTarget:
+    """Return the bounds on one mean."""
+    least = reference * tier
+    most = None
+    if metric == TOKENS:
+        least = reference * MIN_TOKENS_FRACTION
+        most = reference * MAX_TOKENS_FRACTION
+    is_met = mean is not None and mean >= least and (most is None or mean <= most)
+    return AccuracyTarget(tier=tier, metric=metric, least=least, most=most, met=is_met)
+
+
+def format_accuracy_log(
+    responses: Sequence[Sequence[int]], token_counts: Sequence[int]
+) -> Iterator[str]:
+    """Yield the lines of `mlperf_log_accuracy.json` as LoadGen writes them.
+
+    Args:
+        responses: The token IDs of each response, which are written as int64 in hexadecimal.
+        token_counts: The number of tokens that the server reported for each.
+    """
     yield "[\n"
-    for i, (tokens, count) in enumerate(zip(answers, reported, strict=True)):
-        data = np.array(tokens, "<i8").tobytes().hex().upper()
-        end = "\n" if i == len(answers) - 1 else ",\n"
-        yield f'{{ "seq_id" : {i}, "qsl_idx" : {i}, "data" : "{data}", "token_count" : {count} }}{end}'
+    last = len(responses) - 1
+    for sample, (token_ids, count) in enumerate(zip(responses, token_counts, strict=True)):
+        data = np.array(token_ids, "<i8").tobytes().hex().upper()
+        end = "\n" if sample == last else ",\n"
+        yield (
+            f'{{ "seq_id" : {sample}, "qsl_idx" : {sample}, "data" : "{data}", '
+            f'"token_count" : {count} }}{end}'
+        )
     yield "]\n"
 
 
-def verification(found: Test06) -> str:
-    """`verify_accuracy.txt` of TEST06 in its official form."""
-    first = "Skipped" if found.first_token is None else str(found.first_token == 0)
+def format_verification(test06: Test06) -> str:
+    """Return `verify_accuracy.txt` of TEST06 in its official form."""
+    first_token = "Skipped" if test06.first_token is None else str(test06.first_token == 0)
     lines = (
-        f"First token check pass: {first}",
-        f"EOS check pass: {found.end_tokens == 0}",
-        f"Sample length check pass: {found.length == 0}",
-        f"TEST06 verification {'complete' if found.passed else 'failed'}",
+        f"First token check pass: {first_token}",
+        f"EOS check pass: {test06.end_tokens == 0}",
+        f"Sample length check pass: {test06.length == 0}",
+        f"TEST06 verification {'complete' if test06.passed else 'failed'}",
     )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""A result of MLPerf's accuracy mode."""
+"""The kind of a result of MLPerf's accuracy mode."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from pathlib import Path
 
 from loadgen.core import format
 from loadgen.core.results.json_files import decode_json
-from loadgen.mlperf import accuracy_text as words
+from loadgen.mlperf import accuracy_text
 from loadgen.mlperf.accuracy import AccuracyResult
 from loadgen.mlperf.accuracy_run import FILE
 from loadgen.result_kinds import ListRow, ResultFunctions
 
 
 def load(folder: Path) -> AccuracyResult:
-    file = folder / FILE
+    """Return the stored result. Raises UserError if it cannot be read."""
+    path = folder / FILE
     return decode_json(
-        file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`"
+        path.read_bytes(), AccuracyResult, str(path), "a result of `loadgen mlperf accuracy`"
     )
 
 
 def code(result: AccuracyResult, strict: bool) -> int:
+    """Return the exit code of `loadgen report`, which `--strict` does not change."""
+    del strict
     return int(result.exit_code)
 
 
 def list_row(folder: Path) -> ListRow:
+    """Return the row of `loadgen ls`."""
     result = load(folder)
     return ListRow(
-        outcome=words.word(result),
+        outcome=accuracy_text.describe_outcome(result),
         description=f"{result.benchmark} accuracy · {result.model}",
         target=result.url,
         simulated=result.simulated,
@@ -38,7 +42,7 @@ FUNCTIONS = ResultFunctions(
     code=code,
     list_row=list_row,
     schema=AccuracyResult,
-    headline=words.headline,
-    report=words.report,
+    headline=accuracy_text.describe_result,
+    report=accuracy_text.create_report,
     document=format.document,
 )

@@ -1,10 +1,11 @@
-"""Carries out accuracy mode: asks every sample of the official data set once, scores, writes the logs. IO."""
+"""Runs accuracy mode: sends every sample of the official data set once, scores, writes the logs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,86 +23,81 @@ from loadgen.core.workload.dataset_rows import DatasetRow
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
 from loadgen.mlperf.result import Reply, Test06, test06
-from loadgen.mlperf.rules import Test, rules
+from loadgen.mlperf.rules import Benchmark, Test, load_rules
+
+if TYPE_CHECKING:
+    from loadgen.answers.completions import Completions
 
 FILE = "mlperf_accuracy.json"
 
 
-def run(
-    test: Test,
-    path: Path,
-    endpoint: Settings,
-    out: Path,
-    *,
-    tokenizer: str | None,
-    lanes: int,
-    tell: Callable[[int], None],
-    simulated: bool,
+class AccuracyRequest(NamedTuple):
+    """What accuracy mode is asked to do.
+
+    Attributes:
+        test: The benchmark and round.
+        dataset_path: The official data set.
+        endpoint: Where the samples are sent.
+        output_dir: The directory of the results.
+        tokenizer_name: The tokenizer that makes token IDs of the responses; None for no IDs.
+        concurrency: The number of concurrent requests.
+        simulated: Whether the endpoint is a performance model.
+    """
+
+    test: Test
+    dataset_path: Path
+    endpoint: Settings
+    output_dir: Path
+    tokenizer_name: str | None
+    concurrency: int
+    simulated: bool
+
+
+class _TokenizedResponses(NamedTuple):
+    """The responses as token IDs, by a tokenizer, and what TEST06 says about them."""
+
+    tokenizer: Tokenizer
+    replies: list[Reply]
+    test06: Test06
+
+
+def run_accuracy_test(
+    request: AccuracyRequest, *, on_progress: Callable[[int], None]
 ) -> tuple[AccuracyResult, list[str]]:
-    """The result, and why answers did not come. Raises UserError, Faults, TargetError."""
-    of_reference = accuracy.reference(test.benchmark)
-    spec = rules().benchmarks[test.benchmark]
-    file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
-    if not all(file.references):
-        known = ", ".join(dataset.REFERENCES)
-        raise UserError(
-            "missing_key",
-            "samples without a reference answer",
-            f"--dataset {path}",
-            f"a column of texts: {known}",
-        )
-    ids = None if tokenizer is None else load_tokenizer(tokenizer)
+    """Send every sample once, write the results, and return them with why requests failed.
+
+    `on_progress` is called with the number of samples that are done.
+
+    Raises:
+        UserError: If the data set cannot be used.
+        CombinedError: With several errors of it.
+        TargetError: If the endpoint cannot be reached.
+    """
+    benchmark = request.test.benchmark
+    reference = accuracy.reference_accuracy(benchmark)
+    spec = load_rules().benchmarks[benchmark]
+    file = _read_dataset(request, spec)
+    tokenizer = None
+    if request.tokenizer_name is not None:
+        tokenizer = load_tokenizer(request.tokenizer_name)
     questions = [
-        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=reference)
-        for prompt, reference in zip(file.prompts, file.references, strict=True)
+        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=response)
+        for prompt, response in zip(file.prompts, file.references, strict=True)
     ]
-    endpoint = replace(
-        endpoint, api="completions"
-    )  # the prompts of the set have the model's template in them
-    out.mkdir(parents=True, exist_ok=True)
-    completions = send_questions(endpoint, questions, SendOptions(lanes, spec.max_output), tell)
-    prompts = score_prompts(questions, completions.texts, None)
-    means = [
-        AccuracyMean(
-            metric=one.metric, mean=one.mean * 100, low=_percent(one.low), high=_percent(one.high)
-        )
-        for one in summarize_scores(prompts)[0].scores
-        if one.metric in ROUGE
-    ]
-    replies = [] if ids is None else _replies(ids, completions.texts, completions.output_tokens)
-    counts = [count for count in completions.output_tokens if count is not None]
-    counts = counts if len(counts) == len(questions) else [len(reply.output) for reply in replies]
-    warnings = []
-    if len(counts) == len(questions):
-        means.append(AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / len(counts)))
-    else:
-        warnings.append(
-            "the server does not count the tokens of its answers: --tokenizer NAME counts them"
-        )
-    if ids is None:
-        warnings.append(
-            "no mlperf_log_accuracy.json: answers come as texts, --tokenizer NAME makes token ids"
-        )
-    checked: Test06 | None = None
-    if replies:
-        checked = test06(replies, offline=True)
-        if checked.length:
-            warnings.append(
-                f"{checked.length:,} answers are another number of tokens by {ids.name if ids else ''} than the server "
-                "reported: another tokenizer, or ids that their text does not give back"
-            )
-        reported = [reply.reported for reply in replies]
-        files.replace(
-            out / accuracy.LOG,
-            "".join(accuracy.log([r.output for r in replies], reported)).encode(),
-        )
-        if "TEST06" in spec.compliance:
-            files.replace(out / accuracy.VERIFY, accuracy.verification(checked).encode())
+    # The prompts contain the chat template of the model, so they are sent to completions.
+    endpoint = replace(request.endpoint, api="completions")
+    request.output_dir.mkdir(parents=True, exist_ok=True)
+    options = SendOptions(request.concurrency, spec.max_output)
+    completions = send_questions(endpoint, questions, options, on_progress)
+    tokenized = _tokenize_responses(tokenizer, completions)
+    means = [*_rouge_means(questions, completions), *_token_means(completions, tokenized)]
+    if tokenized is not None:
+        _write_logs(request.output_dir, tokenized, has_test06="TEST06" in spec.compliance)
     result = AccuracyResult(
-        benchmark=test.benchmark,
-        round=test.round,
+        benchmark=benchmark,
+        round=request.test.round,
         dataset=file.name,
-        dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
         url=redacted_url(endpoint),
         model=completions.model,
         version=loadgen_version(),
@@ -109,25 +105,107 @@ def run(
         samples_of_rules=spec.samples,
         answered=len(questions) - completions.texts.count(None),
         means=tuple(means),
-        targets=accuracy.targets(of_reference, means),
-        token_ids="" if ids is None else f"{ids.name}, of the texts",
-        test06=checked,
+        targets=accuracy.check_targets(reference, means),
+        token_ids="" if tokenized is None else f"{tokenized.tokenizer.name}, of the texts",
+        test06=None if tokenized is None else tokenized.test06,
         compliance=spec.compliance,
-        simulated=simulated or completions.simulated,
-        warnings=tuple(warnings),
+        simulated=request.simulated or completions.simulated,
+        warnings=tuple(_token_warnings(means, tokenized)),
     )
-    files.replace(out / FILE, format.document(result))
+    files.replace(request.output_dir / FILE, format.document(result))
     return result, completions.failures
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else share * 100
+def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.File:
+    """Return the data set. Raises UserError if a sample has no reference response."""
+    path = request.dataset_path
+    file = dataset.read_dataset(path, spec, benchmark=request.test.benchmark)
+    if not all(file.references):
+        raise UserError(
+            "missing_key",
+            "samples have no reference response",
+            f"--dataset {path}",
+            f"add a column of texts: {', '.join(dataset.REFERENCE_COLUMNS)}",
+        )
+    return file
 
 
-def _replies(ids: Tokenizer, answers: list[str | None], reported: list[int | None]) -> list[Reply]:
-    """The answers as token ids, each with the number of tokens that the server has reported (or that of the ids)."""
-    made = []
-    for answer, count in zip(answers, reported, strict=True):
-        tokens = ids.encode(answer or "")
-        made.append(Reply((), tokens, len(tokens) if count is None else count))
-    return made
+def _rouge_means(questions: Sequence[Question], completions: Completions) -> list[AccuracyMean]:
+    """Return the mean ROUGE scores, times 100 as in the rules."""
+    scored = score_prompts(questions, completions.texts, None)
+    return [
+        AccuracyMean(
+            metric=score.metric,
+            mean=score.mean * 100,
+            low=_to_percent(score.low),
+            high=_to_percent(score.high),
+        )
+        for score in summarize_scores(scored)[0].scores
+        if score.metric in ROUGE
+    ]
+
+
+def _to_percent(fraction: float | None) -> float | None:
+    return None if fraction is None else fraction * 100
+
+
+def _token_means(
+    completions: Completions, tokenized: _TokenizedResponses | None
+) -> list[AccuracyMean]:
+    """Return the mean tokens of a response: by the server, else by the tokenizer, else nothing."""
+    counts = [count for count in completions.output_tokens if count is not None]
+    sample_count = len(completions.output_tokens)
+    if len(counts) < sample_count:
+        if tokenized is None:
+            return []
+        counts = [len(reply.output) for reply in tokenized.replies]
+    return [AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / sample_count)]
+
+
+def _tokenize_responses(
+    tokenizer: Tokenizer | None, completions: Completions
+) -> _TokenizedResponses | None:
+    """Return the responses as token IDs with the checks of TEST06, or None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    replies = []
+    for text, count in zip(completions.texts, completions.output_tokens, strict=True):
+        token_ids = tokenizer.encode(text or "")
+        reported = len(token_ids) if count is None else count
+        replies.append(Reply((), token_ids, reported))
+    return _TokenizedResponses(tokenizer, replies, test06(replies, offline=True))
+
+
+def _token_warnings(
+    means: Sequence[AccuracyMean], tokenized: _TokenizedResponses | None
+) -> list[str]:
+    """Return warnings about token counts and token IDs that are missing or differ."""
+    warnings = []
+    if not any(mean.metric == accuracy.TOKENS for mean in means):
+        warnings.append(
+            "the server does not report the tokens of its responses; --tokenizer NAME counts them"
+        )
+    if tokenized is None:
+        warnings.append(
+            "mlperf_log_accuracy.json was not written, because responses are texts; "
+            "--tokenizer NAME makes token IDs of them"
+        )
+    elif tokenized.test06.length:
+        warnings.append(
+            f"{tokenized.test06.length:,} responses have another number of tokens by "
+            f"{tokenized.tokenizer.name} than the server reported: the tokenizer is not that of "
+            "the model, or a text does not give back its token IDs"
+        )
+    return warnings
+
+
+def _write_logs(output_dir: Path, tokenized: _TokenizedResponses, *, has_test06: bool) -> None:
+    """Write LoadGen's accuracy log and, if the rules require TEST06, its verification."""
+    replies = tokenized.replies
+    lines = accuracy.format_accuracy_log(
+        [reply.output for reply in replies], [reply.reported for reply in replies]
+    )
+    files.replace(output_dir / accuracy.LOG, "".join(lines).encode())
+    if has_test06:
+        verification = accuracy.format_verification(tokenized.test06)
+        files.replace(output_dir / accuracy.VERIFY, verification.encode())

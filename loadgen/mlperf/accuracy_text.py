@@ -1,4 +1,4 @@
-"""What a result of accuracy mode says: what was asked, each mean beside the rules' bounds, TEST06. Pure."""
+"""Renders a result of accuracy mode: each mean next to the rules' bounds, and TEST06. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.render.section import (
     Bullets,
+    Facts,
+    Kind,
     Notice,
     Paragraph,
     Report,
+    Section,
     Table,
     named_facts,
     section,
     simulated_notice,
 )
 
-NAMES = {
+METRIC_LABELS = {
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
@@ -25,90 +28,154 @@ NAMES = {
 }
 
 
-def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
-    """The whole answer. reasons: why samples had no answer, the first few."""
-    head = (
-        "",
-        "mean of the answers",
-        "95 % interval",
-        *(f"{tier * 100:g} % target" for tier in TIERS),
-    )
-    missing = result.samples_of_rules - result.samples
-    trial = f"{result.samples:,} of the rules' {result.samples_of_rules:,} samples: a trial, for nothing else"
-    answered = f"{result.answered:,} of {result.samples:,} samples, greedy, by {result.model} at {result.url}"
-    word, _, meaning = result.disclosure.partition(": ")
+def create_report(result: AccuracyResult, failures: Sequence[str] = ()) -> Report:
+    """Return the report. `failures` says why the first few samples got no response."""
+    label, _, meaning = result.disclosure.partition(": ")
+    notices = [Notice(label, meaning)]
+    if result.simulated:
+        notices.insert(0, simulated_notice())
     return Report(
         title=f"MLPerf-style (unofficial) accuracy · {result.benchmark} · round {result.round}",
         generated_by="loadgen mlperf accuracy",
-        notices=[*([simulated_notice()] if result.simulated else []), Notice(word, meaning)],
-        headline=[
-            Paragraph(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True)
-            for tier in TIERS
-        ],
+        notices=notices,
+        headline=_tier_verdicts(result),
         headline_last=True,
         sections=[
-            section("", named_facts(Data=result.dataset, Answers=answered), Bullets(reasons)),
-            section("Means", Table(head, [_row(mean, result.targets) for mean in result.means])),
-            section(
-                "Compliance",
-                named_facts(TEST06=_test06(result)),
-                f"Compliance tests that the rules ask for with {result.benchmark}: "
-                f"{', '.join(result.compliance) or 'none'}",
-                Bullets([*result.warnings, *([trial] if missing else [])], "warn"),
-            ),
+            section("", _run_facts(result), Bullets(failures)),
+            section("Means", _means_table(result)),
+            _compliance_section(result),
         ],
+        brief=_brief_sections(result, failures),
     )
 
 
-def _test06(result: AccuracyResult) -> str:
-    found = result.test06
-    if found is None:
-        return ""
+def describe_result(result: AccuracyResult) -> str:
+    """Return the result in one sentence."""
+    prefix = "SIMULATED: " if result.simulated else ""
     return (
-        f"{'passed' if found.passed else 'FAILED'}: {found.end_tokens:,} answers with two end tokens, "
-        f"{found.length:,} are not as long as reported; token ids by {result.token_ids}; the first token is not "
-        "reported apart in an answer of text. An official one logs 100 samples of a performance run"
+        f"{prefix}MLPerf-style (unofficial) accuracy of {result.benchmark}, round {result.round}, "
+        f"by {result.model}: {describe_outcome(result)}."
     )
 
 
-def headline(result: AccuracyResult) -> str:
-    """What came out, in one sentence."""
-    mark = "SIMULATED: " if result.simulated else ""
-    what = f"MLPerf-style (unofficial) accuracy of {result.benchmark}, round {result.round}, by {result.model}"
-    return f"{mark}{what}: {word(result)}."
+def describe_outcome(result: AccuracyResult) -> str:
+    """Return the outcome of the lower tier, for example "99 % met"."""
+    return f"{TIERS[0] * 100:g} % {_describe_tier(result, TIERS[0])}"
 
 
-def word(result: AccuracyResult) -> str:
-    """The outcome of the highest tier in a few words."""
-    return f"{TIERS[0] * 100:g} % {_verdict(result, TIERS[0])}"
+def _tier_verdicts(result: AccuracyResult) -> list[Paragraph]:
+    """Return a sentence per tier."""
+    verdicts = []
+    for tier in TIERS:
+        text = f"{tier * 100:g} % of the reference: {_describe_tier(result, tier)}"
+        verdicts.append(Paragraph(text, _tier_color(result, tier), large=True))
+    return verdicts
 
 
-def _row(mean: AccuracyMean, targets: Sequence[AccuracyTarget]) -> list[str]:
-    interval = (
-        format.NONE
-        if mean.low is None or mean.high is None
-        else f"{mean.low:.4f} to {mean.high:.4f}"
-    )
-    return [
-        NAMES[mean.metric],
-        f"{mean.mean:.4f}",
-        interval,
-        *(_bound(mean.metric, targets, tier) for tier in TIERS),
-    ]
+def _tier_color(result: AccuracyResult, tier: float) -> Kind:
+    return "good" if result.meets(tier) else "bad"
 
 
-def _bound(metric: str, targets: Sequence[AccuracyTarget], tier: float) -> str:
-    target = next(one for one in targets if (one.metric, one.tier) == (metric, tier))
-    most = "" if target.most is None else f", at most {target.most:.4f}"
-    return f"{'met' if target.met else 'MISSED'}: at least {target.least:.4f}{most}"
-
-
-def _verdict(result: AccuracyResult, tier: float) -> str:
+def _describe_tier(result: AccuracyResult, tier: float) -> str:
+    """Return whether a tier is met, and which means missed it."""
     missed = [
-        NAMES[target.metric] for target in result.targets if target.tier == tier and not target.met
+        METRIC_LABELS[target.metric]
+        for target in result.targets
+        if target.tier == tier and not target.met
     ]
     if missed:
         return f"MISSED by {', '.join(missed)}"
     if result.meets(tier):
         return "met"
-    return "met by what was answered; not all samples of the rules were"
+    return "met by the responses, but not every sample of the rules has one"
+
+
+def _brief_sections(result: AccuracyResult, failures: Sequence[str]) -> list[Section]:
+    """Return the default output: the outcome of both tiers, the means and what is missing."""
+    rows = [("TEST06", _brief_test06(result))]
+    rows += [("Failed", failure) for failure in failures[:1]]
+    if result.warnings:
+        rows.append(("Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"))
+    return [
+        section("", _run_facts(result)),
+        section("", *_tier_verdicts(result)),
+        section("", _means_table(result), indented=True),
+        section("", Facts(rows), _trial_warning(result)),
+    ]
+
+
+def _run_facts(result: AccuracyResult) -> Facts:
+    responses = (
+        f"{result.answered:,} of {result.samples:,} samples, greedy sampling, "
+        f"by {result.model} at {result.url}"
+    )
+    return named_facts(Data=result.dataset, Responses=responses)
+
+
+def _means_table(result: AccuracyResult) -> Table:
+    """Return a row per mean with its interval and the bounds of both tiers."""
+    head = ("", "mean", "95 % CI", *(f"{tier * 100:g} % target" for tier in TIERS))
+    return Table(head, [_mean_row(mean, result.targets) for mean in result.means])
+
+
+def _mean_row(mean: AccuracyMean, targets: Sequence[AccuracyTarget]) -> list[str]:
+    interval = format.NONE
+    if mean.low is not None and mean.high is not None:
+        interval = f"{mean.low:.4f} to {mean.high:.4f}"
+    bounds = [_describe_bounds(mean.metric, targets, tier) for tier in TIERS]
+    return [METRIC_LABELS[mean.metric], f"{mean.mean:.4f}", interval, *bounds]
+
+
+def _describe_bounds(metric: str, targets: Sequence[AccuracyTarget], tier: float) -> str:
+    """Return whether a mean meets a tier, and its bounds."""
+    target = next(target for target in targets if target.metric == metric and target.tier == tier)
+    outcome = "met" if target.met else "MISSED"
+    upper = "" if target.most is None else f", at most {target.most:.4f}"
+    return f"{outcome}: at least {target.least:.4f}{upper}"
+
+
+def _compliance_section(result: AccuracyResult) -> Section:
+    """Return the section with TEST06, the required compliance tests and the warnings."""
+    required = ", ".join(result.compliance) or "none"
+    return section(
+        "Compliance",
+        named_facts(TEST06=_describe_test06(result)),
+        f"Compliance tests that the rules require for {result.benchmark}: {required}.",
+        Bullets(result.warnings, "warn"),
+        _trial_warning(result),
+    )
+
+
+def _trial_warning(result: AccuracyResult) -> Bullets:
+    """Return a warning if fewer samples were sent than the rules require."""
+    sentences = []
+    if result.samples < result.samples_of_rules:
+        sentences.append(
+            f"{result.samples:,} of the rules' {result.samples_of_rules:,} samples were sent: "
+            "use this result as a trial only."
+        )
+    return Bullets(sentences, "warn")
+
+
+def _brief_test06(result: AccuracyResult) -> str:
+    """Return the outcome of TEST06, or "" if it was not made."""
+    test06 = result.test06
+    if test06 is None:
+        return ""
+    if test06.passed:
+        return "passed"
+    return (
+        f"FAILED: {test06.end_tokens:,} responses end with two end tokens, "
+        f"{test06.length:,} are not as long as reported"
+    )
+
+
+def _describe_test06(result: AccuracyResult) -> str:
+    """Return the outcome of TEST06 with how it differs from an official one."""
+    outcome = _brief_test06(result)
+    if not outcome:
+        return ""
+    return (
+        f"{outcome}. Token IDs: {result.token_ids}. The first token is not checked, because "
+        "responses are texts. An official test logs 100 samples of a performance run."
+    )

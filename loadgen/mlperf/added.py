@@ -1,5 +1,7 @@
-"""What a test of MLPerf adds to the report of its run. Every report of a run asks here, so what only a test needs is
-imported where there is one.
+"""What an MLPerf-style test adds to the report of its run.
+
+Every report of a run asks this module, so modules that only a test needs are imported when there is
+one.
 """
 
 from __future__ import annotations
@@ -13,16 +15,20 @@ if TYPE_CHECKING:
     from loadgen.core.run_folder import OpenedRun
 
 
-def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    if (folder / "mlperf.json").is_file():
-        from loadgen.mlperf import run as mlperf
-        from loadgen.mlperf import text
+def additions(run_dir: Path, run: OpenedRun) -> ExtraSections | None:
+    """Return what the result in a directory adds to the report of its run, or None.
 
-        return text.addition(mlperf.read(folder), run.summary.target.gpus)
-    if (folder / "plan.json").is_file():
+    A search for the peak that has no result yet adds the disclosure only.
+    """
+    if (run_dir / "mlperf.json").is_file():
+        from loadgen.mlperf import text
+        from loadgen.mlperf.run import read_result
+
+        return text.create_addition(read_result(run_dir), run.summary.target.gpus)
+    if (run_dir / "plan.json").is_file():
         from loadgen.mlperf import text
         from loadgen.search import experiment
 
-        if experiment.read_plan(folder).is_by_mlperf_rules:
-            return ExtraSections(notices=(text.warned(),))  # a search for a peak that has none yet
+        if experiment.read_plan(run_dir).is_by_mlperf_rules:
+            return ExtraSections(notices=(text.disclosure_notice(),))
     return None

@@ -1,4 +1,8 @@
-"""An MLPerf-style result: in the folder of its run, of a search for a peak, or alone (by the official LoadGen)."""
+"""The kind of an MLPerf-style result.
+
+It is in the directory of its run or of a search for the peak. If the official LoadGen issued the
+queries, it is alone in its directory.
+"""
 
 from __future__ import annotations
 
@@ -11,122 +15,146 @@ import msgspec
 from loadgen import result_kinds
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
-from loadgen.mlperf import run as mlperf
-from loadgen.mlperf import text as words
+from loadgen.mlperf import run as mlperf_run
+from loadgen.mlperf import text
 from loadgen.mlperf.result import MlperfResult
 from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, CapacityFacts, ListRow, RegeneratedFile, ResultFunctions
-from loadgen.runs import kind as of_run
+from loadgen.runs import kind as run_kind
 from loadgen.runs.comparison_side import Side
 
-QUERIES = "the queries of the official LoadGen, by our stamps"
+QUERIES_SOURCE = "the queries of the official LoadGen, by the timestamps of this load generator"
 
 
 class StoredMlperf(NamedTuple):
-    """The result, and the run that it is of; None: the official LoadGen has issued its queries."""
+    """A result with its run. The run is None if the official LoadGen issued the queries."""
 
+    folder: Path
     result: MlperfResult
-    run: of_run.StoredRun | None
+    run: run_kind.StoredRun | None
 
 
 def load(folder: Path) -> StoredMlperf:
-    return StoredMlperf(
-        mlperf.read(folder), of_run.load(folder) if run_folder.is_run(folder) else None
-    )
+    """Return the stored result. Raises UserError if it cannot be read."""
+    run = run_kind.load(folder) if run_folder.is_run(folder) else None
+    return StoredMlperf(folder, mlperf_run.read_result(folder), run)
 
 
-def headline(found: StoredMlperf) -> str:
-    return words.sentence(found.result)
+def headline(stored: StoredMlperf) -> str:
+    """Return the verdict in one sentence."""
+    return text.describe_verdict(stored.result)
 
 
-def report(found: StoredMlperf) -> Report:
-    return words.report(found.result) if found.run is None else of_run.report(found.run)
+def report(stored: StoredMlperf) -> Report:
+    """Return the report of the run, which has the sections of this result, or that of the result.
+
+    The default output is that of the result in both cases.
+    """
+    if stored.run is None:
+        return text.create_report(stored.result, run_dir=str(stored.folder))
+    gpus = stored.run.summary.target.gpus
+    brief = text.brief_sections(stored.result, gpus, run_dir=str(stored.folder))
+    return msgspec.structs.replace(run_kind.report(stored.run), brief=brief)
 
 
-def document(found: StoredMlperf) -> bytes:
-    return format.document(found.result) if found.run is None else of_run.document(found.run)
+def document(stored: StoredMlperf) -> bytes:
+    """Return the summary of the run, or the result without a run, as JSON."""
+    if stored.run is None:
+        return format.document(stored.result)
+    return run_kind.document(stored.run)
 
 
-def code(found: StoredMlperf, strict: bool) -> int:
-    return int(found.result.exit_code) if found.run is None else of_run.code(found.run, strict)
+def code(stored: StoredMlperf, strict: bool) -> int:
+    """Return the exit code of `loadgen report`."""
+    if stored.run is None:
+        return int(stored.result.exit_code)
+    return run_kind.code(stored.run, strict)
 
 
 def runs(folder: Path) -> list[Path]:
+    """Return the directory of the run, if there is one."""
     return [folder] if run_folder.is_run(folder) else []
 
 
 def list_row(folder: Path) -> ListRow:
+    """Return the row of `loadgen ls`."""
     if run_folder.is_run(folder):
-        return of_run.list_row(folder)
-    result = mlperf.read(folder)
-    about = f"{result.benchmark} {result.scenario}"
-    word = "VALID" if result.valid else "INVALID"
-    return ListRow(outcome=word, description=about, simulated=result.simulated)
+        return run_kind.list_row(folder)
+    result = mlperf_run.read_result(folder)
+    return ListRow(
+        outcome="VALID" if result.valid else "INVALID",
+        description=f"{result.benchmark} {result.scenario}",
+        simulated=result.simulated,
+    )
 
 
 def compare_side(folder: Path) -> Side:
+    """Return the run for a comparison. The log of the official LoadGen is one of another tool."""
     if run_folder.is_run(folder):
-        return of_run.compare_side(folder)
-    # A log of the official LoadGen is the result of another tool.
+        return run_kind.compare_side(folder)
     return result_kinds.compare_side(result_kinds.named("other tool"), folder)
 
 
 class _Scenario(msgspec.Struct):
+    """The only field of `mlperf.json` that the capacity needs."""
+
     scenario: str = ""
 
 
 def capacity_facts(folder: Path) -> CapacityFacts:
-    """Whether this is Offline: over HTTP its query goes by lanes, which the summary does not tell from a closed loop.
+    """Return whether the run is Offline, which its summary does not tell from a closed loop.
 
-    Reads this one field. Raises UserError for a damaged file.
+    Raises UserError if the result is damaged.
     """
-    file = folder / mlperf.RESULT
+    path = folder / mlperf_run.RESULT
     try:
-        return CapacityFacts(
-            is_offline=msgspec.json.decode(file.read_bytes(), type=_Scenario).scenario == "offline"
-        )
+        scenario = msgspec.json.decode(path.read_bytes(), type=_Scenario).scenario
     except (ValueError, RecursionError) as error:
         raise UserError(
-            "damaged_file", f"a damaged result: {error}", str(file), "loadgen mlperf writes it"
+            "damaged_file", f"a damaged result: {error}", str(path), "run loadgen mlperf again"
         ) from None
+    return CapacityFacts(is_offline=scenario == "offline")
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files of a result, computed again from what is stored next to them."""
     if run_folder.is_run(folder):
-        for name, data in mlperf.outputs_again(folder, run_folder.kept_summary(folder)).items():
-            yield RegeneratedFile(name, data, RECORDS)
+        files = mlperf_run.recompute_files(folder, run_folder.kept_summary(folder))
+        for name, content in files.items():
+            yield RegeneratedFile(name, content, RECORDS)
         return
-    if (folder / mlperf.QUERIES).is_file():
-        for name, data in mlperf.outputs_of_queries(folder).items():
-            yield RegeneratedFile(name, data, QUERIES)
+    if (folder / mlperf_run.QUERIES).is_file():
+        for name, content in mlperf_run.recompute_files_from_queries(folder).items():
+            yield RegeneratedFile(name, content, QUERIES_SOURCE)
         return
-    stored = (folder / mlperf.RESULT).read_bytes()
-    same = [
-        file for file in sorted(folder.glob(f"*/{mlperf.RESULT}")) if file.read_bytes() == stored
-    ]
-    if (
-        not same
-    ):  # the queries of the official LoadGen, or a result that is not that of one of its runs
-        yield RegeneratedFile(
-            mlperf.RESULT,
-            None,
-            "there are no records of it: the official LoadGen has issued the queries",
-        )
-        return
-    if (
-        same[0].parent / mlperf.QUERIES
-    ).is_file():  # the logs beside it are by LoadGen's own stamps
-        again = mlperf.outputs_of_queries(same[0].parent)
-        yield RegeneratedFile(mlperf.RESULT, again[mlperf.RESULT], QUERIES)
-        for name in mlperf.FILES[1:]:
-            yield RegeneratedFile(
-                name, None, "the official LoadGen has written it, by stamps that it does not keep"
-            )
-        return
-    for name in mlperf.FILES:
-        yield RegeneratedFile(
-            name, (same[0].parent / name).read_bytes(), f"the result of {same[0].parent.name}"
-        )
+    source_dir = _find_equal_result(folder)
+    if source_dir is None:
+        reason = "there are no records of it: the official LoadGen issued the queries"
+        yield RegeneratedFile(mlperf_run.RESULT, None, reason)
+    elif (source_dir / mlperf_run.QUERIES).is_file():
+        yield from _regenerate_official_result(source_dir)
+    else:
+        for name in mlperf_run.FILES:
+            content = (source_dir / name).read_bytes()
+            yield RegeneratedFile(name, content, f"the result of {source_dir.name}")
+
+
+def _find_equal_result(folder: Path) -> Path | None:
+    """Return the subdirectory with the same result: the confirmation of a search, or `own/`."""
+    stored = (folder / mlperf_run.RESULT).read_bytes()
+    for path in sorted(folder.glob(f"*/{mlperf_run.RESULT}")):
+        if path.read_bytes() == stored:
+            return path.parent
+    return None
+
+
+def _regenerate_official_result(queries_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the result of a run of the official LoadGen, whose own logs cannot be recomputed."""
+    files = mlperf_run.recompute_files_from_queries(queries_dir)
+    yield RegeneratedFile(mlperf_run.RESULT, files[mlperf_run.RESULT], QUERIES_SOURCE)
+    for name in mlperf_run.FILES[1:]:
+        reason = "the official LoadGen wrote it, and does not store its timestamps"
+        yield RegeneratedFile(name, None, reason)
 
 
 FUNCTIONS = ResultFunctions(

@@ -1,6 +1,6 @@
-"""Reads MLPerf LoadGen's log files: `mlperf_log_summary.txt`, and `mlperf_log_detail.txt` beside it.
+"""Reads MLPerf LoadGen's logs: `mlperf_log_summary.txt`, and `mlperf_log_detail.txt` next to it.
 
-Pure but for `read_log`. A LoadGen log has no fingerprint of its load, and the result has none either.
+Pure except for `read_log`. A log does not identify its load, so neither does the result.
 """
 
 from __future__ import annotations
@@ -19,19 +19,43 @@ from loadgen.formats import ForeignResult, ToolFile
 from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 
 SUMMARY = "mlperf_log_summary.txt"
+TITLE = "MLPerf Results Summary"
+
 MARK = ":::MLLOG "
-UNOFFICIAL = "MLPerf-style, unofficial"  # first words of our own logs
+"""The beginning of each line of the detail log, before its JSON."""
+
+UNOFFICIAL = "MLPerf-style, unofficial"
+"""The beginning of the logs that this load generator writes."""
+
+SUMMARY_HEAD_CHARACTERS = 4000
+"""The title of a summary is expected within so many characters."""
+
+MS_PER_NS = 1e-6
 
 
 class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
-    """An official log, or one of ours: figures as written, None where the log does not have them.
+    """An official log, or one of ours. Values are as written, None if the log lacks them.
 
-    `detail`: the keys of the detail log, {} without one. There is no fingerprint: a log does not identify its load.
+    Attributes:
+        unofficial: Whether this load generator wrote the log.
+        sut: The system under test.
+        scenario: "Server", "Offline", "SingleStream" or "MultiStream".
+        valid: Whether the result is VALID.
+        reasons: Why it is INVALID.
+        target_qps: The requested rate.
+        queries: The number of queries; in Offline, of samples.
+        samples_per_s: The rate of completed samples.
+        scheduled_samples_per_s: The rate of scheduled samples.
+        tokens_per_s: The rate of output tokens.
+        latency: The distribution of latency.
+        ttft: The distribution of the time to the first token.
+        tpot: The distribution of the time per output token.
+        detail: The entries of the detail log by key, empty without one.
     """
 
     unofficial: bool
     sut: str
-    scenario: str  # "Server", "Offline", "SingleStream", "MultiStream"
+    scenario: str
     valid: bool
     reasons: tuple[str, ...]
     target_qps: float | None
@@ -46,106 +70,134 @@ class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_log(path: Path) -> LoadGenLog:
-    """The log at `path`: a folder with LoadGen's files, or the summary file; includes the detail file if there is one.
+    """Return the log in a directory or summary file, with the detail log if there is one.
 
-    Raises UserError for anything but a LoadGen summary.
+    Raises UserError for anything but a summary of LoadGen.
     """
-    summary = path / SUMMARY if path.is_dir() else path
+    summary_path = path / SUMMARY if path.is_dir() else path
     try:
-        text = summary.read_text("utf-8", errors="replace")
+        summary = summary_path.read_text("utf-8", errors="replace")
     except OSError as error:
-        problem = f"no LoadGen summary there: {error.strerror}"
         raise UserError(
-            of_reading(error), problem, str(summary), f"name a {SUMMARY} or its folder"
+            of_reading(error),
+            f"cannot read a LoadGen summary: {error.strerror}",
+            str(summary_path),
+            f"give a {SUMMARY} or its folder",
         ) from None
-    detail_file = summary.with_name(summary.name.replace("summary", "detail"))
-    detail = (
-        detail_file.read_text("utf-8", errors="replace")
-        if detail_file != summary and detail_file.is_file()
-        else ""
-    )
-    return parse_log(text, detail, where=str(summary))
+    detail = ""
+    detail_path = summary_path.with_name(summary_path.name.replace("summary", "detail"))
+    if detail_path != summary_path and detail_path.is_file():
+        detail = detail_path.read_text("utf-8", errors="replace")
+    return parse_log(summary, detail, where=str(summary_path))
 
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$")
-
-
 _PERCENTILE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) percentile (.*?)(?: \(ns\))?$")
 
-
-_KINDS = {
+_DISTRIBUTIONS = {
     "latency": "latency",
     "first token latency": "ttft",
     "time to output token": "tpot",
     "time per output token": "tpot",
 }
-"""Names of the three distributions in both generations of the log."""
+"""The names of the three distributions in the logs of LoadGen 5 and 6."""
+
+Statistics = dict[str, int | None]
+"""The statistics of a distribution: "min", "max", "mean", and percentiles such as "99.9"."""
 
 
 def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
-    """Parse the text of a summary and of a detail log. Raises UserError when the summary is not LoadGen's."""
-    if "MLPerf Results Summary" not in summary:
+    """Return the log with the text of a summary and of a detail log.
+
+    Raises UserError if the summary is not LoadGen's. `where` is its place in the error.
+    """
+    if TITLE not in summary:
         raise UserError(
-            "wrong_format", "not a LoadGen summary", where, f"the file that LoadGen calls {SUMMARY}"
+            "wrong_format",
+            "not a LoadGen summary",
+            where,
+            f"give the file that LoadGen calls {SUMMARY}",
         )
     results_text, _, parameters_text = summary.partition("Test Parameters Used")
+    fields, statistics = _parse_results(results_text)
+    parameters = _parse_parameters(parameters_text)
+    if "Result is" not in fields:
+        raise UserError(
+            "damaged_file",
+            "the LoadGen summary is incomplete: it has no result",
+            where,
+            "run the test again",
+        )
+    details = _parse_detail(detail)
+    scenario = fields.get("Scenario", "").replace(" ", "")
+    queries = _query_count(scenario, parameters, details)
+    return LoadGenLog(
+        unofficial=summary.startswith(UNOFFICIAL),
+        sut=fields.get("SUT name", ""),
+        scenario=scenario,
+        valid=fields["Result is"] == "VALID",
+        reasons=tuple(_invalid_reasons(fields, details)),
+        target_qps=_parse_number(parameters.get("target_qps")),
+        queries=queries,
+        samples_per_s=_parse_number(
+            fields.get("Samples per second") or fields.get("Completed samples per second")
+        ),
+        scheduled_samples_per_s=_parse_number(fields.get("Scheduled samples per second")),
+        tokens_per_s=_parse_number(
+            fields.get("Tokens per second") or fields.get("Completed tokens per second")
+        ),
+        latency=_create_spread(statistics.get("latency"), queries),
+        ttft=_create_spread(statistics.get("ttft"), queries),
+        tpot=_create_spread(statistics.get("tpot"), queries),
+        detail=details,
+    )
+
+
+def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
+    """Return the fields of the summary by label, and the statistics of each distribution."""
     fields: dict[str, str] = {}
-    spreads: dict[str, dict[str, int | None]] = {}
-    for line in results_text.splitlines():
+    statistics: dict[str, Statistics] = {}
+    for line in text.splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
         label, value = match.groups()
         percentile = _PERCENTILE.fullmatch(label)
         statistic, _, name = label.removesuffix(" (ns)").partition(" ")
-        if percentile:
-            spreads.setdefault(_KINDS.get(percentile[2].lower(), ""), {})[
-                f"{float(percentile[1]):g}"
-            ] = _integer(value)
-        elif statistic in ("Min", "Max", "Mean") and name.lower() in _KINDS:
-            spreads.setdefault(_KINDS[name.lower()], {})[statistic.lower()] = _integer(value)
+        if percentile is not None:
+            distribution = _DISTRIBUTIONS.get(percentile[2].lower(), "")
+            key = f"{float(percentile[1]):g}"
+            statistics.setdefault(distribution, {})[key] = _parse_integer(value)
+        elif statistic in ("Min", "Max", "Mean") and name.lower() in _DISTRIBUTIONS:
+            distribution = _DISTRIBUTIONS[name.lower()]
+            statistics.setdefault(distribution, {})[statistic.lower()] = _parse_integer(value)
         else:
             fields.setdefault(label, value)
-    parameters = {
-        match[1]: match[2]
-        for match in map(_LINE.match, parameters_text.splitlines())
-        if match is not None
-    }
-    if "Result is" not in fields:
-        hint = "run it again, or find the file"
-        raise UserError(
-            "damaged_file", "a LoadGen summary that was cut off: it has no result", where, hint
-        )
-    details = _detail_values(detail)
-    scenario = fields.get("Scenario", "").replace(" ", "")
+    return fields, statistics
+
+
+def _parse_parameters(text: str) -> dict[str, str]:
+    """Return the test parameters by name."""
+    parameters = {}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            parameters[match[1]] = match[2]
+    return parameters
+
+
+def _query_count(scenario: str, parameters: dict[str, str], details: dict[str, Any]) -> int | None:
+    """Return the number of queries. In Offline, it is the number of samples of its single query."""
     queries = details.get("result_query_count")
     if scenario == "Offline":
-        queries = details.get("generated_samples_per_query") or _integer(
-            parameters.get("samples_per_query", "")
-        )
-    return LoadGenLog(
-        unofficial=summary.startswith(UNOFFICIAL),
-        sut=fields.get("SUT name", ""),
-        scenario=scenario,
-        valid=fields["Result is"] == "VALID",
-        reasons=tuple(_reasons(fields, details)),
-        target_qps=_number(parameters.get("target_qps")),
-        queries=queries if isinstance(queries, int) else None,
-        samples_per_s=_number(
-            fields.get("Samples per second") or fields.get("Completed samples per second")
-        ),
-        scheduled_samples_per_s=_number(fields.get("Scheduled samples per second")),
-        tokens_per_s=_number(
-            fields.get("Tokens per second") or fields.get("Completed tokens per second")
-        ),
-        latency=_spread(spreads.get("latency"), queries),
-        ttft=_spread(spreads.get("ttft"), queries),
-        tpot=_spread(spreads.get("tpot"), queries),
-        detail=details,
-    )
+        queries = details.get("generated_samples_per_query")
+        if not queries:
+            queries = _parse_integer(parameters.get("samples_per_query", ""))
+    return queries if isinstance(queries, int) else None
 
 
-def _reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
+def _invalid_reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
+    """Yield why the result is INVALID."""
     for label in ("Performance constraints", "Min duration", "Min queries", "Early stopping"):
         if fields.get(f"{label} satisfied", "Yes") == "NO":
             yield f"{label.lower()} not satisfied"
@@ -154,8 +206,11 @@ def _reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
         yield reason.strip()
 
 
-def _detail_values(text: str) -> dict[str, Any]:
-    """The keys of a detail log, with the last value of each. Skips lines that are not JSON: LoadGen does not escape."""
+def _parse_detail(text: str) -> dict[str, Any]:
+    """Return the entries of a detail log by key, each with its last value.
+
+    Lines that are not JSON are skipped, because LoadGen does not escape strings.
+    """
     values: dict[str, Any] = {}
     for line in text.splitlines():
         if not line.startswith(MARK):
@@ -169,62 +224,91 @@ def _detail_values(text: str) -> dict[str, Any]:
     return values
 
 
-def _integer(text: str) -> int | None:
+def _parse_integer(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
+    """Return a finite number, or None for anything else."""
+    if text is None:
+        return None
     try:
-        value = float(text) if text is not None else None
+        value = float(text)
     except ValueError:
         return None
-    return value if value is not None and abs(value) < float("inf") else None
+    return value if abs(value) < float("inf") else None
 
 
-def _spread(statistics: dict[str, int | None] | None, count: Any) -> LoadGenSpread | None:
+def _create_spread(statistics: Statistics | None, count: int | None) -> LoadGenSpread | None:
+    """Return a distribution, or None if the log does not have it."""
     if not statistics:
         return None
     return LoadGenSpread(
-        count=count if isinstance(count, int) else 0,
+        count=count or 0,
         min=statistics.get("min"),
         max=statistics.get("max"),
         mean=statistics.get("mean"),
-        percentiles=tuple(statistics.get(f"{p * 100:g}") for p in PERCENTILES),
+        percentiles=tuple(statistics.get(f"{quantile * 100:g}") for quantile in PERCENTILES),
     )
+
+
+# -- the log as a result of another tool -----------------------------------------------------------
 
 
 def fits(file: ToolFile) -> bool:
-    return "MLPerf Results Summary" in file.text[:4000]
+    """Return True if a file is a summary of LoadGen."""
+    return TITLE in file.text[:SUMMARY_HEAD_CHARACTERS]
 
 
 def as_result(file: ToolFile) -> ForeignResult:
-    """The log as the result of another tool."""
+    """Return the log as the result of another tool."""
     log = read_log(Path(file.where))
-    figures: dict[str, float] = {}
-    for our_name, spread in (("ttft_ms", log.ttft), ("tpot_ms", log.tpot), ("e2e_ms", log.latency)):
-        if spread is not None:
-            at = dict(zip(PERCENTILES, spread.percentiles, strict=False))
-            stats = {name: at.get(p) for name, p in QUANTILES}
-            stats |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
-            figures |= {
-                f"{our_name}.{name}": ns * 1e-6 for name, ns in stats.items() if ns is not None
-            }
-    rate = log.samples_per_s if log.samples_per_s is not None else log.scheduled_samples_per_s
-    rates = {
-        "tokens.output_per_s": log.tokens_per_s,
-        "load.completed_rps": rate,
-        "requests.ok": log.queries,
+    metrics = {
+        **_latency_metrics("ttft_ms", log.ttft),
+        **_latency_metrics("tpot_ms", log.tpot),
+        **_latency_metrics("e2e_ms", log.latency),
+        **_rate_metrics(log),
     }
-    figures |= {path: float(value) for path, value in rates.items() if value is not None}
-    standing = (
-        f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}"
-        + ", unofficial" * log.unofficial
-    )
+    load = log.scenario
+    if log.target_qps:
+        load = f"{log.scenario} {log.target_qps:g}/s"
     return ForeignResult(
         file=file.where,
-        metrics=figures,
+        metrics=metrics,
         called={"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
         target=log.sut,
-        load=f"{log.scenario} {log.target_qps:g}/s" if log.target_qps else log.scenario,
-        notes=(standing, *(reason.rstrip(". ") for reason in log.reasons)),
+        load=load,
+        notes=(_describe_verdict(log), *(reason.rstrip(". ") for reason in log.reasons)),
     )
+
+
+def _latency_metrics(name: str, spread: LoadGenSpread | None) -> dict[str, float]:
+    """Return the statistics of a distribution in ms, by path, for example "ttft_ms.p99"."""
+    if spread is None:
+        return {}
+    by_quantile = dict(zip(PERCENTILES, spread.percentiles, strict=False))
+    statistics = {label: by_quantile.get(quantile) for label, quantile in QUANTILES}
+    statistics |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
+    return {
+        f"{name}.{label}": value_ns * MS_PER_NS
+        for label, value_ns in statistics.items()
+        if value_ns is not None
+    }
+
+
+def _rate_metrics(log: LoadGenLog) -> dict[str, float]:
+    """Return the rates and the number of queries, by path."""
+    samples_per_s = log.samples_per_s
+    if samples_per_s is None:
+        samples_per_s = log.scheduled_samples_per_s
+    values = {
+        "tokens.output_per_s": log.tokens_per_s,
+        "load.completed_rps": samples_per_s,
+        "requests.ok": log.queries,
+    }
+    return {path: float(value) for path, value in values.items() if value is not None}
+
+
+def _describe_verdict(log: LoadGenLog) -> str:
+    verdict = f"MLPerf {log.scenario}, {'VALID' if log.valid else 'INVALID'}"
+    return f"{verdict}, unofficial" if log.unofficial else verdict

@@ -1,4 +1,4 @@
-"""A distribution as MLPerf LoadGen prints it, and the percentiles that it prints. Pure."""
+"""A distribution as MLPerf LoadGen prints it, and the percentiles that it prints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ PERCENTILES = (0.50, 0.90, 0.95, 0.97, 0.99, 0.999)
 
 
 class LoadGenSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution as LoadGen prints it: integer ns, mean truncated, `percentiles` in the order of PERCENTILES.
+    """A distribution as LoadGen prints it, in integer nanoseconds.
 
-    A percentile is None where it falls on a query that never completed.
+    Attributes:
+        count: The number of queries.
+        min: The minimum.
+        max: The maximum.
+        mean: The mean, truncated.
+        percentiles: One value per entry of PERCENTILES; None if it falls on a query that never
+            completed.
     """
 
     count: int

@@ -1,8 +1,9 @@
-"""`--harness loadgen`: the official LoadGen issues the queries, our client sends them, LoadGen writes its log files.
+"""`--harness loadgen`: the official LoadGen issues the queries and this load generator sends them.
 
-IO. LoadGen's threads call us with sample numbers. An event loop in a thread of its own sends the requests and reports
-the first token and the completion to LoadGen. LoadGen stamps the moment of the report, we use kernel stamps; the result
-prints both and their difference.
+LoadGen's threads call `QuerySender.issue` with sample numbers. An event loop in its own thread
+sends the requests and reports first tokens and completions to LoadGen, which writes its log files.
+LoadGen takes the time of the report, and this load generator that of the kernel; the result has
+both and their difference.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import asyncio
 import platform
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
+from numpy.typing import NDArray
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
@@ -31,335 +35,511 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import checksums
-from loadgen.core.workload import FromFile
+from loadgen.core.workload import FromFile, Workload
 from loadgen.mlperf import dataset, rules, run
-from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import LoadGenLog, read_log
-from loadgen.mlperf.loadgen_spread import PERCENTILES
-from loadgen.mlperf.result import MlperfResult
+from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
+from loadgen.mlperf.log_files import LogContext
+from loadgen.mlperf.result import UNRESOLVED, MlperfResult, QueryTrace, RunFacts, judge_trace
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import Data
 
-BUILD_AHEAD = 200_000  # request bodies built before the start: about 20 s and 300 MB
-OWN = "own"  # subfolder for the log files by our stamps
-INSTALL = "pip install 'loadgen[mlperf]' (there is a wheel for Linux on x86-64)"
+T = TypeVar("T")
+
+MAX_PREPARED_REQUESTS = 200_000
+"""Request bodies that are built before the start, which takes about 20 s and 300 MB."""
+
+OPEN_CONNECTIONS = 32
+"""Connections that are opened before the start."""
+
+OWN_DIR = "own"
+"""The subdirectory of the log files with the timestamps of this load generator."""
+
+THREAD_STOP_TIMEOUT_S = 30
+
+INSTALL_HINT = "pip install 'loadgen[mlperf]' (there is a wheel for Linux on x86-64)"
+
+NS_PER_MS = 1_000_000
+
+LoadGenModule = Any
+"""The module `mlperf_loadgen`, which has no type annotations."""
 
 
-def official() -> Any:
-    """The module `mlperf_loadgen`. Raises UserError where it is not installed."""
+def import_loadgen() -> LoadGenModule:
+    """Return the module `mlperf_loadgen`. Raises UserError if it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError:
         machine = f"{platform.system()} on {platform.machine()}"
-        what = f"the official LoadGen is not installed here ({machine})"
-        hint = f"{INSTALL}; --harness own needs nothing"
         raise UserError(
-            "not_installed", what, "--harness loadgen", hint, key="mlperf_loadgen"
+            "not_installed",
+            f"the official LoadGen is not installed here ({machine})",
+            "--harness loadgen",
+            f"{INSTALL_HINT}; --harness own works without it",
+            key="mlperf_loadgen",
         ) from None
     return mlperf_loadgen
 
 
-def test_settings(test: Test, qps: float) -> Any:
-    """The test as LoadGen's `TestSettings`, at `qps` queries per second."""
-    lg = official()
-    lg_settings = lg.TestSettings()
-    lg_settings.mode = lg.TestMode.PerformanceOnly
-    lg_settings.min_duration_ms = test.min_duration_ns // 1_000_000
-    lg_settings.min_query_count = test.min_queries
-    lg_settings.qsl_rng_seed, lg_settings.sample_index_rng_seed = (
-        test.seeds.qsl,
-        test.seeds.sample_index,
-    )
-    lg_settings.schedule_rng_seed = test.seeds.schedule
-    lg_settings.performance_sample_count_override = test.samples
-    lg_settings.sample_concatenate_permutation = lg_settings.use_token_latencies = True
+def create_test_settings(test: Test, qps: float) -> Any:
+    """Return the test as LoadGen's `TestSettings` at a rate in queries/s."""
+    loadgen = import_loadgen()
+    settings = loadgen.TestSettings()
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_duration_ms = test.min_duration_ns // NS_PER_MS
+    settings.min_query_count = test.min_queries
+    settings.qsl_rng_seed = test.seeds.qsl
+    settings.sample_index_rng_seed = test.seeds.sample_index
+    settings.schedule_rng_seed = test.seeds.schedule
+    settings.performance_sample_count_override = test.samples
+    settings.sample_concatenate_permutation = True
+    settings.use_token_latencies = True
     if test.scenario == "offline":
-        lg_settings.scenario, lg_settings.offline_expected_qps = lg.TestScenario.Offline, qps
-    else:
-        lg_settings.scenario, lg_settings.server_target_qps = lg.TestScenario.Server, qps
-        lg_settings.server_target_latency_percentile = test.percentile
-        lg_settings.server_target_latency_ns = (
-            0  # as mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole
-        )
-        lg_settings.ttft_latency, lg_settings.tpot_latency = test.ttft_ns, test.tpot_ns
-    return lg_settings
+        settings.scenario = loadgen.TestScenario.Offline
+        settings.offline_expected_qps = qps
+        return settings
+    settings.scenario = loadgen.TestScenario.Server
+    settings.server_target_qps = qps
+    settings.server_target_latency_percentile = test.percentile
+    # 0 as in mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole latency.
+    settings.server_target_latency_ns = 0
+    settings.ttft_latency = test.ttft_ns
+    settings.tpot_latency = test.tpot_ns
+    return settings
 
 
-class Carrier:
-    """Sends LoadGen's queries and calls its two callbacks. All but `issue` runs in the thread of the event loop."""
+# -- sending LoadGen's queries ---------------------------------------------------------------------
+
+
+class _WaitingQuery(NamedTuple):
+    """A query that was issued and not sent yet: LoadGen's identifier, and which request it is."""
+
+    query_id: int
+    request_number: int
+
+
+class QuerySender:
+    """Sends LoadGen's queries and reports first tokens and completions to it.
+
+    Every method but `issue` runs in the thread of the event loop.
+
+    Attributes:
+        issued_ns: When each query was issued.
+        completions: The response to each query, in the same order; None until it has completed.
+    """
 
     def __init__(
         self,
-        lg: Any,
+        loadgen: LoadGenModule,
         test: Test,
         requests: Prompts,
-        lanes: int | None,
+        concurrency: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._lg, self._requests, self._samples, self._loop = lg, requests, test.samples, loop
-        self._place_in_pass = {
-            sample: place for place, sample in enumerate(dataset.issue_order(test))
-        }
-        self._pass_of_sample = [0] * test.samples
-        self._lanes, self._in_flight = lanes, 0
-        self._waiting: deque[tuple[int, int]] = deque()
+        """Send with at most `concurrency` requests in flight, or without a limit."""
+        self._loadgen = loadgen
+        self._loop = loop
+        self._requests = requests
+        self._concurrency = concurrency
+        self._sample_count = test.samples
+        order = dataset.issue_order(test)
+        self._index_in_pass = {sample: index for index, sample in enumerate(order)}
+        self._passes_of_sample = [0] * test.samples
+        self._in_flight = 0
+        self._waiting: deque[_WaitingQuery] = deque()
         self._bodies: dict[int, bytes] = {}
+        self._pool: Any = None
         self.issued_ns: list[int] = []
-        self.done: list[Completion | None] = []
-        self.client: Any = None
+        self.completions: list[Completion | None] = []
 
-    async def open(self, settings: Settings, probed: ProbeResult, queries: int) -> None:
-        """Open connections, and build the bodies of the first `queries` (at most BUILD_AHEAD) before they are sent."""
+    async def open(self, settings: Settings, probe: ProbeResult, query_count: int) -> None:
+        """Open connections, and build the bodies of the first requests before they are sent."""
         from loadgen_sdk.transport.pool import Pool
 
-        self.client = Pool(
-            probed.target,
-            **client_options(settings, probed),
-            timeout_ns=run.WAIT_NS,
-            stall_timeout_ns=run.STALL_NS,
+        self._pool = Pool(
+            probe.target,
+            **client_options(settings, probe),
+            timeout_ns=run.MAX_WAIT_NS,
+            stall_timeout_ns=run.MAX_STALL_NS,
             sources=settings.sources,
             keep_text=False,
             open_ahead=True,
         )
-        await self.client.open(32)
-        for number in range(min(queries, BUILD_AHEAD)):
-            self._bodies[number] = self.client.prepare(self._requests[number])
+        await self._pool.open(OPEN_CONNECTIONS)
+        for number in range(min(query_count, MAX_PREPARED_REQUESTS)):
+            self._bodies[number] = self._pool.prepare(self._requests[number])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
 
     def issue(self, queries: Any) -> None:
         """Pass queries to the event loop. Runs in LoadGen's thread, so it must be quick."""
-        now = monotonic_ns()
-        self._loop.call_soon_threadsafe(
-            self._take, [(query.id, query.index) for query in queries], now
-        )
+        now_ns = monotonic_ns()
+        samples = [(query.id, query.index) for query in queries]
+        self._loop.call_soon_threadsafe(self._accept_queries, samples, now_ns)
 
-    def _take(self, queries: list[tuple[int, int]], issued_ns: int) -> None:
-        for query, sample in queries:
-            number = self._pass_of_sample[sample] * self._samples + self._place_in_pass[sample]
-            self._pass_of_sample[sample] += 1
+    def _accept_queries(self, samples: list[tuple[int, int]], issued_ns: int) -> None:
+        """Queue queries, each with LoadGen's identifier and a sample, and send what may be sent."""
+        for query_id, sample in samples:
+            passes = self._passes_of_sample[sample]
+            self._passes_of_sample[sample] = passes + 1
+            number = passes * self._sample_count + self._index_in_pass[sample]
             self.issued_ns.append(issued_ns)
-            self.done.append(None)
-            self._waiting.append((query, number))
+            self.completions.append(None)
+            self._waiting.append(_WaitingQuery(query_id, number))
         self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and (self._lanes is None or self._in_flight < self._lanes):
-            query, number = self._waiting.popleft()
+        """Send queries in the order of issue while the concurrency allows it."""
+        while self._waiting and self._may_send():
+            slot = len(self.completions) - len(self._waiting)
+            query = self._waiting.popleft()
             self._in_flight += 1
-            self._send(query, number, len(self.done) - len(self._waiting) - 1)
+            self._send(query, slot)
 
-    def _send(self, query: int, number: int, slot: int) -> None:
+    def _may_send(self) -> bool:
+        return self._concurrency is None or self._in_flight < self._concurrency
+
+    def _send(self, query: _WaitingQuery, slot: int) -> None:
+        """Send a query. `slot` is its position in the order of issue."""
         from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
-        lg = self._lg
-        body = self._bodies.pop(number, None) or self.client.prepare(self._requests[number])
-        first_token_reported = False
+        body = self._bodies.pop(query.request_number, None)
+        if body is None:
+            body = self._pool.prepare(self._requests[query.request_number])
+        reporter = _QueryReporter(self._loadgen, query.query_id)
 
-        def report_first_token(*_: Any) -> None:
-            nonlocal first_token_reported
-            if not first_token_reported:
-                first_token_reported = True
-                lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
-
-        def report_completion(completion: Completion) -> None:
-            report_first_token()
-            self.done[slot] = completion
-            tokens = 0 if completion.failure else _output_tokens(completion)
-            lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, tokens)])
+        def finish(completion: Completion) -> None:
+            self.completions[slot] = completion
+            reporter.report_completion(completion)
             self._in_flight -= 1
             self._send_waiting()
 
-        self.client.send(
+        self._pool.send(
             None,
             body,
             monotonic_ns(),
-            report_completion,
+            finish,
             EventTimeline(),
             name=f"mlperf-{slot}",
-            sink=report_first_token,
+            sink=reporter.report_first_token,
         )
+
+
+class _QueryReporter:
+    """Reports one query to LoadGen: its first token once, then its completion."""
+
+    def __init__(self, loadgen: LoadGenModule, query_id: int) -> None:
+        self._loadgen = loadgen
+        self._query_id = query_id
+        self._has_reported_first_token = False
+
+    def report_first_token(self, *_: object) -> None:
+        """Report the first token, and ignore later calls."""
+        if self._has_reported_first_token:
+            return
+        self._has_reported_first_token = True
+        self._loadgen.FirstTokenComplete([self._loadgen.QuerySampleResponse(self._query_id, 0, 0)])
+
+    def report_completion(self, completion: Completion) -> None:
+        """Report the end of a response. A failed request has no tokens."""
+        self.report_first_token()
+        tokens = 0 if completion.failure else _output_tokens(completion)
+        response = self._loadgen.QuerySampleResponse(self._query_id, 0, 0, tokens)
+        self._loadgen.QuerySamplesComplete([response])
 
 
 def _output_tokens(completion: Completion) -> int:
     """Return the output tokens by the server's count or, without one, the events of the stream."""
-    counted = without_doubtful_counts(completion.usage).output
-    return completion.output_events if counted is None else counted
+    count = without_doubtful_counts(completion.usage).output
+    return completion.output_events if count is None else count
 
 
-def perform(
-    test: Test, data: Data, settings: Settings, *, qps: float, lanes: int | None = None
-) -> tuple[MlperfResult, int | None]:
-    """Run the official LoadGen against the target. Returns the result, and the GPUs of the settings.
+class _LoopThread:
+    """An event loop that runs in its own thread."""
 
-    LoadGen's logs go into the folder of `settings`, ours into `own/`. The result uses our stamps; its notes give
-    LoadGen's figures. Raises Fault for whatever prevents the run.
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="harness", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop without waiting for it."""
+        self.loop.call_soon_threadsafe(function)
+
+    def stop(self) -> None:
+        """Stop the loop and wait for its thread."""
+        self.call(self.loop.stop)
+        self._thread.join(THREAD_STOP_TIMEOUT_S)
+        self.loop.close()
+
+
+@contextmanager
+def _loop_thread() -> Iterator[_LoopThread]:
+    thread = _LoopThread()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+# -- the test --------------------------------------------------------------------------------------
+
+
+class _OfficialTest(NamedTuple):
+    """A test that the official LoadGen runs, with its data and endpoint.
+
+    `concurrency` limits the requests in flight in Offline.
     """
-    lg = official()
+
+    test: Test
+    data: Data
+    settings: Settings
+    qps: float
+    concurrency: int | None
+    output_dir: Path
+
+    @property
+    def workload(self) -> Workload:
+        """The load of the test."""
+        return run.build_workload(self.test, self.data, qps=self.qps, concurrency=self.concurrency)
+
+    @property
+    def planned_ns(self) -> NDArray[np.int64] | None:
+        """The scheduled time of each query; None in Offline, which has one query."""
+        if self.test.scenario == "offline":
+            return None
+        return rules.create_schedule(self.test, self.qps).offsets_ns
+
+    @property
+    def query_count(self) -> int:
+        """The number of queries; in Offline, of samples."""
+        planned_ns = self.planned_ns
+        if planned_ns is None:
+            return rules.offline_samples(self.test, self.qps)
+        return len(planned_ns)
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """The most concurrent requests; None without a limit."""
+        if self.test.scenario == "offline":
+            return self.concurrency or run.OFFLINE_CONCURRENCY
+        return None
+
+
+class _IssuedQueries(NamedTuple):
+    """The queries that LoadGen has issued, their responses, and what the endpoint is."""
+
+    issued_ns: list[int]
+    completions: list[Completion | None]
+    probe: ProbeResult
+    reproduction_options: str
+
+
+def run_official_test(
+    test: Test, data: Data, settings: Settings, *, qps: float, concurrency: int | None = None
+) -> tuple[MlperfResult, int | None]:
+    """Run the official LoadGen against the target, and return the result and the number of GPUs.
+
+    LoadGen's logs are written into the folder of `settings`, and ours into `own/`. The result uses
+    our timestamps; its notes have LoadGen's metrics.
+
+    Raises:
+        LoadgenError: For whatever prevents the run.
+    """
+    loadgen = import_loadgen()
     if settings.virtual:
-        what = "the official LoadGen waits in real time; virtual time is not its own"
         raise UserError(
             "unsupported",
-            what,
+            "the official LoadGen waits in real time and does not support virtual time",
             "--harness loadgen",
-            "loadgen sim --preset NAME, and its URL; or --harness own",
+            "start loadgen sim --preset NAME and give its URL; or use --harness own",
         )
     assert settings.out is not None
     with serving(settings) as served:
-        return _perform(lg, test, data, served, qps, lanes, simulated=settings.backend.simulated)
+        assert served.out is not None
+        official = _OfficialTest(test, data, served, qps, concurrency, served.out)
+        served.out.mkdir(parents=True, exist_ok=True)
+        queries = _issue_queries(loadgen, official)
+        simulated = settings.backend.simulated or queries.probe.simulated
+        return _write_result(official, queries, simulated=simulated), served.gpus
 
 
-def _perform(
-    lg: Any,
-    test: Test,
-    data: Data,
-    settings: Settings,
-    qps: float,
-    lanes: int | None,
-    simulated: bool,
-) -> tuple[MlperfResult, int | None]:
-    folder = settings.out
-    assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    offline = test.scenario == "offline"
-    planned = None if offline else rules.schedule(test, qps).offsets_ns
-    workload = run.workload(test, data, qps=qps, lanes=lanes)
+def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQueries:
+    """Let LoadGen issue all queries, and return them with their responses."""
+    settings = official.settings
+    workload = official.workload
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="harness", daemon=True)
-    thread.start()
-
-    def result_of(steps: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(steps, loop).result()
-
-    try:
-        probe_result: ProbeResult = result_of(
-            probe_url(settings, workload.timeout_ns / 1e9, planned_output_lengths(workload))
-        )
-        tokenizer, template_tokens = (
-            load_tokenizer(settings.tokenizer),
-            probe_result.template_tokens or 0,
-        )
+    with _loop_thread() as thread:
+        lengths = planned_output_lengths(workload)
+        probe = thread.run(probe_url(settings, workload.timeout_ns / 1e9, lengths))
         requests = build_prompts(
-            workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(template_tokens)
+            workload,
+            seed,
+            seeds.salt_number(salt),
+            load_tokenizer(settings.tokenizer),
+            PromptTarget(probe.template_tokens or 0),
         )
-        carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)
-        queries = rules.offline_samples(test, qps) if planned is None else len(planned)
-        result_of(carrier.open(settings, probe_result, queries))
+        sender = QuerySender(loadgen, official.test, requests, official.max_in_flight, thread.loop)
+        thread.run(sender.open(settings, probe, official.query_count))
         try:
-            sut = lg.ConstructSUT(carrier.issue, lambda: None)
-            qsl = lg.ConstructQSL(test.samples, test.samples, lambda _: None, lambda _: None)
-            logs, output = lg.LogSettings(), lg.LogOutputSettings()
-            output.outdir = str(folder)
-            logs.log_output = output
-            lg.StartTestWithLogSettings(sut, qsl, test_settings(test, qps), logs)
-            lg.DestroyQSL(qsl)
-            lg.DestroySUT(sut)
+            _start_loadgen(loadgen, official, sender)
         finally:
-            loop.call_soon_threadsafe(carrier.client.close)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        loop.close()
-    trace, late_ns = _trace(carrier, planned)
-    shown = probe_result.target.redacted
-    drawn = (
-        []
-        if isinstance(data.requests, FromFile)
-        else [f"prompts: {seeds.reproduction_options(seed, salt)}"]
+            thread.call(sender.close)
+    return _IssuedQueries(
+        sender.issued_ns,
+        sender.completions,
+        probe,
+        seeds.reproduction_options(seed, salt),
     )
-    warnings = [*run.cautions(test), *_uncounted(carrier)]
-    log = read_log(folder)
-    notes = [
-        f"served by {shown} ({probe_result.model}); queries issued by the official LoadGen",
-        *drawn,
-        *warnings,
-        *_loadgen_notes(log, mlperf.reduce(trace, test)),
-        f"LoadGen handed a query over {late_ns / 1e6:.3f} ms after its planned instant (p99)",
-    ]
-    name = f"{data.name}; queries by the official LoadGen"
-    result = mlperf.reduce(
-        trace,
+
+
+def _start_loadgen(loadgen: LoadGenModule, official: _OfficialTest, sender: QuerySender) -> None:
+    """Run LoadGen's test until every query has completed."""
+    samples = official.test.samples
+    system = loadgen.ConstructSUT(sender.issue, _do_nothing)
+    library = loadgen.ConstructQSL(samples, samples, _do_nothing, _do_nothing)
+    output = loadgen.LogOutputSettings()
+    output.outdir = str(official.output_dir)
+    logs = loadgen.LogSettings()
+    logs.log_output = output
+    test_settings = create_test_settings(official.test, official.qps)
+    loadgen.StartTestWithLogSettings(system, library, test_settings, logs)
+    loadgen.DestroyQSL(library)
+    loadgen.DestroySUT(system)
+
+
+def _do_nothing(*_: object) -> None:
+    """Ignore LoadGen's requests to load samples, unload samples and flush queries."""
+
+
+def _write_result(
+    official: _OfficialTest, queries: _IssuedQueries, *, simulated: bool
+) -> MlperfResult:
+    """Judge the queries by our timestamps, write the result and return it."""
+    test = official.test
+    output_dir = official.output_dir
+    timing = _measure_queries(queries, official.planned_ns)
+    log = read_log(output_dir)
+    target = queries.probe.target.redacted
+    warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
+    notes = [f"served by {target} ({queries.probe.model}); queries issued by the official LoadGen"]
+    if not isinstance(official.data.requests, FromFile):
+        notes.append(f"prompts: {queries.reproduction_options}")
+    notes += warnings
+    notes += _loadgen_notes(log, judge_trace(timing.trace, test))
+    notes.append(
+        "LoadGen issued queries "
+        f"{timing.p99_lateness_ns / NS_PER_MS:.3f} ms after their scheduled time (p99)"
+    )
+    result = judge_trace(
+        timing.trace,
         test,
-        dataset=name,
-        target_qps=qps,
-        notes=notes,
-        warnings=warnings,
-        simulated=simulated or probe_result.simulated,
+        RunFacts(
+            dataset=f"{official.data.name}; queries by the official LoadGen",
+            target_qps=official.qps,
+            notes=notes,
+            warnings=warnings,
+            simulated=simulated,
+        ),
     )
-    own_folder = folder / OWN
-    own_folder.mkdir(exist_ok=True)
-    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(
-        tzinfo=UTC
-    )
-    run.write_queries(own_folder, trace, shown, loadgen_version(), started)
-    run.write(own_folder, result, test, sut=shown, version=loadgen_version(), started=started)
-    (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
-    checksums.write(folder)
-    return result, settings.gpus
+    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
+    context = LogContext(target, loadgen_version(), started.replace(tzinfo=UTC))
+    own_dir = output_dir / OWN_DIR
+    own_dir.mkdir(exist_ok=True)
+    run.write_queries(own_dir, timing.trace, context)
+    run.write_result(own_dir, result, test, context)
+    (output_dir / run.RESULT).write_bytes((own_dir / run.RESULT).read_bytes())
+    checksums.write(output_dir)
+    return result
 
 
-def _trace(carrier: Carrier, planned: Any) -> tuple[mlperf.QueryTrace, int]:
-    """The trace by our stamps, relative to LoadGen's planned instants; and LoadGen's p99 lateness of issue in ns.
+class _QueryTiming(NamedTuple):
+    """The queries by our timestamps, and how late LoadGen issued them."""
 
-    LoadGen does not tell its start: it is taken as the latest one with which no query is issued before it is due.
+    trace: QueryTrace
+    p99_lateness_ns: int
+
+
+def _measure_queries(queries: _IssuedQueries, planned_ns: NDArray[np.int64] | None) -> _QueryTiming:
+    """Return the queries relative to LoadGen's scheduled times.
+
+    LoadGen does not report its start. It is taken as the latest time with which no query is issued
+    before it is scheduled.
     """
-    issued = np.array(carrier.issued_ns, np.int64)
-    n = len(issued)
-    due = np.zeros(n, np.int64) if planned is None else planned[:n]
-    start = int((issued - due).min()) if n else 0
-    lateness_ns = issued - due - start
-    done = carrier.done
-    ok = np.array(
-        [completion is not None and completion.failure is None for completion in done], bool
-    )
+    issued_ns = np.array(queries.issued_ns, np.int64)
+    count = len(issued_ns)
+    due_ns = np.zeros(count, np.int64) if planned_ns is None else planned_ns[:count]
+    start_ns = int((issued_ns - due_ns).min()) if count else 0
+    lateness_ns = issued_ns - due_ns - start_ns
+    ends_ns = []
+    first_tokens_ns = []
+    tokens = []
+    for completion in queries.completions:
+        if completion is None or completion.failure is not None:
+            ends_ns.append(-1)
+            first_tokens_ns.append(-1)
+            tokens.append(0)
+        else:
+            ends_ns.append(completion.end)
+            first_tokens_ns.append(completion.first_token)
+            tokens.append(max(_output_tokens(completion), 0))
+    end_ns = np.array(ends_ns, np.int64)
+    first_token_ns = np.array(first_tokens_ns, np.int64)
+    latency_ns = np.where(end_ns >= 0, end_ns - start_ns - due_ns, UNRESOLVED)
+    # A response without a timestamp of its first token has it at its end.
+    ttft_ns = np.where(first_token_ns >= 0, first_token_ns - start_ns - due_ns, latency_ns)
+    trace = QueryTrace(due_ns, ttft_ns, latency_ns, np.array(tokens, np.int64))
+    p99_lateness_ns = int(np.quantile(lateness_ns, 0.99)) if count else 0
+    return _QueryTiming(trace, p99_lateness_ns)
 
-    def column(value: Any, missing: int) -> Any:
-        return np.array(
-            [missing if completion is None else value(completion) for completion in done], np.int64
-        )
 
-    end, first = (
-        column(lambda completion: completion.end, -1),
-        column(lambda completion: completion.first_token, -1),
-    )
-    counts = column(_output_tokens, 0)
-    latency = np.where(ok & (end >= 0), end - start - due, mlperf.UNRESOLVED)
-    ttft = np.where(
-        ok & (first >= 0), first - start - due, np.where(ok, latency, mlperf.UNRESOLVED)
-    )
-    trace = mlperf.QueryTrace(due, ttft, latency, np.where(ok, np.maximum(counts, 0), 0))
-    return trace, int(np.quantile(lateness_ns, 0.99)) if n else 0
-
-
-def _uncounted(carrier: Carrier) -> list[str]:
-    """A warning where answers came without usage: their tokens are the events of the stream."""
-    answers = [
+def _token_count_warnings(completions: list[Completion | None]) -> list[str]:
+    """Return a warning if responses had no usage, so that their tokens are stream events."""
+    succeeded = [
         completion
-        for completion in carrier.done
+        for completion in completions
         if completion is not None and completion.failure is None
     ]
-    events = sum(completion.usage.output is None for completion in answers)
-    return run.uncounted({"events": events}, len(answers))
+    without_usage = sum(completion.usage.output is None for completion in succeeded)
+    return run.token_count_warnings({"events": without_usage}, len(succeeded))
 
 
-def _loadgen_notes(log: LoadGenLog, ours: MlperfResult) -> list[str]:
-    """Notes with LoadGen's own figures beside ours. The difference is the time Python takes to report to LoadGen."""
+def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
+    """Return LoadGen's metrics next to ours.
+
+    The difference is the time that Python takes to report to LoadGen.
+    """
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
-    for name, their_spread, our_spread in (
-        ("TTFT", log.ttft, ours.ttft),
-        ("TPOT", log.tpot, ours.tpot),
-    ):
-        if their_spread is None or our_spread is None:
-            continue
-        p99_index = PERCENTILES.index(0.99)
-        their_p99, our_p99 = their_spread.percentiles[p99_index], our_spread.percentiles[p99_index]
-        if their_p99 is not None and our_p99 is not None:
-            notes.append(
-                f"{name} p99: {their_p99 / 1e6:.3f} ms by LoadGen's stamps, {our_p99 / 1e6:.3f} ms by ours: "
-                f"{(their_p99 - our_p99) / 1e6:+.3f} ms"
-            )
-    if log.tokens_per_s is not None and ours.completed_tokens_per_s is not None:
-        both_rates = f"{log.tokens_per_s:,.2f} by LoadGen's stamps, {ours.completed_tokens_per_s:,.2f} by ours"
-        notes.append(f"completed tokens/s: {both_rates}")
+    notes += _compare_p99("TTFT", log.ttft, result.ttft)
+    notes += _compare_p99("TPOT", log.tpot, result.tpot)
+    if log.tokens_per_s is not None and result.completed_tokens_per_s is not None:
+        notes.append(
+            f"completed tokens/s: {log.tokens_per_s:,.2f} by LoadGen's timestamps, "
+            f"{result.completed_tokens_per_s:,.2f} by ours"
+        )
     return notes
+
+
+def _compare_p99(
+    name: str, loadgen_spread: LoadGenSpread | None, own_spread: LoadGenSpread | None
+) -> list[str]:
+    """Return LoadGen's p99 of a metric next to ours, or an empty list if one is missing."""
+    if loadgen_spread is None or own_spread is None:
+        return []
+    p99_index = PERCENTILES.index(0.99)
+    loadgen_ns = loadgen_spread.percentiles[p99_index]
+    own_ns = own_spread.percentiles[p99_index]
+    if loadgen_ns is None or own_ns is None:
+        return []
+    return [
+        f"{name} p99: {loadgen_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
+        f"{own_ns / NS_PER_MS:.3f} ms by ours: {(loadgen_ns - own_ns) / NS_PER_MS:+.3f} ms"
+    ]

@@ -1,8 +1,9 @@
-"""Judges a run by the rules of MLPerf Inference, with LoadGen's arithmetic: VALID or INVALID, with reasons.
+"""Judges a run by the rules of MLPerf Inference, with LoadGen's arithmetic.
 
-Pure: takes a test (`rules.py`) and columns of records, returns an `MlperfResult`. Figures are integer nanoseconds,
-computed as LoadGen 6.0.17 does. LoadGen is wrong about one-token replies; `lenient` reproduces that for the oracle
-tests only. Results are "MLPerf-style, unofficial": `DISCLOSURE` is printed with each of them.
+Pure: takes a test (`rules.py`) and columns of records, returns an `MlperfResult` that is VALID or
+INVALID, with reasons. Values are integer nanoseconds, computed as LoadGen 6.0.17 does. LoadGen
+counts replies of one token wrongly; `lenient` reproduces that for comparisons with LoadGen only.
+Every result is "MLPerf-style, unofficial": `DISCLOSURE` is printed with it.
 """
 
 from __future__ import annotations
@@ -23,52 +24,118 @@ from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.rules import Test
 
 DISCLOSURE = (
-    "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are registered and "
-    "unregistered trademarks of MLCommons Association; see https://mlcommons.org for the official results."
+    "MLPerf-style, unofficial: not verified by MLCommons Association. The MLPerf name and logo are "
+    "registered and unregistered trademarks of MLCommons Association; see https://mlcommons.org "
+    "for the official results."
 )
 
-END_TOKEN = 2  # that of run_verification.py
+END_TOKEN = 2
+"""The token that ends a response, from run_verification.py of TEST06."""
+
 UNRESOLVED = 1 << 62
 """The latency of a query that never completed, in ns: above every limit."""
 
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 
-# -- a run, reduced ----------------------------------------------------------------------------------------------------
+
+# -- a run, reduced to its queries -----------------------------------------------------------------
 
 
 class QueryTrace(NamedTuple):
-    """One entry per issued query, in the order of issue. Times are in ns.
+    """One entry per issued query, in the order of issue. All times are in ns.
 
-    `ttft_ns` and `latency_ns` start at the scheduled instant. For a failed query they are UNRESOLVED and `tokens` is 0.
+    A query that did not complete has `ttft_ns` and `latency_ns` of UNRESOLVED, and no tokens.
+
+    Attributes:
+        due_ns: The scheduled time, from the start of the schedule.
+        ttft_ns: The time to the first token, from the scheduled time.
+        latency_ns: The time to the end of the response, from the scheduled time.
+        tokens: The number of output tokens.
     """
 
-    due_ns: NDArray[np.int64]  # offset from the start of the schedule
+    due_ns: NDArray[np.int64]
     ttft_ns: NDArray[np.int64]
     latency_ns: NDArray[np.int64]
     tokens: NDArray[np.int64]
 
+    @property
+    def is_resolved(self) -> NDArray[np.bool_]:
+        """True for each query that completed."""
+        return self.latency_ns < UNRESOLVED
+
+
+def build_trace(
+    columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, is_one_query: bool = False
+) -> QueryTrace:
+    """Return the queries of a run from the columns of its records, in any order of rows.
+
+    A request that failed counts as not completed. Rows that never became due, because the load was
+    stopped before, are not queries.
+
+    Args:
+        columns: Columns by the names of `record.FIELDS`.
+        origin_ns: When LoadGen's clock starts: the first scheduled time of the measured stage.
+        is_one_query: Whether all rows belong to one query, which is issued at the origin (Offline),
+            no matter when a closed loop sent them.
+    """
+    order = np.lexsort((columns["slot"], columns["due_ns"]))
+    first_due = np.searchsorted(columns["due_ns"], 0, sorter=order)  # due_ns is -1 if never due
+    order = order[first_due:]
+    due_ns = columns["due_ns"][order]
+    if is_one_query:
+        due_ns = np.full(len(order), origin_ns, np.int64)
+    is_completed = (columns["status"][order] == STATUS["ok"]) & (columns["end_ns"][order] >= 0)
+    latency_ns = columns["end_ns"][order] - due_ns
+    first_token_ns = columns["first_token_ns"][order]
+    # A response that was not streamed has its first token at its end.
+    ttft_ns = np.where(first_token_ns < 0, latency_ns, first_token_ns - due_ns)
+    latency_ns[~is_completed] = UNRESOLVED
+    ttft_ns[~is_completed] = UNRESOLVED
+    tokens = np.maximum(columns["output_tokens"][order], 0)
+    tokens[~is_completed] = 0
+    return QueryTrace(due_ns - origin_ns, ttft_ns, latency_ns, tokens)
+
+
+# -- the result ------------------------------------------------------------------------------------
+
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The check of one limit. `met`: p99 <= limit (LoadGen). `checker_met`: p99 < limit (submission checker)."""
+    """The check of one limit.
+
+    Attributes:
+        metric: "ttft" or "tpot".
+        limit_ns: The limit of the percentile.
+        value_ns: The measured percentile, or None if it falls on a query that never completed.
+        met: Whether the percentile is at most the limit, as LoadGen requires.
+        checker_met: Whether it is less than the limit, as the submission checker requires.
+        over: How many queries exceed the limit, with those that never completed.
+        count: The number of queries.
+        needed: How many queries early stopping requires with `over` of them above the limit.
+        early_stopping_met: Whether there are enough queries for early stopping.
+    """
 
     metric: str
     limit_ns: int
     value_ns: int | None
     met: bool
     checker_met: bool
-    over: int  # queries strictly above the limit, including those that never completed
+    over: int
     count: int
-    needed: int  # queries needed for early stopping to pass with `over` queries above the limit
+    needed: int
     early_stopping_met: bool
 
     @property
     def more(self) -> int:
-        """How many more queries, all under the limit, early stopping needs to pass; 0 when it passes."""
+        """How many more queries, all under the limit, early stopping requires."""
         return max(0, self.needed - self.count)
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a result is INVALID. `limit`: a limit or early stopping was missed; `size`: the run is too short, has too few
-    queries, or queries that never completed.
+    """Why a result is INVALID.
+
+    The kind is "limit" if a limit or early stopping was missed. It is "size" if the run is too
+    short, has too few queries, or has queries that never completed.
     """
 
     kind: Literal["limit", "size"]
@@ -78,10 +145,44 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run, stored as `mlperf.json`. Rates are per second.
 
-    `completed_*` rates cover the window until the last-issued query completes, `whole_*` rates the whole run until the
-    last completion. `errors` and `warnings` are those of LoadGen's logs: what went wrong in the run, and what stands
-    against relying on its figures. `checker_valid`: of the submission checker's tests only the two latency limits were
-    made (p99 strictly below), beside LoadGen's own verdict.
+    Attributes:
+        benchmark: The benchmark, for example "llama2-70b".
+        scenario: "server", "interactive" or "offline".
+        round: The round whose limits and seeds were used.
+        valid: Whether the run is VALID by LoadGen's rules.
+        reasons: Why it is INVALID.
+        checker_valid: Whether both percentiles are also strictly below the limits, as the
+            submission checker requires. Its other checks were not made.
+        queries: The queries that were issued; in Offline, the samples.
+        resolved: How many of them completed.
+        tokens: The output tokens of all of them.
+        one_token_replies: How many responses have one token. They have no TPOT.
+        scheduled_s: The length of the schedule.
+        min_duration_s: The minimum duration that was required.
+        min_duration_met: Whether the run was long enough.
+        min_queries: The minimum number of queries that was required.
+        min_queries_met: Whether there were enough queries.
+        checks: The check of each limit, empty in Offline.
+        scheduled_samples_per_s: The rate of the schedule.
+        completed_samples_per_s: The rate until the query that was issued last completed.
+        completed_tokens_per_s: The output tokens in the same window.
+        whole_samples_per_s: The rate until the last completion.
+        whole_tokens_per_s: The output tokens until the last completion.
+        latency: The distribution of the time to the end of the response.
+        ttft: That of the time to the first token; None in Offline.
+        tpot: That of the time per output token; None in Offline.
+        dataset: The name of the data set.
+        samples: The number of samples of the data set.
+        target_qps: The rate that was requested.
+        notes: What a reader of the result has to know.
+        errors: What went wrong in the run, as in LoadGen's log.
+        warnings: What speaks against relying on the result, as in LoadGen's log.
+        simulated: Whether a performance model responded.
+        sustained: Whether the rate can go on for longer than the run; None if not verified.
+        sustained_why: Why it can or cannot, or what the run shows about it.
+        rules_qps: The peak by the rules alone, if a search confirmed both it and this rate.
+        longer_minutes: Minutes of load that would show whether the rate is sustained.
+        disclosure: That the result is unofficial.
     """
 
     benchmark: str
@@ -109,74 +210,70 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
     dataset: str = ""
-    samples: int  # of the data set
+    samples: int
     target_qps: float | None = None
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     simulated: bool = False
-    sustained: bool | None = (
-        None  # whether the rate can go on for ever; null: VALID by the rules only
-    )
+    sustained: bool | None = None
     sustained_why: str = ""
-    rules_qps: float | None = (
-        None  # the peak by the rules, where a search confirmed both it and this sustained rate
-    )
-    longer_minutes: float | None = None  # of load, that would show whether the rate is sustained
+    rules_qps: float | None = None
+    longer_minutes: float | None = None
     disclosure: str = DISCLOSURE
 
     @property
     def rules_only(self) -> bool:
-        """Whether it is VALID, and it is not shown that the rate can go on for ever."""
+        """Whether it is VALID, but not shown to be sustained for longer than the run."""
         return self.valid and self.scenario != "offline" and self.sustained is not True
 
     @property
     def exit_code(self) -> int:
-        """0 valid; 3 when the run itself falls short of the rules; 1 when a limit was missed."""
+        """0 if VALID, 3 if the run is too short or incomplete, else 1 for a missed limit."""
         if self.valid:
             return OK
         return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
 
 
-def reduce(
-    trace: QueryTrace,
-    test: Test,
-    *,
-    lenient: bool = False,
-    dataset: str = "",
-    target_qps: float | None = None,
-    notes: Sequence[str] = (),
-    errors: Sequence[str] = (),
-    warnings: Sequence[str] = (),
-    simulated: bool = False,
-) -> MlperfResult:
-    """Judge a run by the rules of `test`. `errors` and `warnings` are added to those that the records show.
+# -- judging ---------------------------------------------------------------------------------------
 
-    With `lenient`, one-token replies count as in LoadGen: 0 tokens and a TPOT of -(latency - ttft).
+
+class RunFacts(NamedTuple):
+    """What is known about a run apart from its queries.
+
+    Attributes:
+        dataset: The name of the data set.
+        target_qps: The rate that was requested.
+        notes: What a reader of the result has to know.
+        errors: What went wrong, apart from errors that the queries show.
+        warnings: What speaks against relying on the result.
+        simulated: Whether a performance model responded.
     """
-    due, ttft, latency, tokens = trace
-    issued = len(due)
-    resolved = latency < UNRESOLVED
-    total, tpot = _tpot(trace, resolved, lenient)
-    last_query = issued - 1
-    last_issued_end_ns = (
-        int(due[last_query] + latency[last_query]) if issued and resolved[last_query] else None
-    )
-    whole_run_ns = int((due + latency).max(initial=0, where=resolved)) if resolved.any() else None
-    offline = test.scenario == "offline"
-    scheduled_ns = int(due[last_query]) if issued else 0
-    duration_ns = (whole_run_ns or 0) if offline else scheduled_ns
-    checks: tuple[Check, ...] = ()
-    if test.ttft_ns is not None and test.tpot_ns is not None:
-        checks = (
-            _check("ttft", ttft, test.ttft_ns, test),
-            _check("tpot", tpot, test.tpot_ns, test),
-        )
-    incomplete = issued - int(resolved.sum())
-    found = _errors(issued, incomplete, int((resolved & (tokens < 1)).sum()))
-    reasons = tuple(_reasons(test, issued, found, duration_ns, checks))
-    counted_queries = issued if offline else issued - 1  # n instants enclose n - 1 gaps
-    window_ns = whole_run_ns if offline else last_issued_end_ns
+
+    dataset: str = ""
+    target_qps: float | None = None
+    notes: Sequence[str] = ()
+    errors: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    simulated: bool = False
+
+
+def judge_trace(
+    trace: QueryTrace, test: Test, facts: RunFacts | None = None, *, lenient: bool = False
+) -> MlperfResult:
+    """Return the result of a run by the rules of `test`.
+
+    With `lenient`, replies of one token count as in LoadGen: no tokens, and a TPOT of
+    -(latency - ttft).
+    """
+    facts = facts or RunFacts()
+    is_offline = test.scenario == "offline"
+    span = _RunSpan.from_trace(trace, is_offline=is_offline)
+    token_counts = _count_tokens(trace, lenient=lenient)
+    tpot_ns = _tpot_values(trace, lenient=lenient)
+    checks = _check_limits(test, trace.ttft_ns, tpot_ns)
+    query_errors = _query_errors(trace)
+    reasons = tuple(_invalid_reasons(test, span, query_errors, checks))
     return MlperfResult(
         benchmark=test.benchmark,
         scenario=test.scenario,
@@ -184,58 +281,131 @@ def reduce(
         valid=not reasons,
         reasons=reasons,
         checker_valid=not reasons and all(check.checker_met for check in checks),
-        queries=issued,
-        resolved=issued - incomplete,
-        tokens=total,
-        one_token_replies=int((resolved & (tokens == 1)).sum()),
-        scheduled_s=scheduled_ns / 1e9,
-        min_duration_s=test.min_duration_ns / 1e9,
-        min_duration_met=duration_ns >= test.min_duration_ns,
+        queries=span.issued,
+        resolved=span.resolved,
+        tokens=token_counts.total,
+        one_token_replies=token_counts.one_token_replies,
+        scheduled_s=span.scheduled_ns / NS_PER_S,
+        min_duration_s=test.min_duration_ns / NS_PER_S,
+        min_duration_met=span.duration_ns >= test.min_duration_ns,
         min_queries=test.min_queries,
-        min_queries_met=issued >= test.min_queries,
+        min_queries_met=span.issued >= test.min_queries,
         checks=checks,
-        scheduled_samples_per_s=_rate(issued - 1, scheduled_ns),
-        completed_samples_per_s=_rate(counted_queries, window_ns),
-        completed_tokens_per_s=_rate(total, window_ns),
-        whole_samples_per_s=_rate(issued - incomplete, whole_run_ns),
-        whole_tokens_per_s=_rate(total, whole_run_ns),
-        latency=_spread(latency),
-        ttft=None if offline else _spread(ttft),
-        tpot=None if offline else _spread(tpot),
-        dataset=dataset,
+        # n arrivals enclose n - 1 gaps
+        scheduled_samples_per_s=_rate_per_s(span.issued - 1, span.scheduled_ns),
+        completed_samples_per_s=_rate_per_s(span.counted_queries, span.window_ns),
+        completed_tokens_per_s=_rate_per_s(token_counts.total, span.window_ns),
+        whole_samples_per_s=_rate_per_s(span.resolved, span.full_ns),
+        whole_tokens_per_s=_rate_per_s(token_counts.total, span.full_ns),
+        latency=_spread_of(trace.latency_ns),
+        ttft=None if is_offline else _spread_of(trace.ttft_ns),
+        tpot=None if is_offline else _spread_of(tpot_ns),
+        dataset=facts.dataset,
         samples=test.samples,
-        target_qps=target_qps,
-        notes=tuple(notes),
-        errors=(*found, *errors),
-        warnings=tuple(warnings),
-        simulated=simulated,
+        target_qps=facts.target_qps,
+        notes=tuple(facts.notes),
+        errors=(*query_errors, *facts.errors),
+        warnings=tuple(facts.warnings),
+        simulated=facts.simulated,
     )
 
 
-def _tpot(
-    trace: QueryTrace, resolved: NDArray[np.bool_], lenient: bool
-) -> tuple[int, NDArray[np.int64]]:
-    """The total of output tokens, and the TPOT in ns of each query that has one: (latency - ttft) // (n - 1)."""
-    _, ttft, latency, tokens = trace
-    multi_token = resolved & (tokens > 1)
-    total = int(tokens.sum(where=multi_token, dtype=np.int64))
-    values = np.full(len(tokens), UNRESOLVED, np.int64)
-    np.floor_divide(
-        latency - ttft, np.maximum(tokens.astype(np.int64) - 1, 1), out=values, where=multi_token
-    )
+class _RunSpan(NamedTuple):
+    """How many queries a run has, and the windows over which LoadGen counts.
+
+    Attributes:
+        issued: The queries that were issued.
+        resolved: How many of them completed.
+        scheduled_ns: When the last query was scheduled.
+        duration_ns: What the rules compare with the minimum duration.
+        full_ns: When the last query completed; None if none did.
+        window_ns: The window of the completed rates; None if the query that ends it never did.
+        counted_queries: The queries that the rate of that window counts.
+    """
+
+    issued: int
+    resolved: int
+    scheduled_ns: int
+    duration_ns: int
+    full_ns: int | None
+    window_ns: int | None
+    counted_queries: int
+
+    @classmethod
+    def from_trace(cls, trace: QueryTrace, *, is_offline: bool) -> _RunSpan:
+        """Return the windows of a run."""
+        issued = len(trace.due_ns)
+        is_resolved = trace.is_resolved
+        end_ns = trace.due_ns + trace.latency_ns
+        scheduled_ns = int(trace.due_ns[-1]) if issued else 0
+        full_ns = int(end_ns.max(initial=0, where=is_resolved)) if is_resolved.any() else None
+        last_issued_end_ns = int(end_ns[-1]) if issued and is_resolved[-1] else None
+        return cls(
+            issued=issued,
+            resolved=int(is_resolved.sum()),
+            scheduled_ns=scheduled_ns,
+            duration_ns=(full_ns or 0) if is_offline else scheduled_ns,
+            full_ns=full_ns,
+            window_ns=full_ns if is_offline else last_issued_end_ns,
+            counted_queries=issued if is_offline else issued - 1,
+        )
+
+
+class _TokenCounts(NamedTuple):
+    """The output tokens of a run, and how many replies have one token."""
+
+    total: int
+    one_token_replies: int
+
+
+def _count_tokens(trace: QueryTrace, *, lenient: bool) -> _TokenCounts:
+    """Return the tokens of completed queries. With `lenient`, replies of one token count as 0."""
+    has_many_tokens = trace.is_resolved & (trace.tokens > 1)
+    total = int(trace.tokens.sum(where=has_many_tokens, dtype=np.int64))
+    one_token_replies = int((trace.is_resolved & (trace.tokens == 1)).sum())
+    if not lenient:
+        total += one_token_replies
+    return _TokenCounts(total, one_token_replies)
+
+
+def _tpot_values(trace: QueryTrace, *, lenient: bool) -> NDArray[np.int64]:
+    """Return the TPOT in ns of each query that has one: (latency - ttft) // (tokens - 1).
+
+    Replies of one token have none. A query that never completed has UNRESOLVED.
+    """
+    has_many_tokens = trace.is_resolved & (trace.tokens > 1)
+    generation_ns = trace.latency_ns - trace.ttft_ns
+    intervals = np.maximum(trace.tokens.astype(np.int64) - 1, 1)
+    values_ns = np.full(len(trace.tokens), UNRESOLVED, np.int64)
+    np.floor_divide(generation_ns, intervals, out=values_ns, where=has_many_tokens)
     if lenient:
-        one_token = resolved & ~multi_token
-        values[one_token] = (ttft - latency)[one_token]
-        return total, values
-    return total + int((resolved & (tokens == 1)).sum()), values[multi_token | ~resolved]
+        has_few_tokens = trace.is_resolved & ~has_many_tokens
+        values_ns[has_few_tokens] = -generation_ns[has_few_tokens]
+        return values_ns
+    return values_ns[has_many_tokens | ~trace.is_resolved]
 
 
-def _check(metric: str, values: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
-    n = len(values)
-    value_index = quantile_index(n, test.percentile) if n else 0
-    value_ns = int(np.partition(values, value_index)[value_index]) if n else UNRESOLVED
-    over = int((values > limit_ns).sum())
-    queries_needed = needed_queries(over, test.percentile, test.confidence)
+def _check_limits(
+    test: Test, ttft_ns: NDArray[np.int64], tpot_ns: NDArray[np.int64]
+) -> tuple[Check, ...]:
+    """Return the checks of both limits, or none in Offline."""
+    if test.ttft_ns is None or test.tpot_ns is None:
+        return ()
+    return (
+        _check_limit("ttft", ttft_ns, test.ttft_ns, test),
+        _check_limit("tpot", tpot_ns, test.tpot_ns, test),
+    )
+
+
+def _check_limit(metric: str, values_ns: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
+    """Return the check of one limit: the percentile and early stopping."""
+    count = len(values_ns)
+    value_ns = UNRESOLVED
+    if count:
+        value_index = quantile_index(count, test.percentile)
+        value_ns = int(np.partition(values_ns, value_index)[value_index])
+    over = int((values_ns > limit_ns).sum())
+    needed = needed_queries(over, test.percentile, test.confidence)
     return Check(
         metric=metric,
         limit_ns=limit_ns,
@@ -243,115 +413,118 @@ def _check(metric: str, values: NDArray[np.int64], limit_ns: int, test: Test) ->
         met=value_ns <= limit_ns,
         checker_met=value_ns < limit_ns,
         over=over,
-        count=n,
-        needed=queries_needed,
-        early_stopping_met=n >= queries_needed,
+        count=count,
+        needed=needed,
+        early_stopping_met=count >= needed,
     )
 
 
-def _errors(issued: int, incomplete: int, uncounted: int) -> tuple[str, ...]:
-    """What went wrong with single queries; each of these makes a result INVALID too."""
-    found = []
-    if incomplete:
-        found.append(
-            f"{incomplete:,} of {issued:,} queries did not complete; LoadGen would wait for them"
+def _query_errors(trace: QueryTrace) -> tuple[str, ...]:
+    """Return what went wrong with queries. Each of these makes a result INVALID too."""
+    errors = []
+    issued = len(trace.due_ns)
+    unresolved = issued - int(trace.is_resolved.sum())
+    if unresolved:
+        errors.append(
+            f"{unresolved:,} of {issued:,} queries did not complete; LoadGen would wait for them"
         )
-    if uncounted:
-        found.append(f"{uncounted:,} replies have no tokens or no token count")
-    return tuple(found)
+    without_tokens = int((trace.is_resolved & (trace.tokens < 1)).sum())
+    if without_tokens:
+        errors.append(f"{without_tokens:,} responses have no tokens or no token count")
+    return tuple(errors)
 
 
-def _reasons(
-    test: Test, issued: int, errors: Sequence[str], duration_ns: int, checks: Sequence[Check]
+def _invalid_reasons(
+    test: Test, span: _RunSpan, query_errors: Sequence[str], checks: Sequence[Check]
 ) -> Iterator[Reason]:
-    percent = f"p{test.percentile * 100:g}"
-    if duration_ns < test.min_duration_ns:
+    """Yield why a run is INVALID: its size first, then the limits."""
+    if span.duration_ns < test.min_duration_ns:
         verb = "took" if test.scenario == "offline" else "was scheduled for"
-        text = f"too short: it {verb} {duration_ns / 1e9:.3f} s, {test.min_duration_ns / 1e9:g} s needed"
+        text = (
+            f"too short: the run {verb} {span.duration_ns / NS_PER_S:.3f} s, "
+            f"{test.min_duration_ns / NS_PER_S:g} s required"
+        )
         yield Reason(kind="size", text=text)
-    if issued < test.min_queries:
-        yield Reason(kind="size", text=f"too few queries: {issued:,}, {test.min_queries:,} needed")
-    for error in errors:
+    if span.issued < test.min_queries:
+        text = f"too few queries: {span.issued:,}, {test.min_queries:,} required"
+        yield Reason(kind="size", text=text)
+    for error in query_errors:
         yield Reason(kind="size", text=error)
     for check in checks:
-        name = check.metric.upper()
-        if not check.met:
-            value = (
-                "a query that did not complete"
-                if check.value_ns is None
-                else f"{check.value_ns / 1e6:,.6f} ms"
-            )
-            text = f"{name} {percent} is {value}, limit {check.limit_ns / 1e6:g} ms: lower the rate"
-            yield Reason(kind="limit", text=text)
-        if not check.early_stopping_met:
-            text = (
-                f"{name} early stopping: {check.over:,} of {check.count:,} queries over the limit; at least "
-                f"{format.counted(check.more, 'more query', 'more queries')}, all under it, would be needed"
-            )
-            yield Reason(kind="limit", text=text)
+        yield from _limit_reasons(check, test)
 
 
-def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
-    count = len(values)
+def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
+    """Yield why a limit or its early stopping was missed."""
+    name = check.metric.upper()
+    if not check.met:
+        value = "a query that did not complete"
+        if check.value_ns is not None:
+            value = f"{check.value_ns / NS_PER_MS:,.6f} ms"
+        text = (
+            f"{name} p{test.percentile * 100:g} is {value}, "
+            f"limit {check.limit_ns / NS_PER_MS:g} ms: lower the rate"
+        )
+        yield Reason(kind="limit", text=text)
+    if not check.early_stopping_met:
+        text = (
+            f"{name} early stopping: {check.over:,} of {check.count:,} queries exceeded the limit; "
+            f"at least {format.counted(check.more, 'more query', 'more queries')} under the limit "
+            "would be required"
+        )
+        yield Reason(kind="limit", text=text)
+
+
+def _spread_of(values_ns: NDArray[np.int64]) -> LoadGenSpread:
+    """Return a distribution as LoadGen prints it. Queries that never completed give None."""
+    count = len(values_ns)
     if count == 0:
         return LoadGenSpread(
             count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES)
         )
-    ordered = np.sort(values)
-
-    def at(place: int) -> int | None:
-        value = int(ordered[place])
-        return None if value >= UNRESOLVED else value
-
-    complete = at(count - 1) is not None
+    ordered_ns = np.sort(values_ns)
+    max_ns = _value_at(ordered_ns, count - 1)
+    mean_ns = None
+    if max_ns is not None:
+        mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count)
     return LoadGenSpread(
         count=count,
-        min=at(0),
-        max=at(count - 1),
-        mean=_divide_towards_zero(int(ordered.sum()), count) if complete else None,
-        percentiles=tuple(at(quantile_index(count, p)) for p in PERCENTILES),
+        min=_value_at(ordered_ns, 0),
+        max=max_ns,
+        mean=mean_ns,
+        percentiles=tuple(_value_at(ordered_ns, quantile_index(count, p)) for p in PERCENTILES),
     )
 
 
-def _divide_towards_zero(total: int, n: int) -> int:
-    """Total / n rounded towards zero, as C++ divides integers."""
-    return total // n if total >= 0 else -(-total // n)
+def _value_at(ordered_ns: NDArray[np.int64], index: int) -> int | None:
+    """Return the value at an index, or None for a query that never completed."""
+    value_ns = int(ordered_ns[index])
+    return None if value_ns >= UNRESOLVED else value_ns
 
 
-def _rate(count: int, length_ns: int | None) -> float | None:
-    return None if not length_ns or length_ns <= 0 else count / (length_ns / 1e9)
+def _divide_towards_zero(total: int, divisor: int) -> int:
+    """Return the quotient rounded towards zero, as C++ divides integers."""
+    return total // divisor if total >= 0 else -(-total // divisor)
 
 
-def trace(
-    columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, one_query: bool = False
-) -> QueryTrace:
-    """The trace of a run from its columns (`record.FIELDS` by name, rows in any order).
-
-    A request that did not end ok counts as not completed. `origin_ns` is where LoadGen's clock starts: the first due
-    instant of the measured stage. Rows that never became due, because the load was stopped before, are not queries.
-    With `one_query` (Offline) all rows are due at the origin, no matter when a closed loop sent them.
-    """
-    order = np.lexsort((columns["slot"], columns["due_ns"]))
-    order = order[np.searchsorted(columns["due_ns"], 0, sorter=order) :]
-    due = np.full(len(order), origin_ns, np.int64) if one_query else columns["due_ns"][order]
-    ok = (columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)
-    ok = ok[order]
-    latency, ttft = columns["end_ns"][order], columns["first_token_ns"][order]
-    tokens = np.maximum(columns["output_tokens"][order], 0)
-    latency -= due
-    ttft = np.where(
-        ttft < 0, latency, ttft - due
-    )  # an answer that was not streamed has its first token at its end
-    latency[~ok] = ttft[~ok] = UNRESOLVED
-    tokens[~ok] = 0
-    return QueryTrace(due - origin_ns, ttft, latency, tokens)
+def _rate_per_s(count: int, length_ns: int | None) -> float | None:
+    """Return a rate per second, or None if the window is unknown or empty."""
+    if not length_ns or length_ns <= 0:
+        return None
+    return count / (length_ns / NS_PER_S)
 
 
-# -- TEST06 ------------------------------------------------------------------------------------------------------------
+# -- TEST06 ----------------------------------------------------------------------------------------
 
 
 class Reply(NamedTuple):
-    """One reply of a compliance run, in token ids: first token(s) reported, whole output, reported token count."""
+    """One reply of a compliance run, in token IDs.
+
+    Attributes:
+        first: The first tokens that the server reported.
+        output: The whole output.
+        reported: The token count that the server reported.
+    """
 
     first: Sequence[int]
     output: Sequence[int]
@@ -359,9 +532,17 @@ class Reply(NamedTuple):
 
 
 class Test06(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replies fail each of TEST06's three checks; `first_token` is None where it does not apply (Offline)."""
+    """How many replies fail each check of TEST06.
 
-    __test__ = False
+    Attributes:
+        replies: The replies that were checked.
+        first_token: How many do not begin with the reported token; None in Offline, which does not
+            report it.
+        end_tokens: How many end with more than one end token.
+        length: How many are not as long as reported.
+    """
+
+    __test__ = False  # for pytest: not a test case
 
     replies: int
     first_token: int | None
@@ -370,21 +551,32 @@ class Test06(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        return self.replies > 0 and not (self.first_token or self.end_tokens or self.length)
+        """Whether there are replies and all of them pass every check."""
+        has_failures = bool(self.first_token or self.end_tokens or self.length)
+        return self.replies > 0 and not has_failures
 
 
 def test06(replies: Iterable[Reply], *, offline: bool = False) -> Test06:
-    """TEST06: the first reported token begins the output, at most one end token ends it, the count is the length.
+    """Return how many replies fail the checks of TEST06.
 
-    Source: compliance/TEST06/run_verification.py. End tokens are those at the end of the output.
+    The first reported token has to begin the output, at most one end token may end it, and the
+    reported count has to be its length. Source: compliance/TEST06/run_verification.py.
     """
-    total = first = ends = length = 0
+    reply_count = 0
+    wrong_first_token = 0
+    repeated_end_token = 0
+    wrong_length = 0
     for reply in replies:
-        total += 1
-        shared = min(len(reply.first), len(reply.output))
-        first += list(reply.first[:shared]) != list(reply.output[:shared])
-        ends += len(reply.output) > 2 and list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
-        length += len(reply.output) != reply.reported
+        reply_count += 1
+        compared = min(len(reply.first), len(reply.output))
+        wrong_first_token += list(reply.first[:compared]) != list(reply.output[:compared])
+        ends_twice = list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
+        # The official check looks at outputs of more than two tokens only.
+        repeated_end_token += len(reply.output) > 2 and ends_twice
+        wrong_length += len(reply.output) != reply.reported
     return Test06(
-        replies=total, first_token=None if offline else first, end_tokens=ends, length=length
+        replies=reply_count,
+        first_token=None if offline else wrong_first_token,
+        end_tokens=repeated_end_token,
+        length=wrong_length,
     )

@@ -1,14 +1,14 @@
-"""The rules of MLPerf Inference's token scenarios as data: limits, rounds, seeds, sizes, and the test of one scenario.
+"""The rules of MLPerf Inference's token scenarios as data, and the test of one scenario.
 
-Pure after reading the packaged table `data/mlperf_rules.yaml`, where each limit has its round and source. `result.py`
-applies the rules to a run.
+Pure after reading the packaged table `data/mlperf_rules.yaml`, where each limit has its round and
+source. `result.py` applies the rules to a run.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -17,11 +17,17 @@ from loadgen.core.schedule import arrivals
 
 Scenario = Literal["server", "interactive", "offline"]
 
-_RULES = Path(__file__).parent.parent / "data" / "mlperf_rules.yaml"
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+_RULES_PATH = Path(__file__).parent.parent / "data" / "mlperf_rules.yaml"
+
+
+# -- the packaged table ----------------------------------------------------------------------------
 
 
 class RuleLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """p99 limits of one scenario, the round from which they apply, and their source."""
+    """The p99 limits of one scenario, the round from which they apply, and their source."""
 
     ttft_ms: int
     tpot_ms: int
@@ -31,15 +37,34 @@ class RuleLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def ttft_ns(self) -> int:
-        return self.ttft_ms * 1_000_000
+        """The limit of TTFT in nanoseconds."""
+        return self.ttft_ms * NS_PER_MS
 
     @property
     def tpot_ns(self) -> int:
-        return self.tpot_ms * 1_000_000
+        """The limit of TPOT in nanoseconds."""
+        return self.tpot_ms * NS_PER_MS
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model, the shape of its data set in tokens, and its limits. `rounds`: those that include the benchmark."""
+    """A model, the lengths of its data set in tokens, and its limits.
+
+    Attributes:
+        dataset: The name of the official data set.
+        samples: Its number of samples.
+        max_input: The maximum length of a prompt.
+        max_output: The maximum length of a response.
+        mean_input: The mean length of prompts.
+        mean_output: The mean length of responses.
+        mean_output_source: The source of that mean.
+        rounds: The rounds that include the benchmark.
+        server: The limits of the Server scenario.
+        interactive: Those of the Interactive scenario, if the benchmark has it.
+        note: A note on the limits.
+        accuracy: The accuracy of the reference in the units of the rules. Empty if it is not scored
+            here.
+        compliance: The compliance tests that the rules require.
+    """
 
     dataset: str
     samples: int
@@ -52,14 +77,20 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server: RuleLimit
     interactive: RuleLimit | None = None
     note: str = ""
-    accuracy: dict[
-        str, float
-    ] = {}  # of the reference, in the units of the rules; {}: not scored here
-    compliance: tuple[str, ...] = ()  # the compliance tests that the rules ask for
+    accuracy: dict[str, float] = {}
+    compliance: tuple[str, ...] = ()
+
+    def latency_limit(self, scenario: Scenario) -> RuleLimit | None:
+        """Return the limits of a scenario, or None if it has none or the benchmark lacks it."""
+        if scenario == "server":
+            return self.server
+        if scenario == "interactive":
+            return self.interactive
+        return None
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The three LoadGen seeds of a round."""
+    """The three LoadGen seeds of a round: samples in memory, order of samples, and arrivals."""
 
     qsl: int
     sample_index: int
@@ -68,7 +99,19 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The packaged table of rules."""
+    """The packaged table of rules.
+
+    Attributes:
+        sources: The sources, by the names that limits refer to.
+        percentile: The percentile that is limited, as a fraction.
+        confidence: The confidence of early stopping.
+        min_duration_s: The minimum duration of a run.
+        min_queries: The minimum number of queries.
+        offline_slack: How much longer than the minimum the Offline query is expected to take.
+        default_round: The round that is used unless another one is specified.
+        rounds: The rounds, by name.
+        benchmarks: The benchmarks, by name.
+    """
 
     sources: dict[str, str]
     percentile: float
@@ -82,15 +125,35 @@ class RulesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 @functools.cache
-def rules() -> RulesTable:
-    """The packaged table, decoded and checked by type: a wrong key fails at once."""
+def load_rules() -> RulesTable:
+    """Return the packaged table. Its types are checked, so that a wrong key fails at once."""
     from loadgen.core.workload.yaml_marks import plain_yaml
 
-    return msgspec.convert(plain_yaml(_RULES.read_text("utf-8"), str(_RULES)), RulesTable)
+    document = plain_yaml(_RULES_PATH.read_text("utf-8"), str(_RULES_PATH))
+    return msgspec.convert(document, RulesTable)
+
+
+# -- the test of one scenario ----------------------------------------------------------------------
 
 
 class Test(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements for one run. Limits are None in Offline. `min_queries` is not yet rounded up to whole passes."""
+    """The requirements for one run.
+
+    Attributes:
+        benchmark: The benchmark.
+        scenario: The scenario.
+        round: The name of the round.
+        seeds: The seeds of the round.
+        ttft_ns: The limit of TTFT p99; None in Offline.
+        tpot_ns: The limit of TPOT p99; None in Offline.
+        since: The round from which the limits apply.
+        note: A note on the limits.
+        samples: The number of samples of the data set.
+        percentile: The percentile that is limited, as a fraction.
+        confidence: The confidence of early stopping.
+        min_duration_ns: The minimum duration.
+        min_queries: The minimum number of queries, before it is rounded up to whole passes.
+    """
 
     __test__ = False  # for pytest: not a test case
 
@@ -115,14 +178,43 @@ class Test(msgspec.Struct, frozen=True, kw_only=True):
         return self.benchmark.replace("llama3.1", "llama3_1") + suffix
 
 
-def test(
+def create_test(
     benchmark: str, scenario: Scenario, round_name: str | None = None, *, min_duration_s: float = 0
 ) -> Test:
-    """The test of a benchmark and scenario. Raises UserError that lists the known benchmarks, scenarios and rounds.
+    """Return the test of a benchmark and scenario.
 
-    `min_duration_s` above 0 replaces the rules' 600 s; a result then says that it is too short to count.
+    A `min_duration_s` above 0 replaces the 600 s of the rules; the result then says that it is too
+    short to count.
+
+    Raises:
+        UserError: For an unknown benchmark, scenario or round, with the known ones.
     """
-    table = rules()
+    table = load_rules()
+    spec = _find_benchmark(table, benchmark)
+    test_round = _choose_round(table, benchmark, round_name)
+    limit = _find_limit(spec, benchmark, scenario, test_round)
+    min_duration_ns = table.min_duration_s * NS_PER_S
+    if min_duration_s:
+        min_duration_ns = round(min_duration_s * NS_PER_S)
+    return Test(
+        benchmark=benchmark,
+        scenario=scenario,
+        round=test_round,
+        seeds=table.rounds[test_round],
+        ttft_ns=limit.ttft_ns if limit else None,
+        tpot_ns=limit.tpot_ns if limit else None,
+        since=limit.since if limit else "",
+        note=limit.note if limit else "",
+        samples=spec.samples,
+        percentile=table.percentile,
+        confidence=table.confidence,
+        min_duration_ns=min_duration_ns,
+        min_queries=spec.samples if scenario == "offline" else table.min_queries,
+    )
+
+
+def _find_benchmark(table: RulesTable, benchmark: str) -> Benchmark:
+    """Return a benchmark. Raises UserError if it is unknown."""
     spec = table.benchmarks.get(benchmark)
     if spec is None:
         raise UserError(
@@ -131,55 +223,87 @@ def test(
             "--benchmark",
             f"known: {', '.join(table.benchmarks)}",
         )
-    round_used = round_name or (
-        table.default_round if table.default_round in spec.rounds else spec.rounds[-1]
-    )
-    if round_used not in table.rounds:
+    return spec
+
+
+def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> str:
+    """Return the round to use: the specified one, else the default, else the benchmark's latest.
+
+    Raises UserError for an unknown round, or one without the benchmark.
+    """
+    benchmark_rounds = table.benchmarks[benchmark].rounds
+    if not round_name:
+        if table.default_round in benchmark_rounds:
+            return table.default_round
+        return benchmark_rounds[-1]
+    if round_name not in table.rounds:
         raise UserError(
             "unknown_name",
-            f'unknown round "{round_used}"',
+            f'unknown round "{round_name}"',
             "--round",
             f"known: {', '.join(table.rounds)}",
         )
-    if round_used not in spec.rounds:
-        hint = f"{benchmark} is in rounds {', '.join(spec.rounds)}"
-        raise UserError("unsupported", f"round {round_used} has no {benchmark}", "--round", hint)
-    limit = None if scenario == "offline" else getattr(spec, scenario)
-    if limit is None and scenario != "offline":
+    if round_name not in benchmark_rounds:
+        raise UserError(
+            "unsupported",
+            f"round {round_name} does not include {benchmark}",
+            "--round",
+            f"{benchmark} is in rounds {', '.join(benchmark_rounds)}",
+        )
+    return round_name
+
+
+def _find_limit(
+    spec: Benchmark, benchmark: str, scenario: Scenario, test_round: str
+) -> RuleLimit | None:
+    """Return the limits of a scenario, or None in Offline.
+
+    Raises UserError if the benchmark or the round does not have the scenario.
+    """
+    if scenario == "offline":
+        return None
+    limit = spec.latency_limit(scenario)
+    if limit is None:
         raise UserError(
             "unsupported",
             f"{benchmark} has no {scenario} scenario",
             "--benchmark",
             "known: server, offline",
         )
-    if limit is not None and _round_number(limit.since) > _round_number(round_used):
-        problem = f"{benchmark} {scenario} begins with round {limit.since}"
-        raise UserError("unsupported", problem, "--round", f"give --round {limit.since} or later")
-    return Test(
-        benchmark=benchmark,
-        scenario=scenario,
-        round=round_used,
-        seeds=table.rounds[round_used],
-        ttft_ns=limit.ttft_ns if limit else None,
-        tpot_ns=limit.tpot_ns if limit else None,
-        since=limit.since if limit else "",
-        note=limit.note if limit else "",
-        samples=spec.samples,
-        percentile=table.percentile,
-        confidence=table.confidence,
-        min_duration_ns=round(min_duration_s * 1e9)
-        if min_duration_s
-        else table.min_duration_s * 1_000_000_000,
-        min_queries=spec.samples if scenario == "offline" else table.min_queries,
-    )
+    if _round_number(limit.since) > _round_number(test_round):
+        raise UserError(
+            "unsupported",
+            f"{benchmark} {scenario} begins with round {limit.since}",
+            "--round",
+            f"give --round {limit.since} or later",
+        )
+    return limit
 
 
 def _round_number(round_name: str) -> tuple[int, ...]:
+    """Return a round as numbers that can be compared: (5, 1) for "v5.1"."""
     return tuple(map(int, round_name.lstrip("v").split(".")))
 
 
-def schedule(test: Test, qps: float) -> arrivals.Arrivals:
-    """LoadGen's Server schedule: Poisson arrivals by the round's seed, until minimum duration and whole passes."""
+def parse_scenario(name: str) -> Scenario:
+    """Return the scenario of a stored result. Raises UserError if it is unknown."""
+    scenarios: tuple[Scenario, ...] = get_args(Scenario)
+    for scenario in scenarios:
+        if scenario == name:
+            return scenario
+    raise UserError(
+        "unknown_name", f'unknown scenario "{name}"', "scenario", f"known: {', '.join(scenarios)}"
+    )
+
+
+# -- what the rules say about the load -------------------------------------------------------------
+
+
+def create_schedule(test: Test, qps: float) -> arrivals.Arrivals:
+    """Return LoadGen's Server schedule at a rate in queries/s.
+
+    Poisson arrivals by the round's seed, until the minimum duration, and then up to whole passes.
+    """
     return arrivals.poisson_arrivals_at_least(
         qps,
         seed=test.seeds.schedule,
@@ -190,12 +314,17 @@ def schedule(test: Test, qps: float) -> arrivals.Arrivals:
 
 
 def offline_samples(test: Test, expected_qps: float) -> int:
-    """Samples of LoadGen's single Offline query: those that it expects to need, in whole passes."""
+    """Return the samples of LoadGen's single Offline query, in whole passes of the data set."""
     expected = offline_expected(test, expected_qps)
     return expected + -expected % test.samples
 
 
 def offline_expected(test: Test, expected_qps: float) -> int:
-    """Samples that LoadGen expects to need in Offline: minimum duration times the slack (1.1), at least the minimum."""
-    samples = int(rules().offline_slack * (test.min_duration_ns / 1e9) * expected_qps)
+    """Return the samples that LoadGen expects to need in Offline, before whole passes.
+
+    They are the expected rate times the minimum duration times the slack of 1.1, and at least the
+    minimum number of queries.
+    """
+    min_duration_s = test.min_duration_ns / NS_PER_S
+    samples = int(load_rules().offline_slack * min_duration_s * expected_qps)
     return max(samples, test.min_queries)

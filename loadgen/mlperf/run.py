@@ -1,16 +1,16 @@
-"""Turns a test of the rules into a workload, and the folder of its run into a result with LoadGen's log files.
+"""Turns a test of the rules into a workload, and a finished run into a result with log files.
 
-IO: writes the official data set as requests, reads records, writes the result. The load itself is an ordinary run
-(`execution.run.execute`); `result.reduce` applies the rules to its records.
+Writes the requests of the official data set, reads records and writes results. The load itself is
+an ordinary run (`execution.run.execute`); `result.judge_trace` applies the rules to its records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +27,10 @@ from loadgen.core.metrics.validity import has_high_error_rate
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import STATUS
 from loadgen.core.workload import (
+    Arrival,
     AtLeast,
     Closed,
     Constant,
@@ -42,7 +44,15 @@ from loadgen.core.workload import (
     Workload,
 )
 from loadgen.mlperf import dataset, log_files, rules
-from loadgen.mlperf import result as mlperf
+from loadgen.mlperf.log_files import LogContext
+from loadgen.mlperf.result import (
+    DISCLOSURE,
+    MlperfResult,
+    QueryTrace,
+    RunFacts,
+    build_trace,
+    judge_trace,
+)
 from loadgen.search import experiment
 from loadgen.search.goal import Goal
 from loadgen.search.load_search import LoadSearch
@@ -50,281 +60,378 @@ from loadgen.search.search_results import CONFIRMING_KINDS, PlannedTrial, Search
 from loadgen.search.search_settings import SearchSettings
 from loadgen.search.trial_runner import TrialRunner
 
-WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
-STALL_NS = 900 * 1_000_000_000
+NS_PER_S = 1_000_000_000
+
+MAX_WAIT_NS = 24 * 3_600 * NS_PER_S
+"""How long a query may take. LoadGen waits for every query without a limit."""
+
+MAX_STALL_NS = 900 * NS_PER_S
+"""How long a response may pause before its request counts as failed."""
+
 RESULT = "mlperf.json"
 FILES = (RESULT, log_files.SUMMARY, log_files.DETAIL)
 REQUESTS = "mlperf_requests.jsonl"
-QUERIES = "mlperf_queries.parquet"  # of the official LoadGen, by our stamps
+
+QUERIES = "mlperf_queries.parquet"
+"""The queries that the official LoadGen issued, with the timestamps of this load generator."""
+
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
-MANY_PASSES = (
-    10  # passes in the minimum duration from which completing the last pass adds at most a tenth
-)
-LANES = 1024  # default requests in flight in Offline over HTTP, per target
+"""The columns of the records that a result needs."""
+
+MANY_PASSES = 10
+"""From so many passes in the minimum duration on, the rest of the last one adds at most a tenth."""
+
+OFFLINE_CONCURRENCY = 1024
+"""Concurrent requests over HTTP for each target in Offline, unless `--concurrency` is specified."""
+
+PEAK_PRECISION = {"server": 0.01, "interactive": 0.03}
+"""The relative precision of the search for the peak, by scenario."""
+
+PEAK_LOW_QPS = 0.01
+PEAK_HIGH_QPS = 1e6
+"""Bounds of the search for the peak that no server reaches."""
+
+MAX_OFFLINE_SPEEDUP = 1.5
+"""The middle of an Offline trial counts as at most so many times faster than the whole trial.
+
+Responses of one batch end together, so that the middle half of few responses can be arbitrarily
+short.
+"""
 
 
 class Data(NamedTuple):
-    """The requests of a workload made from a data set, and the data set's name for results.
+    """The requests of a workload that are made from a data set.
 
-    `seed`, `salt`: of generated texts; None: a fresh one in each run, the one of the seed.
+    Attributes:
+        requests: The requests.
+        name: The name of the data set in results.
+        api: The API that the prompts need: token IDs go to completions. None if any API will do.
+        seed: The seed of generated texts, or None for a fresh one in each run.
+        salt: The salt of generated texts, or None for the one that belongs to the seed.
     """
 
     requests: Synthetic | FromFile
     name: str
-    api: Api | None  # the API that the prompts need: token ids go to completions; None: any
+    api: Api | None
     seed: int | None = None
     salt: str | None = None
 
 
-def synthetic(
+# -- workloads -------------------------------------------------------------------------------------
+
+
+def synthetic_data(
     test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None
 ) -> Data:
-    """The synthetic data set in LoadGen's order of issue: lengths repeat in every pass, texts do not."""
-    spec = rules.rules().benchmarks[test.benchmark]
-    lengths = dataset.synthetic(
+    """Return the synthetic data set in LoadGen's order of issue.
+
+    Lengths repeat in every pass, texts do not.
+    """
+    spec = rules.load_rules().benchmarks[test.benchmark]
+    lengths = dataset.synthetic_lengths(
         spec, benchmark=test.benchmark, mean_input=mean_input, mean_output=mean_output
     )
     order = dataset.issue_order(test)
-
-    def listed(column: NDArray[np.int64]) -> ListedTokens:
-        return ListedTokens(values=tuple(column[order].tolist()))
-
-    return Data(
-        Synthetic(input_tokens=listed(lengths.input), output_tokens=listed(lengths.output)),
-        lengths.name,
-        None,
-    )
+    input_tokens = ListedTokens(values=tuple(lengths.input[order].tolist()))
+    output_tokens = ListedTokens(values=tuple(lengths.output[order].tolist()))
+    requests = Synthetic(input_tokens=input_tokens, output_tokens=output_tokens)
+    return Data(requests, lengths.name, api=None)
 
 
-def official(test: rules.Test, path: Path, folder: Path) -> tuple[Data, rules.Test]:
-    """The user's file as requests in LoadGen's order, and the test with the number of samples of that file.
+def write_official_requests(
+    test: rules.Test, dataset_path: Path, output_dir: Path
+) -> tuple[Data, rules.Test]:
+    """Write the user's data set as requests in LoadGen's order into the output directory.
 
-    Writes the requests into `folder`. Answers end where the model stops, at the latest at the rules' maximum; sampling
-    is greedy, as in the reference.
+    Returns the requests, and the test with the number of samples of the file. Responses end where
+    the model stops, at the latest at the maximum of the rules. Sampling is greedy, as in the
+    reference.
     """
-    spec = rules.rules().benchmarks[test.benchmark]
-    file = dataset.read_dataset(path, spec, benchmark=test.benchmark)
-    test = replace(
-        test, samples=len(file.prompts), min_queries=min(test.min_queries, len(file.prompts))
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    requests_file = folder / REQUESTS
-    with requests_file.open("wb") as output:
+    spec = rules.load_rules().benchmarks[test.benchmark]
+    file = dataset.read_dataset(dataset_path, spec, benchmark=test.benchmark)
+    sample_count = len(file.prompts)
+    test = replace(test, samples=sample_count, min_queries=min(test.min_queries, sample_count))
+    output_dir.mkdir(parents=True, exist_ok=True)
+    requests_path = output_dir / REQUESTS
+    with requests_path.open("wb") as output:
         for sample in dataset.issue_order(test):
             row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
             output.write(msgspec.json.encode(row) + b"\n")
-    return Data(
-        FromFile(path=requests_file.resolve()), file.name, "completions" if file.tokens else None
-    ), test
+    api: Api | None = "completions" if file.has_token_ids else None
+    return Data(FromFile(path=requests_path.resolve()), file.name, api), test
 
 
-def workload(
-    test: rules.Test, data: Data, *, qps: float, lanes: int | None = None, drain_ns: int = WAIT_NS
+def build_workload(
+    test: rules.Test,
+    data: Data,
+    *,
+    qps: float,
+    concurrency: int | None = None,
+    drain_ns: int = MAX_WAIT_NS,
 ) -> Workload:
-    """The test as a workload. Server and Interactive: Poisson arrivals by the round's seed and LoadGen's stop rule.
+    """Return the test as a workload.
 
-    Offline: the samples of LoadGen's single query, with `qps` the expected rate. All are due at once, or `lanes` are in
-    flight: to a server that is kept full this is the same, and no client can hold a million sockets. `drain_ns`: how
-    long queries may go on after the last one was issued; what it cuts did not complete, and the result is INVALID.
+    Server and Interactive have Poisson arrivals by the round's seed, with LoadGen's stop rule.
+    Offline sends the samples of LoadGen's single query.
+
+    Args:
+        test: The test.
+        data: The requests.
+        qps: The target rate in queries/s. In Offline the expected rate in samples/s.
+        concurrency: The requests in flight in Offline, or None to send all of them at once. Both
+            are the same to a server that is kept busy, and no client can hold open a million
+            connections.
+        drain_ns: How long queries may take after the last one was issued. A query that is cut off
+            did not complete, and the result is INVALID.
     """
-    slo = None
-    if test.scenario == "offline":
-        arrival: Any = (
-            Constant(rate=float("inf")) if lanes is None else Closed(concurrency=lanes, ramp_ns=0)
-        )
-        stage = Stage(
-            name="load", arrival=arrival, duration_ns=None, count=rules.offline_samples(test, qps)
-        )
-    else:
-        least = AtLeast(
-            duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples
-        )
-        stage = Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=least)
-        slo = _limits(test)
+    is_offline = test.scenario == "offline"
+    stage = _offline_stage(test, qps, concurrency) if is_offline else _poisson_stage(test, qps)
     return Workload(
         name=f"mlperf-{test.benchmark}-{test.scenario}",
-        description=f"{mlperf.DISCLOSURE} Data: {data.name}.",
+        description=f"{DISCLOSURE} Data: {data.name}.",
         requests=data.requests,
         stages=(stage,),
-        slo=slo,
+        slo=None if is_offline else _latency_limits(test),
         seed=data.seed,
         salt=data.salt,
         schedule_seed=test.seeds.schedule,
         grace_ns=drain_ns,
-        timeout_ns=WAIT_NS,
-        stall_timeout_ns=STALL_NS,
-        source_text=f"# made by loadgen mlperf: {test.benchmark} {test.scenario}, round {test.round}\n",
+        timeout_ns=MAX_WAIT_NS,
+        stall_timeout_ns=MAX_STALL_NS,
+        source_text=(
+            f"# made by loadgen mlperf: {test.benchmark} {test.scenario}, round {test.round}\n"
+        ),
     )
 
 
-def _limits(test: rules.Test) -> Slo:
-    """The limits of Server and Interactive."""
+def _offline_stage(test: rules.Test, samples_per_s: float, concurrency: int | None) -> Stage:
+    """Return the stage that sends the samples of the single query."""
+    arrival: Arrival = Constant(rate=math.inf)
+    if concurrency is not None:
+        arrival = Closed(concurrency=concurrency, ramp_ns=0)
+    sample_count = rules.offline_samples(test, samples_per_s)
+    return Stage(name="load", arrival=arrival, duration_ns=None, count=sample_count)
+
+
+def _poisson_stage(test: rules.Test, qps: float) -> Stage:
+    """Return the stage that lasts for the minimum duration, and then up to a whole pass."""
+    at_least = AtLeast(
+        duration_ns=test.min_duration_ns, count=test.min_queries, passes_of=test.samples
+    )
+    return Stage(name="load", arrival=Poisson(rate=qps), duration_ns=None, at_least=at_least)
+
+
+def _latency_limits(test: rules.Test) -> Slo:
+    """Return the limits of Server and Interactive as an SLO."""
     assert test.ttft_ns is not None and test.tpot_ns is not None
-    limits = (("ttft", test.ttft_ns), ("tpot_mlperf", test.tpot_ns))
-    return Slo(
-        terms=tuple(Term(metric=name, limit_ns=ns, quantile=test.percentile) for name, ns in limits)
-    )
+    ttft = Term(metric="ttft", limit_ns=test.ttft_ns, quantile=test.percentile)
+    tpot = Term(metric="tpot_mlperf", limit_ns=test.tpot_ns, quantile=test.percentile)
+    return Slo(terms=(ttft, tpot))
 
 
-def probe(test: rules.Test, qps: float) -> rules.Test:
-    """The test for a trial of the search at rate `qps`.
+# -- the search for the peak -----------------------------------------------------------------------
 
-    Where a pass is short compared with the minimum duration, the trial does not complete its last pass. Otherwise it
-    has the official length: a queue that grows for minutes can fail a long run at a rate that short trials sustain.
+
+def create_trial_test(test: rules.Test, qps: float) -> rules.Test:
+    """Return the test for a trial of the search at a rate.
+
+    Where a pass is short compared with the minimum duration, the trial does not complete its last
+    pass. Otherwise it has the official length, because a queue that grows for minutes can fail a
+    long run at a rate that short trials sustain.
     """
-    passes = qps * test.min_duration_ns / 1e9 / test.samples
-    return replace(test, samples=1) if passes >= MANY_PASSES else test
+    passes = qps * test.min_duration_ns / NS_PER_S / test.samples
+    if passes >= MANY_PASSES:
+        return replace(test, samples=1)
+    return test
 
 
-def peak(
+def create_peak_search(
     test: rules.Test,
     data: Data,
     settings: Settings,
-    folder: Path,
-    start: float,
-    drain_ns: int = WAIT_NS,
+    output_dir: Path,
     *,
-    sustain_length_factor: float = 1.0,
+    start_qps: float,
+    drain_ns: int = MAX_WAIT_NS,
+    sustain_factor: float = 1.0,
     run_spread: float | None = 0.0,
 ) -> tuple[LoadSearch, TrialRunner, experiment.ExperimentPlan]:
-    """The search for the highest rate whose official run is VALID, with the official seeds.
+    """Return the search for the highest rate whose official run is VALID, with official seeds.
 
-    Returns the search, the runner of its trials, and the plan that identifies the search when it is resumed.
+    Args:
+        test: The test.
+        data: The requests.
+        settings: The endpoint, and how requests are sent.
+        output_dir: The directory of the search.
+        start_qps: The first rate that is tried.
+        drain_ns: How long queries may take after the last one was issued.
+        sustain_factor: The length of the run that shows that the rate is sustained, in official
+            lengths.
+        run_spread: How much the result may vary between runs, as `--run-spread` says.
+
+    Returns:
+        The search, the runner of its trials, and the plan that identifies the search when it is
+        resumed.
     """
-    seed = experiment.choose_seed(folder, data.seed)
+    seed = experiment.choose_seed(output_dir, data.seed)
 
     def make_workload(trial: PlannedTrial) -> Workload:
-        trial_test = test if trial.kind in CONFIRMING_KINDS else probe(test, trial.load)
-        trial_test = replace(
-            trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.length_factor)
-        )
-        return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
+        is_confirmation = trial.kind in CONFIRMING_KINDS
+        trial_test = test if is_confirmation else create_trial_test(test, trial.load)
+        min_duration_ns = round(trial_test.min_duration_ns * trial.length_factor)
+        trial_test = replace(trial_test, min_duration_ns=min_duration_ns)
+        return build_workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
 
     runner = TrialRunner(
-        output_dir=folder,
-        goal=Goal(slo=_limits(test), mlperf=True),
+        output_dir=output_dir,
+        goal=Goal(slo=_latency_limits(test), mlperf=True),
         make_workload=make_workload,
         settings=settings,
         seed=seed,
         has_seed_per_trial=False,
     )
-    plan = experiment.ExperimentPlan(
-        command_name="search",
-        load_kind="request_rate",
-        workload=f"mlperf {test.benchmark} {test.scenario}",
-        source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
-        target=settings.display_name,
-        metadata=dict(settings.metadata),
-        seed=seed,
-        options={"data": data.name, **experiment.request_options(settings)}
-        | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
-        command=settings.command,
-        rules="mlperf",
-    )
-    precision = 0.01 if test.scenario == "server" else 0.03
     search_settings = SearchSettings(
-        low=0.01,
-        high=1e6,
-        start=start,
-        precision=precision,
-        sustain_length_factor=sustain_length_factor,
+        low=PEAK_LOW_QPS,
+        high=PEAK_HIGH_QPS,
+        start=start_qps,
+        precision=PEAK_PRECISION[test.scenario],
+        sustain_length_factor=sustain_factor,
         run_spread=run_spread,
     )
+    plan = _peak_search_plan(test, data, settings, seed=seed, drain_ns=drain_ns)
     return LoadSearch(search_settings), runner, plan
 
 
-def offline_rate(folder: Path) -> tuple[float, float] | None:
-    """The Offline rate to expect (samples/s) and the trial's length (s), from a short trial; None without completions.
-
-    The rate is that of the middle half of the completions, which leaves out the start-up and the wait for the last
-    ones. It is at most 1.5 times the rate of the whole trial, because answers of a single batch end together.
-    """
-    columns = read_columns(folder)
-    end_times = np.sort(
-        columns["end_ns"][(columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)]
+def _peak_search_plan(
+    test: rules.Test, data: Data, settings: Settings, *, seed: int, drain_ns: int
+) -> experiment.ExperimentPlan:
+    """Return what identifies a search for the peak."""
+    options = {"data": data.name, **experiment.request_options(settings)}
+    if drain_ns != MAX_WAIT_NS:
+        options["grace"] = f"{drain_ns / NS_PER_S:g} s"
+    min_duration_s = test.min_duration_ns / NS_PER_S
+    return experiment.ExperimentPlan(
+        command_name="search",
+        load_kind="request_rate",
+        workload=f"mlperf {test.benchmark} {test.scenario}",
+        source_text=f"round {test.round}, {min_duration_s:g} s, {test.samples} samples\n",
+        target=settings.display_name,
+        metadata=dict(settings.metadata),
+        seed=seed,
+        options=options,
+        command=settings.command,
+        rules="mlperf",
     )
-    if not len(end_times) or end_times[-1] <= 0:
-        return None
-    trial_s = float(end_times[-1] - columns["due_ns"].min()) / 1e9
-    whole_rate = len(end_times) / trial_s
-    low, high = len(end_times) // 4, 3 * len(end_times) // 4
-    middle_s = float(end_times[high] - end_times[low]) / 1e9
-    middle_rate = (high - low) / middle_s if middle_s > 0 else math.inf
-    return min(max(middle_rate, whole_rate), 1.5 * whole_rate), trial_s
 
 
-# -- judging -----------------------------------------------------------------------------------------------------------
+# -- the rate that sizes an Offline query ----------------------------------------------------------
 
 
-def read_columns(folder: Path) -> dict[str, NDArray[Any]]:
-    """The columns that a result needs and no others: 2.1 million records in about 120 MB.
+class OfflineTrial(NamedTuple):
+    """What a short trial shows about Offline: the expected rate, and how long the trial took."""
 
-    Raises UserError when the folder holds no records.
+    samples_per_s: float
+    duration_s: float
+
+
+def measure_offline_trial(run_dir: Path) -> OfflineTrial | None:
+    """Return the Offline rate to expect, or None if no request of the trial completed.
+
+    The rate is that of the middle half of the completions, which leaves out the start-up and the
+    wait for the last ones.
     """
-    rows = store.read_run_lazily(folder).rows
+    columns = read_columns(run_dir)
+    is_completed = (columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)
+    end_times_ns = np.sort(columns["end_ns"][is_completed])
+    completed = len(end_times_ns)
+    if not completed or end_times_ns[-1] <= 0:
+        return None
+    duration_s = float(end_times_ns[-1] - columns["due_ns"].min()) / NS_PER_S
+    mean_rate = completed / duration_s
+    first_index = completed // 4
+    last_index = 3 * completed // 4
+    middle_s = float(end_times_ns[last_index] - end_times_ns[first_index]) / NS_PER_S
+    middle_rate = (last_index - first_index) / middle_s if middle_s > 0 else math.inf
+    samples_per_s = min(max(middle_rate, mean_rate), MAX_OFFLINE_SPEEDUP * mean_rate)
+    return OfflineTrial(samples_per_s, duration_s)
+
+
+# -- judging a finished run ------------------------------------------------------------------------
+
+
+def read_columns(run_dir: Path) -> dict[str, NDArray[np.int64]]:
+    """Return the columns of the records that a result needs, and no others.
+
+    2.1 million records then take about 120 MB. Raises UserError if the directory has no records.
+    """
+    rows = store.read_run_lazily(run_dir).rows
     return {name: np.ascontiguousarray(rows[name]) for name in COLUMNS}
 
 
-def judge(
-    folder: Path,
+def judge_run(
+    run_dir: Path,
     test: rules.Test,
     summary: Summary,
     *,
     data_name: str,
     qps: float,
     search_result: SearchResult | None = None,
-) -> mlperf.MlperfResult:
-    """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files.
+) -> MlperfResult:
+    """Return the result of a finished run, and write it with LoadGen's two logs into its directory.
 
-    `search_result`: of the search whose peak this run is.
+    `search_result` is the search whose peak this run confirmed, if there is one.
     """
-    query_trace = _query_trace(folder, test, summary)
-    simulated = summary.target.simulated
-    names = [part.target.name or part.target.url for part in summary.targets]
-    served_by = (
-        f"{len(names)} targets: {', '.join(names)}"
-        if names
-        else summary.target.name or summary.target.url
-    )
-    notes = [f"served by {served_by} ({summary.target.model})"]
-    if summary.target.software:
-        notes.append(f"software: {', '.join(summary.target.software)}")
-    if summary.run.metadata:
-        notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
-    errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
-    errors += [
-        reasons.format_reason(caveat)
-        for caveat in summary.verdict.caveat_codes
-        if caveat.code == "failures"
-    ]
-    notes += [
-        reasons.format_reason(warning)
-        for warning in summary.verdict.warning_codes
-        if warning.code == "resonance"
-    ]
+    errors = _measurement_errors(summary)
     warnings = [
         *summary.verdict.caveats,
-        *cautions(test),
-        *uncounted(summary.tokens.sources.output, summary.requests.ok),
+        *deviation_warnings(test),
+        *token_count_warnings(summary.tokens.sources.output, summary.requests.ok),
     ]
-    notes += [*errors, *warnings]
-    result = mlperf.reduce(
-        query_trace,
+    result = judge_trace(
+        _read_trace(run_dir, test, summary),
         test,
-        dataset=data_name,
-        target_qps=qps,
-        notes=notes,
-        errors=errors,
-        warnings=warnings,
-        simulated=simulated,
+        RunFacts(
+            dataset=data_name,
+            target_qps=qps,
+            notes=[*_system_notes(summary), *errors, *warnings],
+            errors=errors,
+            warnings=warnings,
+            simulated=summary.target.simulated,
+        ),
     )
-    result = _with_standing(result, test, summary, search_result)
-    write(folder, result, test, *of_summary(summary))
+    result = _with_stability(result, test, summary, search_result)
+    write_result(run_dir, result, test, log_context(summary))
     return result
 
 
-def sound(summary: Summary) -> bool:
-    """Return True if the run is valid, few requests failed, and its rules miss no metric."""
+def _measurement_errors(summary: Summary) -> list[str]:
+    """Return why the run is not a valid measurement, or why many of its requests failed."""
+    errors = [f"the measurement is INVALID: {reason}" for reason in summary.verdict.reasons]
+    return errors + _format_reasons(summary.verdict.caveat_codes, "failures")
+
+
+def _format_reasons(codes: Sequence[ReasonCode], code: str) -> list[str]:
+    """Return the texts of the reasons with a code."""
+    return [reasons.format_reason(reason) for reason in codes if reason.code == code]
+
+
+def _system_notes(summary: Summary) -> list[str]:
+    """Return what served the requests, and whether replicas got unequal samples."""
+    target = summary.target
+    endpoint_names = [part.target.name or part.target.url for part in summary.targets]
+    server = target.name or target.url
+    if endpoint_names:
+        server = f"{len(endpoint_names)} targets: {', '.join(endpoint_names)}"
+    notes = [f"served by {server} ({target.model})"]
+    if target.software:
+        notes.append(f"software: {', '.join(target.software)}")
+    if summary.run.metadata:
+        notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
+    return notes + _format_reasons(summary.verdict.warning_codes, "resonance")
+
+
+def is_reliable(summary: Summary) -> bool:
+    """Return True if the run is valid, few requests failed, and every objective could be judged."""
     return (
         summary.verdict.valid
         and not has_high_error_rate(summary)
@@ -332,192 +439,224 @@ def sound(summary: Summary) -> bool:
     )
 
 
-def again(folder: Path, summary: Summary) -> mlperf.MlperfResult:
-    """The result of a stored run, recomputed from its records; writes nothing. Raises UserError without a result."""
-    stored = read(folder)
-    result = mlperf.reduce(
-        _query_trace(folder, test := _test_of(stored), summary),
-        test,
-        dataset=stored.dataset,
-        target_qps=stored.target_qps,
-        notes=stored.notes,
-        simulated=stored.simulated,
-    )
-    # what the records do not show: findings about the measurement, and what other runs showed
-    kept = (
-        "samples",
-        "errors",
-        "warnings",
-        "sustained",
-        "sustained_why",
-        "rules_qps",
-        "longer_minutes",
-    )
-    return msgspec.structs.replace(result, **{name: getattr(stored, name) for name in kept})
+def _read_trace(run_dir: Path, test: rules.Test, summary: Summary) -> QueryTrace:
+    """Return the queries of the measured stage of a run."""
+    columns = read_columns(run_dir)
+    measured_stage = next(index for index, stage in enumerate(summary.stages) if stage.measured)
+    is_measured = columns["stage"] == measured_stage
+    if not is_measured.all():
+        columns = {name: column[is_measured] for name, column in columns.items()}
+    due_ns = columns["due_ns"]
+    origin_ns = max(int(due_ns.min()), 0) if len(due_ns) else 0
+    return build_trace(columns, origin_ns, is_one_query=test.scenario == "offline")
 
 
-def _test_of(stored: mlperf.MlperfResult) -> rules.Test:
-    scenario: Any = stored.scenario
-    test = rules.test(
-        stored.benchmark, scenario, stored.round, min_duration_s=stored.min_duration_s
-    )
-    return replace(test, samples=stored.samples, min_queries=stored.min_queries)
-
-
-def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:
-    """The files of a stored result, made again: `mlperf.json` and LoadGen's two log files."""
-    result = again(folder, summary)
-    return _outputs(result, _test_of(result), *of_summary(summary))
-
-
-def _with_standing(
-    result: mlperf.MlperfResult,
+def _with_stability(
+    result: MlperfResult,
     test: rules.Test,
     summary: Summary,
     search_result: SearchResult | None,
-) -> mlperf.MlperfResult:
-    """The result with whether its rate can go on for ever. One run by the rules can show that it cannot, no more."""
+) -> MlperfResult:
+    """Return the result with whether its rate can go on for longer than the run.
+
+    One run of the official length can show that it cannot. That it can is shown only by a longer
+    run, which a search for the peak makes.
+    """
     if test.scenario == "offline":
         return result
-    found = summary.sustainable
-    if found.sustained is False:
-        return msgspec.structs.replace(result, sustained=False, sustained_why=found.why)
+    stability = summary.sustainable
+    if stability.sustained is False:
+        return replace(result, sustained=False, sustained_why=stability.why)
     if (
         search_result is not None
         and search_result.length_factor > 1
         and search_result.sustained_load == result.target_qps
     ):
-        return msgspec.structs.replace(
+        return replace(
             result,
             sustained=search_result.sustained,
             sustained_why=search_result.sustained_reason,
             rules_qps=search_result.confirmed_load,
         )
-    longer_s = sustainable.CONFIRMATION_FACTOR * max(result.scheduled_s, test.min_duration_ns / 1e9)
-    return msgspec.structs.replace(result, sustained_why=found.why, longer_minutes=longer_s / 60)
+    load_s = max(result.scheduled_s, test.min_duration_ns / NS_PER_S)
+    longer_minutes = sustainable.CONFIRMATION_FACTOR * load_s / 60
+    return replace(result, sustained_why=stability.why, longer_minutes=longer_minutes)
 
 
-def _query_trace(folder: Path, test: rules.Test, summary: Summary) -> mlperf.QueryTrace:
-    columns = read_columns(folder)
-    is_measured = columns["stage"] == next(
-        i for i, stage in enumerate(summary.stages) if stage.measured
-    )
-    if not is_measured.all():
-        columns = {name: column[is_measured] for name, column in columns.items()}
-    origin = int(columns["due_ns"].min()) if len(columns["due_ns"]) else 0
-    return mlperf.trace(columns, max(origin, 0), one_query=test.scenario == "offline")
+# -- notes and warnings ----------------------------------------------------------------------------
 
-
-COUNTERS = {
-    "tokenizer": "the tokenizer given by --tokenizer",
-    "estimate": "a packaged vocabulary, not the model's",
-    "events": "the events of the stream",
+TOKEN_COUNTERS = {
+    "tokenizer": "the tokenizer of --tokenizer",
+    "estimate": "a packaged vocabulary that is not the model's",
+    "events": "the number of events of the stream",
 }
-"""Who counted the output tokens, where the server's usage did not: by the tags of docs/reference/summary.md."""
+"""How output tokens were counted without the server's usage, by the tags of summary.json."""
 
 
-def uncounted(sources: Mapping[str, int], answers: int) -> list[str]:
-    """A warning where output tokens were counted without the server's usage, or none."""
-    others = {source: count for source, count in sources.items() if source != "server" and count}
-    if not others:
+def token_count_warnings(sources: Mapping[str, int], responses: int) -> list[str]:
+    """Return a warning if output tokens were counted without the server's usage, or an empty list.
+
+    Args:
+        sources: How many responses had their tokens counted by each source.
+        responses: The number of responses.
+    """
+    counts = {source: n for source, n in sources.items() if source != "server" and n}
+    if not counts:
         return []
-    who = " and ".join(COUNTERS.get(source, "nobody") for source in others)
+    counters = " and ".join(TOKEN_COUNTERS.get(source, "no source") for source in counts)
     return [
-        f"the output tokens of {sum(others.values()):,} of {answers:,} answers were counted by {who}, without the "
-        "server's usage: tokens/s and TPOT rest on that count"
+        f"the output tokens of {sum(counts.values()):,} of {responses:,} responses were counted by "
+        f"{counters}, without the server's usage: tokens/s and TPOT depend on that count"
     ]
 
 
-def cautions(test: rules.Test) -> list[str]:
-    """Warnings about the test itself: too short, too small a data set, the note of its limits."""
-    notes = []
-    if test.min_duration_ns < rules.rules().min_duration_s * 10**9:
-        notes.append(
-            "a minimum duration below the rules' 600 s: good for a trial, for nothing else"
+def deviation_warnings(test: rules.Test) -> list[str]:
+    """Return warnings about the test itself: too short, a small data set, notes on its limits."""
+    table = rules.load_rules()
+    warnings = []
+    if test.min_duration_ns < table.min_duration_s * NS_PER_S:
+        warnings.append(
+            f"the minimum duration is below the {table.min_duration_s} s of the rules: "
+            "use this result as a trial only"
         )
-    if test.samples < rules.rules().benchmarks[test.benchmark].samples:
-        notes.append(
-            f"a data set of {test.samples:,} samples is smaller than the rules': for a trial only"
+    if test.samples < table.benchmarks[test.benchmark].samples:
+        warnings.append(
+            f"the data set has {test.samples:,} samples, fewer than the rules require: "
+            "use this result as a trial only"
         )
-    return [*notes, *([test.note] if test.note else [])]
+    if test.note:
+        warnings.append(test.note)
+    return warnings
 
 
-def of_summary(summary: Summary) -> tuple[str, str, datetime]:
-    """What the log files say of a run: the system under test, the version of the generator, the beginning."""
-    started = (
-        datetime.fromisoformat(summary.run.started) if summary.run.started else datetime.now(UTC)
+# -- stored results --------------------------------------------------------------------------------
+
+FIELDS_NOT_IN_RECORDS = (
+    "samples",
+    "errors",
+    "warnings",
+    "sustained",
+    "sustained_why",
+    "rules_qps",
+    "longer_minutes",
+)
+"""Fields that the records do not show: those of the measurement and of other runs."""
+
+
+def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
+    """Return the result of a stored run, computed again from its records. Writes nothing.
+
+    Raises UserError if the directory has no result.
+    """
+    stored = read_result(run_dir)
+    test = _stored_test(stored)
+    result = judge_trace(
+        _read_trace(run_dir, test, summary),
+        test,
+        RunFacts(
+            dataset=stored.dataset,
+            target_qps=stored.target_qps,
+            notes=stored.notes,
+            simulated=stored.simulated,
+        ),
     )
-    return summary.target.name or summary.target.url, summary.run.version, started
+    changes = {name: getattr(stored, name) for name in FIELDS_NOT_IN_RECORDS}
+    return replace(result, **changes)
 
 
-def write(
-    folder: Path,
-    result: mlperf.MlperfResult,
-    test: rules.Test,
-    sut: str,
-    version: str,
-    started: datetime,
+def _stored_test(stored: MlperfResult) -> rules.Test:
+    """Return the test that a stored result is about."""
+    test = rules.create_test(
+        stored.benchmark,
+        rules.parse_scenario(stored.scenario),
+        stored.round,
+        min_duration_s=stored.min_duration_s,
+    )
+    return replace(test, samples=stored.samples, min_queries=stored.min_queries)
+
+
+def recompute_files(run_dir: Path, summary: Summary) -> dict[str, bytes]:
+    """Return the content of `mlperf.json` and LoadGen's two logs, computed from the records."""
+    result = recompute_result(run_dir, summary)
+    return _file_contents(result, _stored_test(result), log_context(summary))
+
+
+def log_context(summary: Summary) -> LogContext:
+    """Return what the log files say about a run."""
+    started = datetime.now(UTC)
+    if summary.run.started:
+        started = datetime.fromisoformat(summary.run.started)
+    sut = summary.target.name or summary.target.url
+    return LogContext(sut=sut, version=summary.run.version, started=started)
+
+
+def write_result(
+    output_dir: Path, result: MlperfResult, test: rules.Test, context: LogContext
 ) -> None:
-    """Write `mlperf.json` and LoadGen's two log files into `folder`."""
-    for name, data in _outputs(result, test, sut, version, started).items():
-        store.replace(folder / name, data)
-    checksums.write(folder)
+    """Write `mlperf.json` and LoadGen's two logs into a directory."""
+    for name, content in _file_contents(result, test, context).items():
+        store.replace(output_dir / name, content)
+    checksums.write(output_dir)
 
 
-def write_queries(
-    folder: Path, trace: mlperf.QueryTrace, sut: str, version: str, started: datetime
-) -> None:
-    """Keep the queries of a result that has no run of its own, so that it can be made again: the official LoadGen's."""
+def _file_contents(result: MlperfResult, test: rules.Test, context: LogContext) -> dict[str, bytes]:
+    logs = log_files.create_logs(result, test, context)
+    contents = {RESULT: format.document(result)}
+    return contents | {name: text.encode() for name, text in logs.items()}
+
+
+def write_queries(output_dir: Path, trace: QueryTrace, context: LogContext) -> None:
+    """Store the queries that the official LoadGen issued, so that the result can be recomputed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    of_run = msgspec.json.encode({"sut": sut, "version": version, "started": started.isoformat()})
-    columns = pa.table(dict(zip(trace._fields, trace, strict=True)))
-    pq.write_table(
-        columns.replace_schema_metadata({QUERIES: of_run}), folder / QUERIES, compression="zstd"
-    )
+    fields = context._asdict() | {"started": context.started.isoformat()}
+    table = pa.table(trace._asdict())
+    table = table.replace_schema_metadata({QUERIES: msgspec.json.encode(fields)})
+    pq.write_table(table, output_dir / QUERIES, compression="zstd")
 
 
-def outputs_of_queries(folder: Path) -> dict[str, bytes]:
-    """The files of a stored result, made again from the queries beside it. Raises UserError or ValueError."""
+def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
+    """Return the files of a result of the official LoadGen, computed from the stored queries.
+
+    Raises UserError or ValueError if a file is damaged.
+    """
     import pyarrow.parquet as pq
 
-    table = pq.read_table(folder / QUERIES)
-    of_run = msgspec.json.decode((table.schema.metadata or {})[QUERIES.encode()])
-    trace = mlperf.QueryTrace(*(table[name].to_numpy() for name in mlperf.QueryTrace._fields))
-    stored = read(folder)
-    test = _test_of(stored)
-    result = mlperf.reduce(
+    table = pq.read_table(output_dir / QUERIES)
+    fields = msgspec.json.decode((table.schema.metadata or {})[QUERIES.encode()])
+    started = datetime.fromisoformat(fields["started"])
+    context = LogContext(sut=fields["sut"], version=fields["version"], started=started)
+    trace = QueryTrace(*(table[name].to_numpy() for name in QueryTrace._fields))
+    stored = read_result(output_dir)
+    test = _stored_test(stored)
+    result = judge_trace(
         trace,
         test,
-        dataset=stored.dataset,
-        target_qps=stored.target_qps,
-        notes=stored.notes,
-        errors=stored.errors,
-        warnings=stored.warnings,
-        simulated=stored.simulated,
+        RunFacts(
+            dataset=stored.dataset,
+            target_qps=stored.target_qps,
+            notes=stored.notes,
+            errors=stored.errors,
+            warnings=stored.warnings,
+            simulated=stored.simulated,
+        ),
     )
-    result = msgspec.structs.replace(result, samples=stored.samples)
-    return _outputs(
-        result, test, of_run["sut"], of_run["version"], datetime.fromisoformat(of_run["started"])
-    )
+    result = replace(result, samples=stored.samples)
+    return _file_contents(result, test, context)
 
 
-def _outputs(
-    result: mlperf.MlperfResult, test: rules.Test, sut: str, version: str, started: datetime
-) -> dict[str, bytes]:
-    logs = log_files.texts(result, test, sut=sut, version=version, started=started)
-    return {RESULT: format.document(result)} | {name: text.encode() for name, text in logs.items()}
-
-
-def read(folder: Path) -> mlperf.MlperfResult:
-    """A stored result. Raises UserError when there is none."""
-    if not folder.is_dir():
-        raise missing_result(folder, "a folder of loadgen mlperf")
-    refuse_links(folder)
-    path = folder / RESULT
+def read_result(output_dir: Path) -> MlperfResult:
+    """Return a stored result. Raises UserError if there is none."""
+    if not output_dir.is_dir():
+        raise missing_result(output_dir, "a results folder of loadgen mlperf")
+    refuse_links(output_dir)
+    path = output_dir / RESULT
     if not path.is_file():
         raise UserError(
-            "no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf"
+            "no_result",
+            "the folder has no MLPerf-style result",
+            str(path),
+            "give a results folder of loadgen mlperf",
         )
-    return decode_json(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")
+    return decode_json(path.read_bytes(), MlperfResult, str(path), "an MLPerf-style result")

@@ -1,12 +1,12 @@
-"""What an MLPerf-style result says, alone and in the report of its run: the test, LoadGen's figures, VALID or INVALID.
+"""Renders an MLPerf-style result: the report of its command and what it adds to that of its run.
 
-Pure: takes an `MlperfResult`, returns a report or its sections. Tokens/s come from one place (`rates`).
+Pure. Every output says that the result is unofficial.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.metrics import token_usage
@@ -19,6 +19,8 @@ from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
+    Facts,
+    Kind,
     Notice,
     Paragraph,
     Report,
@@ -29,221 +31,402 @@ from loadgen.render.section import (
     simulated_notice,
 )
 
+if TYPE_CHECKING:
+    from loadgen.mlperf.loadgen_spread import LoadGenSpread
+    from loadgen.mlperf.result import Check
 
-def report(
-    result: MlperfResult, *, gpus: int | None = None, parts: Iterable[Section] = ()
+NS_PER_MS = 1_000_000
+
+LIMIT_QUANTILE = 0.99
+"""The percentile that the rules limit, of both TTFT and TPOT."""
+
+MAX_BRIEF_REASONS = 3
+"""How many reasons for an INVALID result the default output shows."""
+
+LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "E2E latency"}
+"""The labels of the distributions of a result, by the name of their attribute."""
+
+
+# -- the report of the command ---------------------------------------------------------------------
+
+
+def create_report(
+    result: MlperfResult,
+    *,
+    gpus: int | None = None,
+    part_sections: Iterable[Section] = (),
+    run_dir: str = "",
 ) -> Report:
-    """The whole answer. `parts`: of each of several stages, classes and targets (`runs.text.parts`)."""
+    """Return the report of an MLPerf-style result.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
+        part_sections: Sections about the parts of the run, for example one row per endpoint.
+        run_dir: The directory of the result, which the default output names. "" if unknown.
+    """
+    notices = [disclosure_notice(result.disclosure)]
+    if result.simulated:
+        notices.insert(0, simulated_notice())
     return Report(
         title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
         page_title=f"mlperf-{result.benchmark}-{result.scenario}",
         generated_by="loadgen report of an MLPerf-style result",
-        notices=[*([simulated_notice()] if result.simulated else []), warned(result.disclosure)],
-        headline=[Paragraph(sentence(result), "good" if result.valid else "bad", large=True)],
-        sections=[
-            *parts,
-            *sections(result, gpus),
-        ],
+        notices=notices,
+        headline=[Paragraph(describe_verdict(result), _verdict_kind(result), large=True)],
+        sections=[*part_sections, *detail_sections(result, gpus)],
+        brief=brief_sections(result, gpus, run_dir=run_dir),
     )
 
 
-def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
-    """The verdict of the rules with what it rests on: in a report of its own, and in that of its run or search."""
-    tokens, samples = rates(result, gpus)
-    length = f"{result.scheduled_s:,.3f} s scheduled, {result.min_duration_s:g} s needed"
-    if result.scenario == "offline":
-        length = f"one query of {format.counted(result.queries, 'sample')}"
-    scheduled = (
-        f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
-        if result.scenario != "offline"
-        else ""
-    )
-    said = named_facts(
-        Test=f"{result.benchmark} {result.scenario}, round {result.round}",
-        Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
-        Data=result.dataset,
-        Queries=(f"{result.queries:,} ({result.resolved:,} completed)", length),
-        Tokens=f"{result.tokens:,}, {result.one_token_replies:,} one-token replies (counted, left out of TPOT)",
-        **{"Tokens/s": (f"{tokens.value} {tokens.window}", tokens.per_gpu)},
-        Whole_run=f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
-        **{"Samples/s": (f"{samples.value} completed", scheduled)},
-    )
-    close = (
-        "VALID for LoadGen at exactly a limit; the submission checker asks for less than the limit"
-    )
-    reasons = [*_sustained(result), *(reason.text for reason in result.reasons)]
-    reasons += [close] if result.valid and not result.checker_valid else []
+def disclosure_notice(disclosure: str = DISCLOSURE) -> Notice:
+    """Return the notice that the result is unofficial and not verified by MLCommons."""
+    label, _, meaning = disclosure.partition(": ")
+    return Notice(label, meaning)
+
+
+def describe_verdict(result: MlperfResult) -> str:
+    """Return the verdict by the rules in one sentence, with the reasons if it is INVALID."""
+    test = f"MLPerf-style {_describe_test(result)}, unofficial"
+    if result.valid:
+        return f"{test}: VALID."
+    reasons = "; ".join(reason.text for reason in result.reasons)
+    return f"{test}: INVALID. {reasons}."
+
+
+def _describe_test(result: MlperfResult) -> str:
+    """Return the scenario, benchmark and round, for example "Server, llama2-70b, round v6.1"."""
+    return f"{result.scenario.capitalize()}, {result.benchmark}, round {result.round}"
+
+
+def _verdict_kind(result: MlperfResult) -> Kind:
+    """Return the color of the verdict."""
+    return "good" if result.valid else "bad"
+
+
+# -- the default output ----------------------------------------------------------------------------
+
+
+def brief_sections(
+    result: MlperfResult, gpus: int | None, *, run_dir: str = ""
+) -> tuple[Section, ...]:
+    """Return the default output: verdict, limits, rates and what keeps the result from counting."""
+    title = _describe_test(result)
+    if result.target_qps:
+        title += f", {_describe_target_rate(result)}"
+    path_facts = named_facts(Details=f"loadgen report {run_dir} --full" if run_dir else "")
     return (
-        section("MLPerf-style result, unofficial", said, _latencies(result), id="mlperf"),
+        section("", Paragraph(title)),
+        section("", _brief_limits(result), indented=True),
+        section("", Facts(list(_brief_rows(result, gpus))), indented=True),
+        section("", path_facts),
+    )
+
+
+def _describe_target_rate(result: MlperfResult) -> str:
+    """Return the rate that was requested, which in Offline only sizes the single query."""
+    if result.scenario == "offline":
+        return f"sized for {result.target_qps:,.6g} samples/s"
+    return f"{result.target_qps:,.6g} queries/s"
+
+
+def _brief_limits(result: MlperfResult) -> Table | Paragraph:
+    """Return the verdict above the limits: measured value, violations and early stopping."""
+    verdict = describe_standing(result)
+    if not result.checks:
+        return Paragraph(verdict, _verdict_kind(result))
+    head = ("", verdict, "measured", "limit", "violations", "early stopping")
+    return Table(head, [_brief_limit_row(check) for check in result.checks], label_columns=2)
+
+
+def _brief_limit_row(check: Check) -> tuple[str, ...]:
+    is_passed = check.met and check.early_stopping_met
+    return (
+        "ok" if is_passed else "x",
+        f"{check.metric.upper()} p99",
+        _format_checked_value(check),
+        f"{check.limit_ns / NS_PER_MS:,g} ms",
+        f"{check.over:,} of {check.count:,}",
+        _describe_early_stopping(check),
+    )
+
+
+def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts of the default output below the limits."""
+    tokens, samples = completed_rates(result, gpus)
+    throughput = f"{tokens.value} output tok/s, {samples.value} samples/s {tokens.window}"
+    if tokens.per_gpu:
+        throughput += f"; {tokens.per_gpu}"
+    yield "Throughput", throughput
+    yield "Queries", f"{_describe_queries(result)}; {_describe_length(result)}"
+    yield "Data", result.dataset
+    reasons = [reason.text for reason in result.reasons]
+    for reason in reasons[:MAX_BRIEF_REASONS]:
+        yield "INVALID", reason
+    if len(reasons) > MAX_BRIEF_REASONS:
+        yield "", f"{len(reasons) - MAX_BRIEF_REASONS} more reasons: --full"
+    stability = next(_describe_stability(result), "")
+    if stability:
+        yield "Stability", stability
+    if result.errors:
+        yield "Errors", f"{format.counted(len(result.errors), 'error')} (--full)"
+    if result.warnings:
+        yield "Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"
+
+
+# -- every section ---------------------------------------------------------------------------------
+
+
+def detail_sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
+    """Return every section of the result, for its own report and for that of its run or search."""
+    return (
         section(
-            "Limits and early stopping",
-            Bars(
-                rows=list(_used(result)), unit=" %", line=100.0, low=0.0, title="Used of each limit"
-            ),
-            limits(result)
-            if result.checks
-            else "Offline has no limit on latency, and so no early stopping.",
-            Paragraph(f"{checker_text(result)}.", "soft"),
+            "MLPerf-style result, unofficial",
+            Facts(_result_rows(result, gpus)),
+            _latency_table(result),
+            id="mlperf",
         ),
-        section(
-            "Result",
-            Paragraph(_standing(result), "good" if result.valid else "bad", large=True),
-            Bullets(reasons),
-        ),
+        _limits_section(result),
+        _verdict_section(result),
         section("Notes", Bullets(result.notes), id="mlperf-notes"),
     )
 
 
-def _standing(result: MlperfResult) -> str:
+def _result_rows(result: MlperfResult, gpus: int | None) -> list[tuple[str, str]]:
+    """Return the labels and texts of what was tested and what was measured."""
+    tokens, samples = completed_rates(result, gpus)
+    target_rate = f"{result.target_qps:,.6g}/s" if result.target_qps else ""
+    scheduled_rate = ""
+    if result.scenario != "offline":
+        scheduled_rate = f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+    return [
+        ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
+        ("Target rate", target_rate),
+        ("Data", result.dataset),
+        ("Queries", f"{_describe_queries(result)}, {_describe_length(result)}"),
+        (
+            "Tokens",
+            f"{result.tokens:,}; {result.one_token_replies:,} responses of one token "
+            "(counted here, left out of TPOT)",
+        ),
+        ("Tokens/s", _join_present(f"{tokens.value} {tokens.window}", tokens.per_gpu)),
+        (
+            "Full run",
+            f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
+        ),
+        ("Samples/s", _join_present(f"{samples.value} completed", scheduled_rate)),
+    ]
+
+
+def _join_present(*texts: str) -> str:
+    """Return the texts that are not empty, joined by commas."""
+    return ", ".join(filter(None, texts))
+
+
+def _describe_queries(result: MlperfResult) -> str:
+    return f"{result.queries:,} issued, {result.resolved:,} completed"
+
+
+def _describe_length(result: MlperfResult) -> str:
+    """Return how long the schedule is and has to be. Offline has one query and no schedule."""
+    if result.scenario == "offline":
+        return f"one query of {format.counted(result.queries, 'sample')}"
+    return f"{result.scheduled_s:,.3f} s scheduled, at least {result.min_duration_s:g} s required"
+
+
+def _latency_table(result: MlperfResult) -> Table:
+    """Return the distributions of TTFT, TPOT and latency in ms, with LoadGen's percentiles."""
+    head = ("ms", *(f"p{quantile * 100:g}" for quantile in PERCENTILES), "mean", "max")
+    rows = []
+    for attribute, label in LATENCY_NAMES.items():
+        spread: LoadGenSpread | None = getattr(result, attribute)
+        if spread is not None:
+            values_ns = (*spread.percentiles, spread.mean, spread.max)
+            rows.append((label, *map(_format_ms, values_ns)))
+    return Table(head, rows)
+
+
+def _format_ms(value_ns: int | None) -> str:
+    """Return nanoseconds as milliseconds, or a dash for a query that never completed."""
+    if value_ns is None:
+        return format.NONE
+    return f"{value_ns / NS_PER_MS:,.3f}"
+
+
+def _limits_section(result: MlperfResult) -> Section:
+    """Return the section with each limit, its early stopping and the submission checker."""
+    limits: Table | str = limits_table(result)
+    if not result.checks:
+        limits = "Offline has no limit on latency and therefore no early stopping."
+    bars = Bars(
+        rows=list(_limit_bars(result)),
+        unit=" %",
+        line=100.0,
+        low=0.0,
+        title="Measured p99 in % of the limit",
+    )
+    checker = Paragraph(f"{checker_text(result)}.", "soft")
+    return section("Limits and early stopping", bars, limits, checker)
+
+
+def limits_table(result: MlperfResult) -> Table:
+    """Return one row per limit, without rows in Offline, which has no limit."""
+    head = ("limit", "measured", "LoadGen", "submission checker", "violations", "early stopping")
+    rows = []
+    for check in result.checks:
+        cells = (
+            _describe_limit(check),
+            _format_checked_value(check),
+            _passes_or_fails(check.met),
+            _passes_or_fails(check.checker_met),
+            f"{check.over:,} of {check.count:,}",
+            _describe_early_stopping(check),
+        )
+        rows.append(cells)
+    return Table(head, rows)
+
+
+def _describe_limit(check: Check) -> str:
+    """Return a limit as text, for example "TTFT p99 at most 2,000 ms"."""
+    return promise(check.metric, LIMIT_QUANTILE, check.limit_ns / NS_PER_MS)
+
+
+def _format_checked_value(check: Check) -> str:
+    """Return the percentile that the limit is about."""
+    if check.value_ns is None:
+        return "never completed"
+    return f"{_format_ms(check.value_ns)} ms"
+
+
+def _passes_or_fails(is_passed: bool) -> str:
+    return "passes" if is_passed else "fails"
+
+
+def _describe_early_stopping(check: Check) -> str:
+    """Return the outcome of early stopping, with the queries that are missing if it fails."""
+    if check.early_stopping_met:
+        return "passes"
+    return f"fails, {check.more:,} more queries needed"
+
+
+def _limit_bars(result: MlperfResult) -> Iterator[Bar]:
+    """Yield a bar per limit: the measured percentile in % of the limit."""
+    for check in result.checks:
+        if check.value_ns is None:
+            continue
+        used_percent = 100 * check.value_ns / check.limit_ns
+        text = f"{used_percent:,.1f} % of the limit"
+        color = "good" if check.met else "bad"
+        yield Bar(_describe_limit(check), text, [(0.0, used_percent, color, text)])
+
+
+def _verdict_section(result: MlperfResult) -> Section:
+    """Return the section with the verdict, the reasons for it and whether the rate is stable."""
+    sentences = [*_describe_stability(result), *(reason.text for reason in result.reasons)]
+    if result.valid and not result.checker_valid:
+        sentences.append(
+            "A measured value equals its limit. LoadGen accepts that; "
+            "the submission checker requires less than the limit."
+        )
+    verdict = Paragraph(describe_standing(result), _verdict_kind(result), large=True)
+    return section("Result", verdict, Bullets(sentences))
+
+
+def describe_standing(result: MlperfResult) -> str:
+    """Return VALID or INVALID by the rules, and whether the rate could go on for longer."""
     if not result.valid:
         return "INVALID"
-    if not result.rules_only:
-        return "VALID" if result.scenario == "offline" else "VALID, and sustained"
-    return f"VALID by the rules only: {'NOT sustained' if result.sustained is False else 'not held for twice as long'}"
+    if result.scenario == "offline":
+        return "VALID by MLPerf rules"
+    if result.sustained is None:
+        return "VALID by MLPerf rules; stability not verified"
+    if result.sustained:
+        return "VALID by MLPerf rules, and sustained"
+    return "VALID by MLPerf rules, but not sustained"
 
 
-def _sustained(result: MlperfResult) -> Iterator[str]:
-    """Whether the rate can go on for ever, and what would show it."""
-    if result.sustained_why:
-        yield (
-            f"in this run: {result.sustained_why}"
-            if result.sustained is None
-            else result.sustained_why
-        )
+def _describe_stability(result: MlperfResult) -> Iterator[str]:
+    """Yield whether the rate can go on for longer than the run, or how to find out."""
     if result.sustained is False and result.valid:
         yield (
-            "a queue grows: a longer run at this rate would miss the limits. --find-peak finds a rate that is sustained"
+            "A queue grows: a longer run at this rate would miss the limits. "
+            "--find-peak finds a rate that is sustained."
         )
     elif result.rules_only and result.longer_minutes is not None:
         yield (
-            f"whether it goes on, a run twice as long shows, {result.longer_minutes:,.0f} minutes: "
-            "--find-peak --sustain"
+            "Stability not verified; run --find-peak --sustain "
+            f"(about {result.longer_minutes:,.0f} min)."
         )
+    if result.sustained_why:
+        subject = "In this run: " if result.sustained is None else ""
+        yield f"{subject}{result.sustained_why}"
     if result.rules_qps is not None and result.target_qps is not None:
-        yield f"highest rate by the rules, in runs of the official length: {result.rules_qps:,.4g}/s"
+        yield (
+            "Highest rate that is VALID by the rules in runs of the official length: "
+            f"{result.rules_qps:,.4g}/s."
+        )
 
 
-class Rate(NamedTuple):
-    """A rate of LoadGen's as it is printed: its value, the window it covers, and its part of one GPU."""
+# -- rates -----------------------------------------------------------------------------------------
+
+
+class CompletedRate(NamedTuple):
+    """A rate of LoadGen as text: its value, the window that it covers, and its value per GPU."""
 
     value: str
     window: str
     per_gpu: str
 
 
-def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
-    """Output tokens/s and samples/s."""
-    offline = result.scenario == "offline"
-    window = (
-        "until the last completion" if offline else "until the last-issued query ended (LoadGen's)"
+def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRate, CompletedRate]:
+    """Return output tokens/s and samples/s in LoadGen's window.
+
+    The window ends when the query that was issued last completes, in Offline with the last
+    completion.
+    """
+    window = "until the last-issued query completed"
+    if result.scenario == "offline":
+        window = "until the last completion"
+    tokens_per_s = result.completed_tokens_per_s
+    gpu_tokens_per_s = token_usage.per_gpu(tokens_per_s, gpus)
+    per_gpu = ""
+    if gpu_tokens_per_s is not None:
+        per_gpu = f"{format.quantity(gpu_tokens_per_s)} tok/s per GPU ({gpus})"
+    samples_per_s = format.quantity(result.completed_samples_per_s, 4)
+    return (
+        CompletedRate(format.quantity(tokens_per_s, 4), window, per_gpu),
+        CompletedRate(samples_per_s, window, ""),
     )
-    tokens, samples = result.completed_tokens_per_s, result.completed_samples_per_s
-    one_gpu = token_usage.per_gpu(tokens, gpus)
-    per_gpu = f"{format.quantity(one_gpu)} per GPU ({gpus})" if one_gpu is not None else ""
-    return Rate(format.quantity(tokens, 4), window, per_gpu), Rate(
-        format.quantity(samples, 4), window, ""
-    )
 
 
-def sentence(result: MlperfResult) -> str:
-    """The verdict of the rules in one sentence."""
-    test = f"MLPerf-style {result.scenario.capitalize()}, {result.benchmark}, round {result.round}, unofficial"
-    if result.valid:
-        return f"{test}: VALID."
-    return f"{test}: INVALID. {'; '.join(reason.text for reason in result.reasons)}."
+# -- additions to the report of the run, or of the search for a peak -------------------------------
 
 
-def limits(result: MlperfResult) -> Table:
-    """The limits, with early stopping. No rows in Offline, which has no limit."""
-    head = (
-        "limit",
-        "came out",
-        "LoadGen",
-        "submission checker",
-        "over the limit",
-        "early stopping",
-    )
-    rows: list[tuple[str, ...]] = []
-    for check in result.checks:
-        value = (
-            "a query that never completed"
-            if check.value_ns is None
-            else f"{check.value_ns / 1e6:,.3f} ms"
-        )
-        rows.append(
-            (
-                promise(check.metric, 0.99, check.limit_ns / 1e6),
-                value,
-                "passes" if check.met else "fails",
-                "passes" if check.checker_met else "fails",
-                f"{check.over:,} of {check.count:,}",
-                "passes"
-                if check.early_stopping_met
-                else f"fails, {check.more:,} more queries needed",
-            )
-        )
-    return Table(head, rows)
+def create_addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
+    """Return what the result adds to the report of the run or search in the same directory."""
+    tokens, _ = completed_rates(result, gpus)
+    tokens_text = _join_present(f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)
 
+    def replace_tiles(tiles: Sequence[Tile]) -> Sequence[Tile]:
+        return [_with_loadgen_rate(tile, result, gpus) for tile in tiles]
 
-def _used(result: MlperfResult) -> Iterator[Bar]:
-    """The share of each limit that the run used."""
-    for check in result.checks:
-        if check.value_ns is not None:
-            used = 100 * check.value_ns / check.limit_ns
-            text = f"{used:,.1f} % of the limit"
-            color = "good" if check.met else "bad"
-            yield Bar(
-                promise(check.metric, 0.99, check.limit_ns / 1e6), text, [(0.0, used, color, text)]
-            )
-
-
-def _latencies(result: MlperfResult) -> Table:
-    head = ("ms", *(f"p{p * 100:g}" for p in PERCENTILES), "mean", "max")
-    rows = []
-    for name, spread in (("TTFT", result.ttft), ("TPOT", result.tpot), ("Latency", result.latency)):
-        if spread is not None:
-            values = (*spread.percentiles, spread.mean, spread.max)
-            rows.append(
-                (
-                    name,
-                    *(format.NONE if value is None else f"{value / 1e6:,.3f}" for value in values),
-                )
-            )
-    return Table(head, rows)
-
-
-# -- on the page of a run, and on that of a search for a peak ----------------------------------------------------------
-
-
-def warned(disclosure: str = DISCLOSURE) -> Notice:
-    """The disclosure, for the top."""
-    word, _, meaning = disclosure.partition(": ")
-    return Notice(word, meaning)
-
-
-def addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
-    """What the result adds to the run, or to the search, whose folder it is in."""
-    tokens, _ = rates(result, gpus)
-    said = ", ".join(
-        filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu))
-    )
     return ExtraSections(
-        notices=(warned(result.disclosure),),
-        verdict_text=sentence(result),
+        notices=(disclosure_notice(result.disclosure),),
+        verdict_text=describe_verdict(result),
         is_good=result.valid,
-        replace_tiles=lambda numbers: tuple(_with_rates(numbers, result, gpus)),
-        metrics=f"{said}.",
-        sections=sections(result, gpus),
+        replace_tiles=replace_tiles,
+        metrics=f"{tokens_text}.",
+        sections=detail_sections(result, gpus),
     )
 
 
-def _with_rates(numbers: Sequence[Tile], mlperf: MlperfResult, gpus: int | None) -> Iterator[Tile]:
-    """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
-    tokens, samples = rates(mlperf, gpus)
-    for number in numbers:
-        rate = {"Output tokens": tokens, "Completed": samples}.get(number.name)
-        if rate is None:
-            yield number
-        else:
-            beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
-            yield number._replace(value=rate.value, note=beside)
+def _with_loadgen_rate(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
+    """Return a headline number with the rate of LoadGen's window, if it is a rate.
+
+    The page of a run then shows the same rates as the MLPerf-style result.
+    """
+    tokens, samples = completed_rates(result, gpus)
+    rate = {"Output throughput": tokens, "Request throughput": samples}.get(tile.name)
+    if rate is None:
+        return tile
+    return tile._replace(value=rate.value, note=_join_present(rate.per_gpu, rate.window))

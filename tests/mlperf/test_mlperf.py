@@ -10,20 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from golden import check_golden
 from hypothesis import strategies as st
 from msgspec import structs
 from refusals import refused
 
 from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import load_summary
 from loadgen.core.stats.early_stopping import allowed_over, needed_queries
 from loadgen.mlperf import log_files, rules, run, text
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import parse_log, read_log
 from loadgen.mlperf.result import QueryTrace, Reply
 from loadgen.render import text as as_text
+from loadgen.runs.tiles import headline_tiles
 
 MS = 1_000_000
 S = 1000 * MS
+
+MAX_DEFAULT_LINES = 20
+SUMMARY_EXAMPLE = Path(__file__).parent.parent / "data" / "summary_example_rag_gpus.json"
 
 OFFICIAL_RUNS = [  # of round v5.1: scenario, target rate, minimum duration, queries, offset one gap after the last
     ("server", 170.0, 600, 122880, 722660302831),
@@ -36,12 +42,14 @@ OFFICIAL_RUNS = [  # of round v5.1: scenario, target rate, minimum duration, que
 def test_schedules_of_official_runs(
     scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int
 ) -> None:
-    planned = rules.schedule(rules.test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps)
+    planned = rules.create_schedule(
+        rules.create_test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps
+    )
     assert (len(planned.offsets_ns), planned.end_ns) == (queries, duration_ns)
 
 
 def test_last_query_of_the_first_official_run() -> None:
-    planned = rules.schedule(rules.test("llama2-70b", "server", "v5.1"), 170.0)
+    planned = rules.create_schedule(rules.create_test("llama2-70b", "server", "v5.1"), 170.0)
     assert int(planned.offsets_ns[-1]) == 722654092626
 
 
@@ -89,13 +97,13 @@ LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
 
 @pytest.mark.parametrize(("benchmark", "scenario", "ttft_ms", "tpot_ms"), LIMITS)
 def test_limits(benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int) -> None:
-    asked = rules.test(benchmark, scenario)
+    asked = rules.create_test(benchmark, scenario)
     assert (asked.ttft_ns, asked.tpot_ns) == (ttft_ms * MS, tpot_ms * MS)
     assert asked.since
 
 
 def test_every_figure_has_a_source() -> None:
-    table = rules.rules()
+    table = rules.load_rules()
     for benchmark in table.benchmarks.values():
         assert set(benchmark.rounds) <= set(table.rounds)
         for limit in filter(None, (benchmark.server, benchmark.interactive)):
@@ -117,12 +125,12 @@ def test_every_figure_has_a_source() -> None:
 )
 def test_wrong_names(arguments: tuple[Any, ...], code: str) -> None:
     with refused(UserError, code) as caught:
-        rules.test(*arguments)
+        rules.create_test(*arguments)
     assert caught.value.hint
 
 
 SMALL = structs.replace(
-    rules.test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1
+    rules.create_test("llama2-70b", "server"), samples=1, min_duration_ns=0, min_queries=1
 )
 
 
@@ -145,7 +153,7 @@ def trace(
 def test_rates_of_a_hand_worked_run() -> None:
     run = trace(1001)
     run.latency_ns[500] = 40 * S  # the last to complete is not the last issued
-    result = mlperf.reduce(run, SMALL)
+    result = mlperf.judge_trace(run, SMALL)
     assert result.valid
     assert result.scheduled_s == 10.0
     assert result.scheduled_samples_per_s == 100.0  # 1,000 gaps in 10 s
@@ -165,7 +173,7 @@ def test_rates_of_a_hand_worked_run() -> None:
 def test_at_exactly_the_limit_loadgen_passes_and_the_checker_does_not(
     ttft_ms: int, met: bool, checker_met: bool
 ) -> None:
-    result = mlperf.reduce(trace(1000, ttft=ttft_ms * MS, latency=3 * S), SMALL)
+    result = mlperf.judge_trace(trace(1000, ttft=ttft_ms * MS, latency=3 * S), SMALL)
     check = result.checks[0]
     assert (check.met, check.checker_met) == (met, checker_met)
     assert (result.valid, result.checker_valid) == (met, checker_met)
@@ -176,7 +184,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     """9 of 1,000 over: p99 is under the limit, but so few queries do not prove it."""
     run = trace(1000)
     run.ttft_ns[:9] = 2001 * MS
-    result = mlperf.reduce(run, SMALL)
+    result = mlperf.judge_trace(run, SMALL)
     check = result.checks[0]
     assert (check.met, check.early_stopping_met, check.over) == (True, False, 9)
     assert check.more == needed_queries(9) - 1000
@@ -186,7 +194,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
 
 def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
     asked = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
-    result = mlperf.reduce(trace(1000, ttft=3 * S, latency=4 * S), asked)
+    result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), asked)
     assert [reason.kind for reason in result.reasons] == ["size", "size", "limit", "limit"]
     assert result.exit_code == 3
 
@@ -194,12 +202,12 @@ def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
 def test_one_token_replies_are_counted_and_left_out() -> None:
     run = trace(1000)
     run.tokens[::4] = 1
-    result = mlperf.reduce(run, SMALL)
+    result = mlperf.judge_trace(run, SMALL)
     assert result.tpot is not None
     assert (result.one_token_replies, result.tpot.count, result.checks[1].count) == (250, 750, 750)
     assert result.tpot.min == 100 * MS
     assert result.tokens == 750 * 11 + 250
-    lenient = mlperf.reduce(run, SMALL, lenient=True)
+    lenient = mlperf.judge_trace(run, SMALL, lenient=True)
     assert lenient.tpot is not None
     assert (lenient.tpot.count, lenient.tpot.min, lenient.tokens) == (1000, -1000 * MS, 750 * 11)
 
@@ -209,7 +217,7 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
     for column in (run.ttft_ns, run.latency_ns):
         column[:100] = mlperf.UNRESOLVED
     run.tokens[:100] = 0
-    result = mlperf.reduce(run, SMALL)
+    result = mlperf.judge_trace(run, SMALL)
     assert result.resolved == 9900
     assert result.checks[0].over == result.checks[1].over == 100
     assert result.latency.max is None
@@ -220,10 +228,10 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
 
 def test_offline_counts_from_the_start_of_the_query() -> None:
     asked = structs.replace(
-        rules.test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100
+        rules.create_test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100
     )
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
-    result = mlperf.reduce(trace(100, latency=latency, gap_ns=0), asked)
+    result = mlperf.judge_trace(trace(100, latency=latency, gap_ns=0), asked)
     assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (
         True,
         5.0,
@@ -231,7 +239,7 @@ def test_offline_counts_from_the_start_of_the_query() -> None:
     )
     assert result.ttft is result.tpot is None
     assert (
-        rules.offline_samples(rules.test("llama2-70b", "offline"), 230.0) == 172032
+        rules.offline_samples(rules.create_test("llama2-70b", "offline"), 230.0) == 172032
     )  # 7 passes over 151,800
 
 
@@ -244,7 +252,7 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
         "output_tokens": np.array([5, 3, 7, -1]),
         "status": np.array([0, 1, 0, 3]),
     }
-    found = mlperf.trace(columns, origin_ns=1000)
+    found = mlperf.build_trace(columns, origin_ns=1000)
     assert found.due_ns.tolist() == [0, 0, 1000]
     assert found.latency_ns.tolist() == [mlperf.UNRESOLVED, 900, 1000]
     assert found.ttft_ns.tolist() == [mlperf.UNRESOLVED, 300, 500]
@@ -279,11 +287,11 @@ STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
 
 def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
     run = trace(1000, **changed)
-    result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0)
+    result = mlperf.judge_trace(run, SMALL, mlperf.RunFacts(dataset="synthetic", target_qps=100.0))
     return (
         result,
-        log_files.summary_text(result, SMALL, sut="x"),
-        log_files.detail_text(result, SMALL, sut="x", version="0", started=STARTED),
+        log_files.format_summary(result, SMALL, sut="x"),
+        log_files.format_detail(result, SMALL, log_files.LogContext("x", "0", STARTED)),
     )
 
 
@@ -309,8 +317,8 @@ def test_a_written_log_reads_back(generation: int) -> None:
 
 
 def test_a_simulated_log_says_so(tmp_path: Path) -> None:
-    result = mlperf.reduce(trace(1000), SMALL, simulated=True)
-    run.write(tmp_path, result, SMALL, sut="rack", version="1", started=STARTED)
+    result = mlperf.judge_trace(trace(1000), SMALL, mlperf.RunFacts(simulated=True))
+    run.write_result(tmp_path, result, SMALL, log_files.LogContext("rack", "1", STARTED))
     assert "SIMULATED" in (tmp_path / log_files.SUMMARY).read_text().splitlines()[1]
     assert read_log(tmp_path).sut == "SIMULATED rack"
     assert "unofficial" in (tmp_path / log_files.DETAIL).read_text().splitlines()[0]
@@ -331,9 +339,11 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
         latency_ns=latency, ttft_ns=np.where(latency == mlperf.UNRESOLVED, latency, run.ttft_ns)
     )
     told = {"errors": ["the measurement is not sound: late"], "warnings": ["a trial"]}
-    result = mlperf.reduce(run, SMALL, dataset="synthetic", target_qps=100.0, **told)
-    detail = log_files.detail_text(result, SMALL, sut="x", version="0", started=STARTED)
-    summary = log_files.summary_text(result, SMALL, sut="x")
+    result = mlperf.judge_trace(
+        run, SMALL, mlperf.RunFacts(dataset="synthetic", target_qps=100.0, **told)
+    )
+    detail = log_files.format_detail(result, SMALL, log_files.LogContext("x", "0", STARTED))
+    summary = log_files.format_summary(result, SMALL, sut="x")
     entries = _entries(detail)
     assert all(entry["value"] is not None for entry in entries)
     values = {entry["key"]: entry["value"] for entry in entries}
@@ -362,14 +372,51 @@ def test_a_sound_run_has_no_errors() -> None:
     assert {entry["key"]: entry["value"] for entry in _entries(detail)}["num_errors"] == 0
 
 
-def test_the_checker_is_named_with_the_two_limits_that_were_looked_at() -> None:
+def test_submission_checker_line_names_the_two_limits_that_were_checked() -> None:
     result, summary, _ = _written(ttft=3 * S, latency=4 * S)
+    checks = result.checks
+    assert [check.checker_met for check in checks] == [False, True]
     line = next(line for line in summary.splitlines() if line.startswith("Submission checker"))
-    assert line == (
-        "Submission checker: TTFT fails, TPOT passes; of its checks only these two limits were looked at "
-        "(TTFT p99 < 2000 ms, TPOT p99 < 200 ms)"
-    )
-    assert line in " ".join(as_text.render(text.report(result)).split())
+    assert "TTFT fails (p99 < 2000 ms)" in line
+    assert "TPOT passes (p99 < 200 ms)" in line
+    assert line in " ".join(as_text.render(text.create_report(result), full=True).split())
+
+
+def test_default_output_of_a_missed_limit() -> None:
+    run = trace(1000)
+    run.ttft_ns[:30] = 2001 * MS
+    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, warnings=["a warning"])
+    result = mlperf.judge_trace(run, SMALL, facts)
+    rendered = as_text.render(text.create_report(result, gpus=4, run_dir="results/run"))
+    assert len(rendered.splitlines()) <= MAX_DEFAULT_LINES
+    check_golden("mlperf_missed", rendered)
+
+
+def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
+    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
+    result = mlperf.judge_trace(trace(1000), SMALL, facts)
+    result = structs.replace(result, sustained=False, sustained_why="TTFT grows")
+    rendered = as_text.render(text.create_report(result, run_dir="results/run"))
+    assert len(rendered.splitlines()) <= MAX_DEFAULT_LINES
+    check_golden("mlperf_not_sustained", rendered)
+
+
+def test_every_section_of_a_missed_limit() -> None:
+    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, notes=["a note"])
+    result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), SMALL, facts)
+    check_golden("mlperf_full", as_text.render(text.create_report(result), full=True))
+
+
+def test_page_of_a_run_shows_rates_of_loadgens_window() -> None:
+    """The cards of the run's page have the rates of the MLPerf-style result, not those of the run."""
+    result = mlperf.judge_trace(trace(1000), SMALL)
+    replace_tiles = text.create_addition(result, gpus=4).replace_tiles
+    assert replace_tiles is not None
+    summary = load_summary(SUMMARY_EXAMPLE.read_bytes())
+    tiles = {tile.name: tile.value for tile in replace_tiles(headline_tiles(summary))}
+    tokens, samples = text.completed_rates(result, gpus=4)
+    assert tiles["Output throughput"] == tokens.value
+    assert tiles["Request throughput"] == samples.value
 
 
 @given(st.text(max_size=300))

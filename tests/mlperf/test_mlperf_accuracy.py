@@ -27,14 +27,14 @@ def _met(**changed: float) -> dict[float, bool]:
     means = [
         AccuracyMean(metric=name, mean=value) for name, value in {**REFERENCE, **changed}.items()
     ]
-    found = accuracy.targets(REFERENCE, means)
+    found = accuracy.check_targets(REFERENCE, means)
     return {tier: all(one.met for one in found if one.tier == tier) for tier in accuracy.TIERS}
 
 
 def test_the_targets_are_those_of_the_rules() -> None:
     """ROUGE at least 0.99 and 0.999 of the reference; tokens from 0.9 to 1.1 of it at both (the submission checker)."""
-    assert accuracy.reference("llama2-70b") == REFERENCE
-    least = {(one.tier, one.metric): one.least for one in accuracy.targets(REFERENCE, [])}
+    assert accuracy.reference_accuracy("llama2-70b") == REFERENCE
+    least = {(one.tier, one.metric): one.least for one in accuracy.check_targets(REFERENCE, [])}
     assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[
         0.999, "rouge2"
     ] == pytest.approx(22.0131648)
@@ -50,7 +50,7 @@ def test_the_targets_are_those_of_the_rules() -> None:
 
 def test_the_compliance_tests_are_those_of_the_rules() -> None:
     """compliance/README.md, "Tests Required for each Benchmark"."""
-    asked = {name: spec.compliance for name, spec in rules.rules().benchmarks.items()}
+    asked = {name: spec.compliance for name, spec in rules.load_rules().benchmarks.items()}
     assert asked.pop("gpt-oss-120b") == ("TEST07", "TEST09")
     assert set(asked.values()) == {("TEST06",)}
 
@@ -84,7 +84,7 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
     lg.DestroySUT(sut)
     lg.DestroyQSL(samples)
     official = (tmp_path / accuracy.LOG).read_text()
-    ours = "".join(accuracy.log([answer.tolist() for answer in answers], [3] * 4))
+    ours = "".join(accuracy.format_accuracy_log([answer.tolist() for answer in answers], [3] * 4))
 
     def rows(text: str) -> set[str]:
         return {line.split('"qsl_idx"')[1].rstrip(",") for line in text.splitlines()[1:-1]}
@@ -97,11 +97,11 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
 
 def test_test06_says_what_the_official_script_says() -> None:
     sound = Test06(replies=2, first_token=None, end_tokens=0, length=0)
-    assert accuracy.verification(sound) == (
+    assert accuracy.format_verification(sound) == (
         "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
         "TEST06 verification complete\n"
     )
-    assert accuracy.verification(
+    assert accuracy.format_verification(
         Test06(replies=2, first_token=None, end_tokens=1, length=0)
     ).endswith("failed\n")
 

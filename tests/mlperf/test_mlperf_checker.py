@@ -57,21 +57,25 @@ def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
 
 def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0) -> Path:
     """The logs of a run of the rules' size in which all queries are alike."""
-    test = rules.test("llama2-70b", scenario, "v6.0")
-    queries = 196_608 if scenario == "offline" else len(rules.schedule(test, 300.0).offsets_ns)
+    test = rules.create_test("llama2-70b", scenario, "v6.0")
+    queries = (
+        196_608 if scenario == "offline" else len(rules.create_schedule(test, 300.0).offsets_ns)
+    )
     due = (
         np.zeros(queries, np.int64)
         if scenario == "offline"
-        else rules.schedule(test, 300.0).offsets_ns
+        else rules.create_schedule(test, 300.0).offsets_ns
     )
     latency = np.full(queries, 800 * S if scenario == "offline" else 10 * S, np.int64)
     ttft = np.full(queries, ttft_ms * MS, np.int64)
     latency[:failed] = ttft[:failed] = result.UNRESOLVED
     tokens = np.full(queries, 295, np.int64)
-    found = result.reduce(
-        result.QueryTrace(due, ttft, latency, tokens), test, dataset="none", target_qps=300.0
+    found = result.judge_trace(
+        result.QueryTrace(due, ttft, latency, tokens),
+        test,
+        result.RunFacts(dataset="none", target_qps=300.0),
     )
-    run.write(folder, found, test, sut="x", version="0", started=datetime.now(UTC))
+    run.write_result(folder, found, test, log_files.LogContext("x", "0", datetime.now(UTC)))
     return folder
 
 

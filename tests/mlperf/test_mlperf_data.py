@@ -19,17 +19,17 @@ from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError
 from loadgen.mlperf import dataset, rules
 
 DATA = places.DATA
-LLAMA = rules.rules().benchmarks["llama2-70b"]
+LLAMA = rules.load_rules().benchmarks["llama2-70b"]
 
 
 def read(path: Path) -> dataset.File:
     return dataset.read_dataset(path, LLAMA, benchmark="llama2-70b")
 
 
-@pytest.mark.parametrize("benchmark", rules.rules().benchmarks)
+@pytest.mark.parametrize("benchmark", rules.load_rules().benchmarks)
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
-    found = rules.rules().benchmarks[benchmark]
-    made = dataset.synthetic(found, benchmark=benchmark)
+    found = rules.load_rules().benchmarks[benchmark]
+    made = dataset.synthetic_lengths(found, benchmark=benchmark)
     assert len(made.input) == len(made.output) == found.samples
     assert round(float(made.output.mean()), 2) == found.mean_output
     assert round(float(made.input.mean()), 1) == found.mean_input
@@ -40,15 +40,15 @@ def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str)
 
 
 def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
-    made = dataset.synthetic(LLAMA, benchmark="llama2-70b", mean_output=276.56)
+    made = dataset.synthetic_lengths(LLAMA, benchmark="llama2-70b", mean_output=276.56)
     assert round(float(made.output.mean()), 2) == 276.56
     with pytest.raises(UserError, match="1024"):
-        dataset.synthetic(LLAMA, benchmark="llama2-70b", mean_output=1024)
+        dataset.synthetic_lengths(LLAMA, benchmark="llama2-70b", mean_output=1024)
 
 
 def test_order_of_issue_is_loadgens() -> None:
     """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
-    asked = structs.replace(rules.test("llama2-70b", "server", "v6.1"), samples=600)
+    asked = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
     order = dataset.issue_order(asked)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
     assert sorted(order) == list(range(600))

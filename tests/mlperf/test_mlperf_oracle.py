@@ -24,7 +24,7 @@ lg = pytest.importorskip("mlperf_loadgen", reason="needs the optional package ml
 
 SAMPLES = 300
 BASE = structs.replace(
-    rules.test("llama2-70b", "server"),
+    rules.create_test("llama2-70b", "server"),
     samples=SAMPLES,
     min_duration_ns=400_000_000,
     min_queries=100,
@@ -123,7 +123,7 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     asked = structs.replace(
-        rules.test("llama2-70b", "offline"),
+        rules.create_test("llama2-70b", "offline"),
         samples=SAMPLES,
         min_duration_ns=10_000_000,
         min_queries=SAMPLES,
@@ -133,7 +133,7 @@ def test_offline(tmp_path: Any) -> None:
     found = official(
         tmp_path, structs.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings
     )
-    ours = result.reduce(found.trace, asked)
+    ours = result.judge_trace(found.trace, asked)
     assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
     assert found.log.latency == ours.latency
     assert ours.completed_tokens_per_s is not None
@@ -145,7 +145,9 @@ def test_offline(tmp_path: Any) -> None:
 @pytest.mark.parametrize("scenario", ["server", "offline"])
 def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
     """Every key, and every setting's value, from a run of the official LoadGen with the settings that we give it."""
-    asked = structs.replace(rules.test("llama2-70b", scenario), samples=SAMPLES, min_queries=100)
+    asked = structs.replace(
+        rules.create_test("llama2-70b", scenario), samples=SAMPLES, min_queries=100
+    )
     asked = structs.replace(asked, min_duration_ns=20_000_000)
     if scenario == "server":
         asked = structs.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
@@ -154,8 +156,10 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
     found = official(
         tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted
     )
-    ours = result.reduce(found.trace, asked, dataset="none", target_qps=qps)
-    text = log_files.detail_text(ours, asked, sut="PySUT", version="0", started=datetime.now(UTC))
+    ours = result.judge_trace(found.trace, asked, result.RunFacts(dataset="none", target_qps=qps))
+    text = log_files.format_detail(
+        ours, asked, log_files.LogContext("PySUT", "0", datetime.now(UTC))
+    )
     pairs = [
         _keys_and_values(text),
         _keys_and_values((tmp_path / "mlperf_log_detail.txt").read_text()),
@@ -185,7 +189,7 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         "result_completed_tokens_per_second",
     ):
         assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
-    sides = (log_files.summary_text(ours, asked, sut="PySUT"), found.text)
+    sides = (log_files.format_summary(ours, asked, sut="PySUT"), found.text)
     settings = [
         side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0]
         for side in sides
@@ -214,7 +218,7 @@ def _offline_trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 
 def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> result.MlperfResult:
     """Everything that LoadGen prints, equal to the nanosecond."""
-    ours = result.reduce(found.trace, asked, lenient=lenient)
+    ours = result.judge_trace(found.trace, asked, lenient=lenient)
     log = found.log
     assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
     assert log.queries == ours.queries
@@ -250,7 +254,7 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
 
 
 def test_schedule(passing: Official) -> None:
-    planned = rules.schedule(BASE, 2000.0)
+    planned = rules.create_schedule(BASE, 2000.0)
     assert passing.log.detail["generated_query_count"] == len(planned.offsets_ns)
     assert passing.log.detail["generated_query_duration"] == planned.end_ns
     # the trace has thousandths of a microsecond, counted from another origin
@@ -259,7 +263,7 @@ def test_schedule(passing: Official) -> None:
 
 def _exact(found: Official) -> Official:
     """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
-    planned = rules.schedule(BASE, 2000.0).offsets_ns[: len(found.trace.due_ns)]
+    planned = rules.create_schedule(BASE, 2000.0).offsets_ns[: len(found.trace.due_ns)]
     return found._replace(trace=found.trace._replace(due_ns=planned))
 
 
@@ -316,7 +320,7 @@ def test_one_token_replies(tmp_path: Any) -> None:
     assert lenient.tpot is not None
     assert lenient.tpot.min is not None
     assert lenient.tpot.min < 0
-    ours = result.reduce(found.trace, asked)
+    ours = result.judge_trace(found.trace, asked)
     assert ours.tpot is not None
     assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
     assert ours.tpot.min is not None

@@ -30,7 +30,7 @@ from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
 
-SERVER = rules.test("llama2-70b", "server")
+SERVER = rules.create_test("llama2-70b", "server")
 QUICK = Options(ttft="2ms", itl="0.02ms")
 SMALL = structs.replace(SERVER, samples=300, min_queries=100, min_duration_ns=5 * 10**9)
 
@@ -42,9 +42,9 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
-    asked = rules.test("llama2-70b", "server", "v5.1")
+    asked = rules.create_test("llama2-70b", "server", "v5.1")
     planned = build_schedule(
-        mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5
+        mlperf_run.build_workload(asked, mlperf_run.synthetic_data(asked), qps=182.0), 5
     ).stages[0]
     assert (planned.session_count, planned.length_ns) == (122880, 675012366669)
 
@@ -54,11 +54,13 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
     from loadgen.core.requests.build import build_prompts
     from loadgen.mlperf import dataset
 
-    data = mlperf_run.synthetic(SERVER)
+    data = mlperf_run.synthetic_data(SERVER)
     requests = build_prompts(
-        mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer()
+        mlperf_run.build_workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer()
     )
-    lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    lengths = dataset.synthetic_lengths(
+        rules.load_rules().benchmarks["llama2-70b"], benchmark="llama2-70b"
+    )
     first = dataset.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]
     assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
@@ -67,10 +69,10 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
 
 
 def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.MlperfResult:
-    data = mlperf_run.synthetic(SERVER)
+    data = mlperf_run.synthetic_data(SERVER)
     settings = Settings(url="sim:gb200-vm", out=folder)
-    summary, where = run.execute(mlperf_run.workload(asked, data, qps=qps), settings)
-    return mlperf_run.judge(where, asked, summary, data_name=data.name, qps=qps)
+    summary, where = run.execute(mlperf_run.build_workload(asked, data, qps=qps), settings)
+    return mlperf_run.judge_run(where, asked, summary, data_name=data.name, qps=qps)
 
 
 def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_simulated_run_is_judged_and_says_what_it_is(tmp_path: Path) -> None:
     assert (result.simulated, result.queries, result.resolved) == (True, 600, 600)
     assert "not MLPerf's data" in result.dataset
     assert any("below the rules' 600 s" in note for note in result.notes)
-    stored = mlperf_run.read(tmp_path)
+    stored = mlperf_run.read_result(tmp_path)
     assert stored == result
     log = read_log(tmp_path)
     assert (log.ttft, log.tpot, log.unofficial) == (result.ttft, result.tpot, True)
@@ -99,15 +101,15 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
     asked = structs.replace(
-        rules.test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
+        rules.create_test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
     )
-    data = mlperf_run.synthetic(SERVER)
-    made = mlperf_run.workload(asked, data, qps=1.0, lanes=16)
+    data = mlperf_run.synthetic_data(SERVER)
+    made = mlperf_run.build_workload(asked, data, qps=1.0, concurrency=16)
     assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), (
         "all samples at once, as the rules have it"
     )
     summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
-    result = mlperf_run.judge(folder, asked, summary, data_name=data.name, qps=1.0)
+    result = mlperf_run.judge_run(folder, asked, summary, data_name=data.name, qps=1.0)
     assert (result.queries, result.valid) == (300, True)
     assert result.latency.max is not None
     assert result.completed_tokens_per_s == pytest.approx(
@@ -118,7 +120,9 @@ def test_offline_over_lanes_counts_from_the_start(tmp_path: Path) -> None:
 def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
     from loadgen.mlperf import dataset as mlperf_data
 
-    data, asked = mlperf_run.official(SERVER, _small_data(tmp_path, 30), tmp_path / "out")
+    data, asked = mlperf_run.write_official_requests(
+        SERVER, _small_data(tmp_path, 30), tmp_path / "out"
+    )
     assert (asked.samples, asked.min_queries) == (30, 30)
     rows = [
         msgspec.json.decode(line)
@@ -132,10 +136,10 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
 
 
 def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_path: Path) -> None:
-    data = mlperf_run.synthetic(SERVER)
-    made = mlperf_run.workload(SMALL, data, qps=100.0)
+    data = mlperf_run.synthetic_data(SERVER)
+    made = mlperf_run.build_workload(SMALL, data, qps=100.0)
     summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
-    counted = mlperf_run.judge(folder, SMALL, summary, data_name=data.name, qps=100.0)
+    counted = mlperf_run.judge_run(folder, SMALL, summary, data_name=data.name, qps=100.0)
     assert not any("without the server's usage" in text for text in counted.notes)
     sources = msgspec.structs.replace(
         summary.tokens.sources, output={"server": 100, "estimate": 500}
@@ -143,7 +147,7 @@ def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_pat
     without = msgspec.structs.replace(
         summary, tokens=msgspec.structs.replace(summary.tokens, sources=sources)
     )
-    result = mlperf_run.judge(folder, SMALL, without, data_name=data.name, qps=100.0)
+    result = mlperf_run.judge_run(folder, SMALL, without, data_name=data.name, qps=100.0)
     said = "the output tokens of 500 of 600 answers were counted by a packaged vocabulary, not the model's, without"
     assert (
         [text for text in result.warnings if said in text]
@@ -157,7 +161,7 @@ def test_tokens_counted_without_the_servers_usage_are_said_and_warned_of(tmp_pat
 
 def test_no_result_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mlperf\.json"):
-        mlperf_run.read(tmp_path)
+        mlperf_run.read_result(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,7 @@ def test_the_command_prints_the_verdict_and_the_disclosure(
     assert "not verified by MLCommons" in " ".join(out.split())
     assert exits("mlperf", "verdict", str(tmp_path / "o")) == 0
     assert capsys.readouterr().out == out
-    stored = msgspec.structs.replace(mlperf_run.read(tmp_path / "o"), tokens=1)
+    stored = msgspec.structs.replace(mlperf_run.read_result(tmp_path / "o"), tokens=1)
     (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
     assert exits("mlperf", "verdict", str(tmp_path / "o")) == 3
     assert "one of the two was changed" in capsys.readouterr().err
@@ -246,7 +250,7 @@ def test_the_page_of_a_run_says_what_its_text_says(
     )
     if scenario == "server":
         assert "<th>early stopping</th>" in page and "TTFT p99 at most 2,000 ms" in page
-        assert f"{mlperf_run.read(tmp_path / 'o').checks[1].value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
+        assert f"{mlperf_run.read_result(tmp_path / 'o').checks[1].value_ns / 1e6:,.3f} ms" in page  # type: ignore[operator]
     else:
         assert "no limit on latency, and so no early stopping" in page
     assert (
@@ -270,7 +274,7 @@ def test_offline_without_a_rate_measures_one_first(
     assert exits("mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
     told = capsys.readouterr()
     assert "one pass of the data set first" in told.err
-    result = mlperf_run.read(tmp_path / "o")
+    result = mlperf_run.read_result(tmp_path / "o")
     assert result.valid and result.queries > 800
     assert 60 <= result.queries / (result.whole_samples_per_s or 1) < 120
     assert (tmp_path / "o-trial-1" / "summary.json").is_file()
@@ -291,7 +295,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
         == 0
     )
     found = capacity.load_capacity((tmp_path / "o" / capacity.CAPACITY_FILE).read_bytes())
-    result = mlperf_run.read(tmp_path / "o")
+    result = mlperf_run.read_result(tmp_path / "o")
     assert found.low_per_s is not None and found.high_per_s is not None
     assert found.low_per_s <= found.rate_per_s < found.high_per_s
     assert found.evidence.endswith("-sustain") and found.sustained is result.sustained
@@ -383,10 +387,10 @@ def test_an_slo_that_no_rate_meets_says_so(
 def test_a_probe_is_as_long_as_the_run_that_confirms_it() -> None:
     """What builds up for minutes passes in a run of 30 s: such a peak was never confirmed."""
     trial = structs.replace(SERVER, min_duration_ns=30 * 10**9)
-    assert mlperf_run.probe(trial, 300.0) == trial  # a pass takes 82 s
-    assert mlperf_run.probe(SERVER, 182.0) == SERVER
+    assert mlperf_run.create_trial_test(trial, 300.0) == trial  # a pass takes 82 s
+    assert mlperf_run.create_trial_test(SERVER, 182.0) == SERVER
     assert (
-        mlperf_run.probe(SERVER, 3450.0).samples == 1
+        mlperf_run.create_trial_test(SERVER, 3450.0).samples == 1
     )  # 84 passes: the rest of the last one is nothing
 
 
@@ -428,14 +432,14 @@ def test_several_endpoints_are_one_system(
         told = capsys.readouterr()
         offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
         assert exits("mlperf", "offline", *offline) in (0, 3)
-        assert "6 in flight" in capsys.readouterr().err  # three per target
+        assert "concurrency 6" in capsys.readouterr().err  # three per target
         assert exits("mlperf", "server", *served, "--harness", "loadgen") == 2
         refused = capsys.readouterr().err
     assert code in (
         1,
         3,
     )  # 80 queries are too few for early stopping; on a busy host the sender was late besides
-    result = mlperf_run.read(tmp_path / "s")
+    result = mlperf_run.read_result(tmp_path / "s")
     assert result.resolved == 80
     lines = told.out.splitlines()
     assert (
@@ -460,8 +464,8 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
 def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed") as caught:
-        official_loadgen.perform(
-            SMALL, mlperf_run.synthetic(SERVER), Settings(out=tmp_path), qps=1.0
+        official_loadgen.run_official_test(
+            SMALL, mlperf_run.synthetic_data(SERVER), Settings(out=tmp_path), qps=1.0
         )
     assert "loadgen[mlperf]" in caught.value.hint
 
@@ -470,18 +474,18 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
 @pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     asked = structs.replace(SERVER, min_duration_ns=10**9, min_queries=20)
-    data, asked = mlperf_run.official(asked, _small_data(tmp_path, 20), tmp_path)
+    data, asked = mlperf_run.write_official_requests(asked, _small_data(tmp_path, 20), tmp_path)
     settings = Settings(out=tmp_path / "run", embedded={"ttft": "20ms", "flood": True})
-    result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)
+    result, _ = official_loadgen.run_official_test(asked, data, settings, qps=40.0)
     log = read_log(tmp_path / "run")
-    planned = rules.schedule(asked, 40.0)
+    planned = rules.create_schedule(asked, 40.0)
     assert result.queries == log.queries == len(planned.offsets_ns)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial
     assert result.resolved == result.queries
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
-    assert read_log(tmp_path / "run" / official_loadgen.OWN).unofficial
+    assert read_log(tmp_path / "run" / official_loadgen.OWN_DIR).unofficial
     write_bundle(tmp_path / "run", tmp_path / "poc.zip")
     came = verify_bundle(tmp_path / "poc.zip")
     assert came.differences == () and came.verified == "part"
@@ -490,7 +494,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
         *(f"own/{name}" for name in mlperf_run.FILES),
     }
     assert "stamps that it does not keep" in came.not_made["mlperf_log_summary.txt"]
-    own = tmp_path / "run" / official_loadgen.OWN / mlperf_run.RESULT
+    own = tmp_path / "run" / official_loadgen.OWN_DIR / mlperf_run.RESULT
     own.write_text(
         own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}')
     )

@@ -560,22 +560,22 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     """The queue of one replica of four grows throughout a run that is valid by all limits."""
     preset = tmp_path / "uneven.yaml"
     preset.write_text(UNEVEN)
-    official = rules.test("llama2-70b", "server", min_duration_s=120)
+    official = rules.create_test("llama2-70b", "server", min_duration_s=120)
     test = structs.replace(official, samples=500, min_queries=500)
-    data = mlperf_run.synthetic(official, mean_output=60)
+    data = mlperf_run.synthetic_data(official, mean_output=60)
     settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
-    summary, folder = run.execute(mlperf_run.workload(test, data, qps=RATE), settings)
-    result = mlperf_run.judge(folder, test, summary, data_name=data.name, qps=RATE)
+    summary, folder = run.execute(mlperf_run.build_workload(test, data, qps=RATE), settings)
+    result = mlperf_run.judge_run(folder, test, summary, data_name=data.name, qps=RATE)
     assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
-    out = " ".join(as_text.render(mlperf_text.report(result)).split())
-    assert "VALID by the rules only: NOT sustained" in out and "replica 3" in out
+    out = " ".join(as_text.render(mlperf_text.create_report(result), full=True).split())
+    assert "VALID by MLPerf rules, but not sustained" in out and "replica 3" in out
     nothing_grew = msgspec.structs.replace(
         result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0
     )
-    out = " ".join(as_text.render(mlperf_text.report(nothing_grew)).split())
-    assert "not held for twice as long - in this run: nothing grows - whether it goes on" in out
-    stored = mlperf_run.read(folder)
+    out = " ".join(as_text.render(mlperf_text.create_report(nothing_grew), full=True).split())
+    assert "stability not verified" in out and "In this run: nothing grows" in out
+    stored = mlperf_run.read_result(folder)
     assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
 
 

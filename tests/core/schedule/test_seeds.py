@@ -198,9 +198,9 @@ def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
     assert runs[0].seed == 3 != runs[1].seed
     assert workload_of_run(load("qa"), "a", 2, None, None).seed is None
     assert workload_of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
-    test = rules.test("llama2-70b", "server", None)
-    data = mlperf.synthetic(test)._replace(seed=9)
-    made = mlperf.workload(test, data, qps=10)
+    test = rules.create_test("llama2-70b", "server", None)
+    data = mlperf.synthetic_data(test)._replace(seed=9)
+    made = mlperf.build_workload(test, data, qps=10)
     assert (made.seed, made.salt, made.schedule_seed) == (9, None, test.seeds.schedule)
 
 

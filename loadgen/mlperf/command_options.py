@@ -1,0 +1,278 @@
+"""The options of `loadgen mlperf server|interactive|offline` and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option
+from loadgen.cli.options import FullOption, default_output_folder
+from loadgen.core import units
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Overrides
+    from loadgen.mlperf.prepared_test import PreparedTest
+    from loadgen.mlperf.rules import Scenario, Test
+
+HARNESSES = ("own", "loadgen")
+"""Who issues the queries: this load generator, or the official LoadGen."""
+
+
+def _list_benchmarks() -> list[str]:
+    """Return the names of the benchmarks, for the completion of the shell."""
+    from loadgen.mlperf.rules import load_rules
+
+    return list(load_rules().benchmarks)
+
+
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", rich_help_panel="Output", help="Print mlperf.json instead of the report."
+    ),
+]
+RoundOption = Annotated[
+    str | None,
+    typer.Option(
+        "--round",
+        metavar="ROUND",
+        help="MLPerf round, which decides limits and seeds: v5.1 or v6.1.",
+    ),
+]
+BenchmarkOption = Annotated[
+    str, typer.Option("--benchmark", "-b", metavar="NAME", help="Benchmark: llama2-70b.")
+]
+OfficialDatasetOption = Annotated[
+    Path,
+    typer.Option(
+        "--dataset", metavar="FILE", help="Official data set with its reference responses."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestOptions:
+    """The options that the three performance tests share."""
+
+    __test__ = False  # for pytest: not a test case
+
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            "--benchmark",
+            "-b",
+            metavar="NAME",
+            help="Benchmark: llama2-70b, llama3.1-8b, ... (see docs/reference/mlperf.md).",
+            autocompletion=completion.complete_choice(_list_benchmarks),
+        ),
+    ] = None
+    round_name: RoundOption = None
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            "--dataset",
+            metavar="FILE",
+            help="Official data set as .jsonl or .parquet (default: a synthetic set).",
+        ),
+    ] = None
+    mean_output: Annotated[
+        float | None,
+        typer.Option(
+            "--mean-output",
+            metavar="TOKENS",
+            help="Mean output length of the synthetic set, to match a published result.",
+        ),
+    ] = None
+    mean_input: Annotated[
+        float | None,
+        typer.Option(
+            "--mean-input", metavar="TOKENS", help="Mean input length of the synthetic set."
+        ),
+    ] = None
+    min_duration: Annotated[
+        str | None,
+        typer.Option(
+            "--min-duration",
+            metavar="TIME",
+            help="Minimum duration in place of the rules' 10m, in seconds without a unit. "
+            "The result says that it differs from the rules.",
+        ),
+    ] = None
+    harness: Annotated[
+        str,
+        typer.Option(
+            "--harness",
+            metavar="NAME",
+            help="Who issues the queries: own, or loadgen for the official LoadGen.",
+        ),
+    ] = "own"
+    as_json: JsonOption = False
+    full: FullOption = False
+
+
+class CheckedOptions(NamedTuple):
+    """Options without errors: the test, how requests are sent, and changes of the load."""
+
+    test: Test
+    settings: Settings
+    overrides: Overrides
+
+
+def check_options(
+    invocation: Invocation, options: TestOptions, scenario: Scenario, *, find_peak: bool = False
+) -> CheckedOptions:
+    """Return the test and settings that the options specify.
+
+    Raises CombinedError with every error in the options.
+    """
+    errors: list[LoadgenError] = []
+    with collecting(errors):
+        test = _create_test(options, scenario)
+    with collecting(errors):
+        settings = invocation.settings(needs_text="MLPerf rules are about generated tokens")
+        if options.harness == "loadgen":
+            errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
+    overrides = invocation.overrides()
+    errors += overrides.errors
+    errors += _conflicting_options(invocation, options)
+    if errors:
+        raise CombinedError(errors)
+    return CheckedOptions(test, settings, overrides)
+
+
+def _create_test(options: TestOptions, scenario: Scenario) -> Test:
+    """Return the test. Raises UserError for an unknown name or a duration below 1 s."""
+    from loadgen.mlperf import rules
+
+    if options.benchmark is None:
+        benchmarks = ", ".join(rules.load_rules().benchmarks)
+        raise UserError(
+            "missing_option",
+            "the test needs a benchmark",
+            "--benchmark",
+            f"give -b with one of {benchmarks}",
+        )
+    min_duration_s = parse_option("--min-duration", options.min_duration, units.seconds)
+    if min_duration_s is not None and min_duration_s < 1:
+        raise UserError(
+            "out_of_range",
+            "must be at least 1 s",
+            f"--min-duration {options.min_duration}",
+            "give --min-duration 10m",
+        )
+    return rules.create_test(
+        options.benchmark, scenario, options.round_name, min_duration_s=min_duration_s or 0
+    )
+
+
+def _conflicting_options(invocation: Invocation, options: TestOptions) -> Iterator[UserError]:
+    """Yield an error for an unknown harness and for each option that a data set rules out."""
+    if options.harness not in HARNESSES:
+        yield UserError(
+            "unknown_name",
+            f"unknown harness {options.harness!r}",
+            "--harness",
+            f"known: {', '.join(HARNESSES)}",
+        )
+    if options.dataset is None:
+        return
+    if options.mean_output or options.mean_input:
+        yield UserError(
+            "conflict",
+            "--mean-output and --mean-input apply to the synthetic set only",
+            "--dataset",
+            "leave --mean-output and --mean-input out",
+        )
+    for name in ("seed", "salt"):
+        if invocation[name] is not None:
+            yield UserError(
+                "conflict",
+                "the data set is sent unchanged",
+                f"--{name} {invocation[name]}",
+                f"leave --{name} out",
+            )
+
+
+def _official_loadgen_errors(
+    invocation: Invocation, settings: Settings, *, find_peak: bool
+) -> list[UserError]:
+    """Return an error for each option that the official LoadGen cannot follow.
+
+    It drives one endpoint from one process at a fixed rate.
+    """
+    endpoint_count = len(settings.endpoints)
+    workers = invocation["workers"]
+    problems: list[tuple[str, str]] = []
+    if endpoint_count > 1:
+        problem = f"it drives one endpoint, but {endpoint_count} are specified"
+        problems.append((problem, "give one address for all of them"))
+    if workers not in (None, "1", "auto"):
+        problem = f"it issues queries from one process, not from {workers}"
+        problems.append((problem, "leave --workers out"))
+    if invocation["ray"] is not None:
+        problem = "it issues queries from one process, not from a cluster"
+        problems.append((problem, "leave --ray out"))
+    if find_peak:
+        hint = "search with --find-peak first, then give the rate as --target-qps"
+        problems.append(("it tests one rate and does not search", hint))
+    if invocation["grace"] is not None:
+        problems.append(("it waits for every query", "leave --grace out"))
+    if invocation["server_metrics"] not in (None, ["off"]):
+        problem = "server metrics are not collected during its run"
+        problems.append((problem, "leave --server-metrics out"))
+    return [
+        UserError(
+            "unsupported",
+            f"the official LoadGen: {problem}",
+            "--harness loadgen",
+            f"{hint}; or use --harness own",
+        )
+        for problem, hint in problems
+    ]
+
+
+def default_output_dir(test: Test) -> Path:
+    """Return a new directory in results/ that is named after the test."""
+    return default_output_folder(f"mlperf-{test.benchmark}-{test.scenario}")
+
+
+def prepare_test(
+    invocation: Invocation, options: TestOptions, checked: CheckedOptions, output_dir: Path
+) -> PreparedTest:
+    """Return the test with its data set.
+
+    The requests of a data set of the user are written into the output directory.
+    """
+    from loadgen.mlperf import run
+    from loadgen.mlperf.prepared_test import PreparedTest
+
+    test = checked.test
+    overrides = checked.overrides
+    if options.dataset is not None:
+        data, test = run.write_official_requests(test, options.dataset, output_dir)
+    else:
+        data = run.synthetic_data(
+            test, mean_input=options.mean_input, mean_output=options.mean_output
+        )
+        data = data._replace(seed=overrides.seed, salt=overrides.salt)
+    return PreparedTest(
+        test=test,
+        data=data,
+        settings=replace(checked.settings, api=data.api or checked.settings.api),
+        drain_ns=run.MAX_WAIT_NS if overrides.grace is None else overrides.grace,
+        invocation=invocation,
+        output_dir=output_dir,
+        uses_official_loadgen=options.harness == "loadgen",
+        as_json=options.as_json,
+        full=options.full,
+    )

@@ -1,0 +1,328 @@
+"""Runs a prepared test for the command: one run, a search for the peak, or a trial of Offline."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.output import print_report, print_status
+from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.mlperf import run as mlperf_run
+from loadgen.mlperf.result import MlperfResult
+from loadgen.mlperf.rules import Test
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.run import Execute
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.workload import Workload
+    from loadgen.search.load_search import LoadSearch
+    from loadgen.search.search_results import SearchResult, TrialResult
+    from loadgen.search.search_run import SearchRun
+
+DEFAULT_START_QPS = 10.0
+"""Where a search for the peak starts without --target-qps."""
+
+MAX_OFFLINE_TRIALS = 3
+
+MIN_TRIAL_FRACTION = 0.1
+"""An Offline trial this long, in parts of the minimum duration, measures the rate well enough.
+
+Shorter trials are dominated by the start-up and by the wait for the last responses.
+"""
+
+OFFLINE_TRIAL_PARTS = 5
+"""An Offline trial is sized to take the minimum duration divided by this."""
+
+UNKNOWN_QPS = 1e-9
+"""An expected rate that sizes the first Offline trial to the minimum: one pass of the data set."""
+
+
+class _FinishedRun(NamedTuple):
+    """A run with its MLPerf result. Without a summary, the official LoadGen issued the queries."""
+
+    result: MlperfResult
+    run_dir: Path
+    gpus: int | None
+    summary: Summary | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        if self.summary is None:
+            return int(self.result.exit_code)
+        if self.summary.run.state == "interrupted":
+            return INTERRUPTED
+        if not mlperf_run.is_reliable(self.summary):
+            return UNSOUND
+        return int(self.result.exit_code)
+
+
+class PreparedTest(Struct, frozen=True, kw_only=True):
+    """A test with its data set, how its requests are sent and where its results go.
+
+    Attributes:
+        test: The requirements of the rules.
+        data: The requests.
+        settings: The endpoint, and how requests are sent.
+        drain_ns: How long queries may take after the last one was issued.
+        invocation: The command.
+        output_dir: The directory of the results.
+        uses_official_loadgen: Whether the official LoadGen issues the queries.
+        as_json: Whether mlperf.json is printed in place of the report.
+        full: Whether every section of the report is printed.
+    """
+
+    test: Test
+    data: mlperf_run.Data
+    settings: Settings
+    drain_ns: int
+    invocation: Invocation
+    output_dir: Path
+    uses_official_loadgen: bool
+    as_json: bool
+    full: bool
+
+    def build_workload(self, qps: float, concurrency: int | None) -> Workload:
+        """Return the test as a workload at a rate in queries/s, in Offline in samples/s."""
+        return mlperf_run.build_workload(
+            self.test, self.data, qps=qps, concurrency=concurrency, drain_ns=self.drain_ns
+        )
+
+    # -- one run -----------------------------------------------------------------------------------
+
+    def run_once(self, qps: float, concurrency: int | None = None) -> int:
+        """Run the test once, print its result and return the exit code."""
+        self._print_data_set()
+        if self.uses_official_loadgen:
+            finished = self._run_official_loadgen(qps, concurrency)
+        else:
+            finished = self._run_own_harness(qps, concurrency)
+        self._print_finished(finished)
+        return finished.exit_code
+
+    def _run_official_loadgen(self, qps: float, concurrency: int | None) -> _FinishedRun:
+        """Let the official LoadGen issue the queries."""
+        from loadgen.mlperf import official_loadgen
+
+        settings = replace(self.settings, out=self.output_dir)
+        result, gpus = official_loadgen.run_official_test(
+            self.test, self.data, settings, qps=qps, concurrency=concurrency
+        )
+        return _FinishedRun(result, self.output_dir, gpus)
+
+    def _run_own_harness(self, qps: float, concurrency: int | None) -> _FinishedRun:
+        """Issue the queries with this load generator."""
+        from loadgen.runs.run_display import create_display
+
+        execute = self.invocation.executor(create_display(self.invocation).event_handlers)
+        settings = replace(self.settings, out=self.output_dir)
+        workload = self.build_workload(qps, concurrency)
+        summary, run_dir = execute(workload, settings, folder=self.output_dir)
+        result = mlperf_run.judge_run(
+            run_dir, self.test, summary, data_name=self.data.name, qps=qps
+        )
+        return _FinishedRun(result, run_dir, summary.target.gpus, summary)
+
+    def _print_data_set(self) -> None:
+        print_status(f"MLPerf-style, unofficial; data set: {self.data.name}")
+
+    def _print_finished(self, finished: _FinishedRun) -> None:
+        """Print the result of a run as JSON or as a report."""
+        from loadgen.mlperf import text
+        from loadgen.runs.part_sections import part_sections
+
+        if self.as_json:
+            sys.stdout.write((finished.run_dir / mlperf_run.RESULT).read_text("utf-8"))
+            return
+        parts = () if finished.summary is None else part_sections(finished.summary)
+        report = text.create_report(
+            finished.result,
+            gpus=finished.gpus,
+            part_sections=parts,
+            run_dir=str(finished.run_dir),
+        )
+        print_report(report, full=self.full)
+        print_status(f"Results: {finished.run_dir}, with log files in the format of LoadGen")
+
+    # -- the rate that sizes an Offline query ------------------------------------------------------
+
+    def measure_offline_rate(self, concurrency: int | None) -> float | None:
+        """Return the samples/s that size the query, or None if the user interrupted a trial.
+
+        The first trial is one pass of the data set. Up to two longer ones follow, until a trial is
+        long enough to be measured.
+
+        Raises:
+            UserError: If no request of a trial completed.
+        """
+        from loadgen.runs.run_display import create_display
+
+        print_status("No --target-qps: running one pass of the data set first, to size the query")
+        execute = self.invocation.executor(create_display(self.invocation).event_handlers)
+        qps = UNKNOWN_QPS
+        for number in range(1, MAX_OFFLINE_TRIALS + 1):
+            trial_dir = self._run_offline_trial(execute, number, qps, concurrency)
+            if trial_dir is None:
+                return None
+            trial = mlperf_run.measure_offline_trial(trial_dir)
+            if trial is None:
+                raise UserError(
+                    "no_figure",
+                    "no request of the trial completed",
+                    str(trial_dir),
+                    "give --target-qps, or see the errors of the trial",
+                )
+            qps = trial.samples_per_s
+            print_status(
+                f"Expected: {qps:,.4g} samples/s, from {trial.duration_s:,.3g} s in {trial_dir}"
+            )
+            if trial.duration_s >= MIN_TRIAL_FRACTION * self.test.min_duration_ns / 1e9:
+                break
+        return qps
+
+    def _run_offline_trial(
+        self, execute: Execute, number: int, qps: float, concurrency: int | None
+    ) -> Path | None:
+        """Run a trial and return the directory of its run, or None if the user interrupted it."""
+        from loadgen.core.workload import with_unique_prompts
+
+        trial_test = replace(
+            self.test, min_duration_ns=self.test.min_duration_ns // OFFLINE_TRIAL_PARTS
+        )
+        trial = replace(self, test=trial_test, drain_ns=mlperf_run.MAX_WAIT_NS)
+        name = f"trial-{number}"
+        workload = with_unique_prompts(trial.build_workload(qps, concurrency), name)
+        settings = replace(self.settings, out=_unused_sibling(self.output_dir, name))
+        summary, trial_dir = execute(workload, settings)
+        return None if summary.run.state == "interrupted" else trial_dir
+
+    # -- the search for the peak -------------------------------------------------------------------
+
+    def find_peak(
+        self, start_qps: float | None, sustain_factor: float, run_spread: float | None
+    ) -> int:
+        """Search for the highest VALID rate, print its result and return the exit code.
+
+        Args:
+            start_qps: The first rate that is tried, or None for the default.
+            sustain_factor: The length of the run that shows that the rate is sustained, in official
+                lengths.
+            run_spread: How much the result may vary between runs, as `--run-spread` says.
+        """
+        self._print_data_set()
+        start = start_qps or DEFAULT_START_QPS
+        self._warn_of_long_passes(start)
+        search_run = self._create_search(start, sustain_factor, run_spread)
+        search_code = search_run.run("none" if self.as_json else "report")
+        best = _best_confirmation(search_run.search)
+        if best is None:
+            self._print_unconfirmed()
+            return search_code
+        finished = self._judge_peak(best, search_run.search.result)
+        if not self.as_json:
+            print()
+        self._print_finished(finished)
+        return max(search_code, finished.exit_code)
+
+    def _warn_of_long_passes(self, qps: float) -> None:
+        """Warn if a whole pass of the data set takes longer than the minimum duration."""
+        pass_s = self.test.samples / qps
+        if pass_s > self.test.min_duration_ns / 1e9:
+            print_status(
+                f"Warning: a run ends with a whole pass of {self.test.samples:,} samples, "
+                f"which takes {pass_s:,.0f} s at {qps:g}/s. "
+                "Use a --dataset with fewer rows for shorter trials"
+            )
+
+    def _create_search(
+        self, start_qps: float, sustain_factor: float, run_spread: float | None
+    ) -> SearchRun:
+        """Return the search for the peak, with a display of one line per trial."""
+        from loadgen.runs.run_display import create_display
+        from loadgen.search.search_run import SearchRun
+        from loadgen.search.search_text import QUERIES_UNIT
+
+        search, runner, plan = mlperf_run.create_peak_search(
+            self.test,
+            self.data,
+            self.settings,
+            self.output_dir,
+            start_qps=start_qps,
+            drain_ns=self.drain_ns,
+            sustain_factor=sustain_factor,
+            run_spread=run_spread,
+        )
+        pass_s = self.test.samples / start_qps
+        return SearchRun(
+            search=search,
+            runner=runner,
+            plan=plan,
+            show=create_display(self.invocation, quiet=True, has_line_per_step=True),
+            unit=QUERIES_UNIT,
+            trial_s=max(self.test.min_duration_ns / 1e9, pass_s),
+            full=self.full,
+        )
+
+    def _print_unconfirmed(self) -> None:
+        """Print what there is if no run confirmed a rate: the search, or the disclosure."""
+        from loadgen.mlperf.result import DISCLOSURE
+        from loadgen.search import experiment
+
+        if self.as_json:
+            print((self.output_dir / experiment.RESULT_FILE).read_text("utf-8"))
+        else:
+            print(DISCLOSURE)
+
+    def _judge_peak(self, best: TrialResult, search_result: SearchResult) -> _FinishedRun:
+        """Judge the run that confirmed the peak, and write its result for the search as well."""
+        from loadgen.core.results import checksums, store
+        from loadgen.core.run_summary import summarize
+
+        run_dir = self.output_dir / best.run_name
+        summary = summarize(*store.read_run_lazily(run_dir))
+        result = mlperf_run.judge_run(
+            run_dir,
+            self.test,
+            summary,
+            data_name=self.data.name,
+            qps=best.load,
+            search_result=search_result,
+        )
+        mlperf_run.write_result(self.output_dir, result, self.test, mlperf_run.log_context(summary))
+        checksums.write(self.output_dir)
+        return _FinishedRun(result, run_dir, summary.target.gpus, summary)
+
+
+def _best_confirmation(search: LoadSearch) -> TrialResult | None:
+    """Return the highest load that a run of the official length confirmed, or None.
+
+    If the search showed with longer runs that a rate is sustained, only those runs count.
+    """
+    result = search.result
+    has_longer_runs = result.sustained_load is not None and result.length_factor > 1
+    kind = "sustain" if has_longer_runs else "confirm"
+    confirmations = [trial for trial in search.results if trial.kind == kind and trial.has_passed]
+    if has_longer_runs:
+        confirmations = [trial for trial in confirmations if trial.sustained is not False]
+    return max(confirmations, key=_load_of_trial, default=None)
+
+
+def _load_of_trial(trial: TrialResult) -> float:
+    return trial.load
+
+
+def _unused_sibling(directory: Path, suffix: str) -> Path:
+    """Return an unused path next to a directory: its name with a suffix, and a number if taken."""
+    path = directory.with_name(f"{directory.name}-{suffix}")
+    for number in count(2):
+        if not path.exists():
+            break
+        path = directory.with_name(f"{directory.name}-{suffix}-{number}")
+    return path
