@@ -27,14 +27,20 @@ def _met(**changed: float) -> dict[float, bool]:
     means = [
         AccuracyMean(metric=name, mean=value) for name, value in {**REFERENCE, **changed}.items()
     ]
-    found = accuracy.check_targets(REFERENCE, means)
-    return {tier: all(one.met for one in found if one.tier == tier) for tier in accuracy.TIERS}
+    targets = accuracy.check_targets(REFERENCE, means)
+    return {
+        tier: all(target.met for target in targets if target.tier == tier)
+        for tier in accuracy.TIERS
+    }
 
 
 def test_the_targets_are_those_of_the_rules() -> None:
     """ROUGE at least 0.99 and 0.999 of the reference; tokens from 0.9 to 1.1 of it at both (the submission checker)."""
     assert accuracy.reference_accuracy("llama2-70b") == REFERENCE
-    least = {(one.tier, one.metric): one.least for one in accuracy.check_targets(REFERENCE, [])}
+    least = {
+        (target.tier, target.metric): target.least
+        for target in accuracy.check_targets(REFERENCE, [])
+    }
     assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[
         0.999, "rouge2"
     ] == pytest.approx(22.0131648)
@@ -122,7 +128,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.processes
-def test_accuracy_mode_from_the_data_set_to_the_log(
+def test_accuracy_mode_scores_the_data_set_and_writes_the_logs(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The embedded endpoint answers with words of its own: no reference of the set is met, and all files are there."""
@@ -147,9 +153,9 @@ def test_accuracy_mode_from_the_data_set_to_the_log(
         )
         == 1
     )
-    shown = capsys.readouterr().out
-    assert "99 % of the reference: MISSED by ROUGE-1, ROUGE-2, ROUGE-L" in shown
-    assert "with llama2-70b: TEST06" in shown and "12 of the rules' 24,576 samples" in shown
+    printed = capsys.readouterr().out
+    assert "99 % of the reference: MISSED by ROUGE-1, ROUGE-2, ROUGE-L" in printed
+    assert "12 of the rules' 24,576 samples" in printed
     assert sorted(path.name for path in out.iterdir()) == [
         "mlperf_accuracy.json",
         accuracy.LOG,
@@ -159,10 +165,14 @@ def test_accuracy_mode_from_the_data_set_to_the_log(
     assert [row["qsl_idx"] for row in logged] == list(range(12))
     assert all(len(bytes.fromhex(row["data"])) % 8 == 0 and row["data"] for row in logged)
     stored = json.loads((out / "mlperf_accuracy.json").read_text())
-    assert stored["answered"] == 12 and {one["metric"] for one in stored["means"]} == set(REFERENCE)
+    assert stored["answered"] == 12 and {mean["metric"] for mean in stored["means"]} == set(
+        REFERENCE
+    )
 
 
-def test_what_cannot_be_scored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_and_targets_that_cannot_be_scored_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # its results/
     data = str(_write(tmp_path / "set.jsonl", [{"input": "question"}]))
     with refused((UserError, CombinedError), "missing_key", "--dataset"):

@@ -152,7 +152,7 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
     if scenario == "server":
         asked = structs.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     qps = 20_000.0
-    wanted = official_loadgen.test_settings(asked, qps)
+    wanted = official_loadgen.create_test_settings(asked, qps)
     found = official(
         tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted
     )
@@ -237,7 +237,7 @@ def _agree(found: Official, asked: rules.Test, *, lenient: bool = False) -> resu
     assert log.detail["result_perf_constraints_met"] == all(check.met for check in ours.checks)
     assert log.detail["result_min_duration_met"] == ours.min_duration_met
     assert log.detail["result_min_queries_met"] == ours.min_queries_met
-    assert log.detail["early_stopping_met"] == log_files.early_stopping_met(ours)
+    assert log.detail["early_stopping_met"] == log_files.is_early_stopping_met(ours)
     for check in ours.checks:
         theirs_text = log.detail[f"early_stopping_{check.metric}_result"]
         if check.metric == "ttft" and not ours.checks[1].early_stopping_met:
