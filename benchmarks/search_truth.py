@@ -62,27 +62,16 @@ class SearchProblem(NamedTuple):
     full_s: float  # of a run
 
 
-<<<<<<< HEAD
 def create_problem(name: str, scenario: Any, full_s: float) -> SearchProblem:
     """Create the problem of a preset and a scenario."""
-    test = rules.test("llama2-70b", scenario)
+    test = rules.create_test("llama2-70b", scenario)
     assert test.ttft_ns is not None and test.tpot_ns is not None
-=======
-def world(name: str, scenario: Any, full_s: float) -> World:
-    asked = rules.create_test("llama2-70b", scenario)
-    assert asked.ttft_ns is not None and asked.tpot_ns is not None
->>>>>>> c1cf2dc7 (Rewrite the MLPerf package in small functions)
     terms = (
         Term(metric="ttft", limit_ns=test.ttft_ns),
         Term(metric="tpot_mlperf", limit_ns=test.tpot_ns),
     )
-<<<<<<< HEAD
-    lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return SearchProblem(
-=======
     lengths = dataset.synthetic_lengths(rules.load_rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
-    return World(
->>>>>>> c1cf2dc7 (Rewrite the MLPerf package in small functions)
+    return SearchProblem(
         presets.load_preset(name),
         Goal(slo=Slo(terms=terms)),
         lengths,

@@ -33,21 +33,12 @@ BENCHMARK = "llama2-70b"
 def run_from_empty(
     preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None
 ) -> dict[str, Any]:
-<<<<<<< HEAD
     """Return the metrics of one full-length run that starts with an empty server."""
-    test = rules.test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
-    dataset = mlperf_run.synthetic(test)
+    test = rules.create_test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
+    dataset = mlperf_run.synthetic_data(test)
     requests: Any = dataset.requests
     inputs, outputs = requests.input_tokens.values, requests.output_tokens.values
-    workload = mlperf_run.workload(replace(test, samples=1), dataset, qps=rate)
-=======
-    """The figures of one run from empty, at full length."""
-    test = rules.create_test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
-    data = mlperf_run.synthetic_data(test)
-    asked: Any = data.requests
-    inputs, outputs = asked.input_tokens.values, asked.output_tokens.values
-    workload = mlperf_run.build_workload(replace(test, samples=1), data, qps=rate)
->>>>>>> c1cf2dc7 (Rewrite the MLPerf package in small functions)
+    workload = mlperf_run.build_workload(replace(test, samples=1), dataset, qps=rate)
     preset = load_preset(preset_name)
     result, _ = virtual.simulate(
         build_schedule(workload, test.seeds.schedule),
@@ -60,15 +51,9 @@ def run_from_empty(
     manifest = RunManifest(
         state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
     )
-<<<<<<< HEAD
     sustainable = summarize(manifest, rows).sustainable
-    trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
-    outcome = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
-=======
-    grows = summarize(manifest, rows).sustainable
     trace = mlperf.build_trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
-    judged = mlperf.judge_trace(trace, test, mlperf.RunFacts(target_qps=rate, simulated=True))
->>>>>>> c1cf2dc7 (Rewrite the MLPerf package in small functions)
+    outcome = mlperf.judge_trace(trace, test, mlperf.RunFacts(target_qps=rate, simulated=True))
     return {
         "seen": rig.describe_tree_and_date(),
         "preset": preset_name,

@@ -312,7 +312,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert exits("mlperf", "server", "--resume", str(tmp_path / "o")) == 2
-    assert "it was: loadgen mlperf interactive" in capsys.readouterr().err
+    assert "written by loadgen mlperf interactive" in capsys.readouterr().err
     assert exits("mlperf", "server", "--target-qps", "1") == 2
     assert "the test needs a benchmark" in capsys.readouterr().err
     assert (
@@ -439,7 +439,7 @@ def test_several_endpoints_are_one_system(
     assert (
         sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
     )
-    assert "sum of 2 rates" in told.out and "over one clock" in told.out
+    assert "sum of 2 rates" in told.out
     assert (told.out + told.err).count("registered and unregistered") == 1
     assert "registered and unregistered" in " ".join(lines[:4])
     assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
@@ -481,13 +481,13 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert any("by LoadGen's timestamps" in note for note in result.notes)
     assert read_log(tmp_path / "run" / official_loadgen.OWN_DIR).unofficial
     write_bundle(tmp_path / "run", tmp_path / "poc.zip")
-    came = verify_bundle(tmp_path / "poc.zip")
-    assert came.differences == () and came.verified == "part"
-    assert {one.file for one in came.made} == {
+    verification = verify_bundle(tmp_path / "poc.zip")
+    assert verification.differences == () and verification.verified == "part"
+    assert {file.file for file in verification.reproduced} == {
         "mlperf.json",
         *(f"own/{name}" for name in mlperf_run.FILES),
     }
-    assert "does not store its timestamps" in came.not_made["mlperf_log_summary.txt"]
+    assert "does not store its timestamps" in verification.skipped["mlperf_log_summary.txt"]
     own = tmp_path / "run" / official_loadgen.OWN_DIR / mlperf_run.RESULT
     own.write_text(
         own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}')
@@ -497,5 +497,5 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     write_bundle(tmp_path / "run", tmp_path / "forged.zip")
     forged = verify_bundle(tmp_path / "forged.zip")
     assert forged.verified == "no" and "result/own/mlperf.json" in {
-        one.file for one in forged.differences
+        mismatch.file for mismatch in forged.differences
     }
