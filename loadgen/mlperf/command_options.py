@@ -104,8 +104,8 @@ class TestOptions:
         typer.Option(
             "--min-duration",
             metavar="TIME",
-            help="Minimum duration in place of the rules' 10m, in seconds without a unit. "
-            "The result says that it differs from the rules.",
+            help="Minimum duration in place of the rules' 10m. A number without a unit is in "
+            "seconds. The result says that it differs from the rules.",
         ),
     ] = None
     harness: Annotated[
