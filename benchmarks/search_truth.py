@@ -70,7 +70,9 @@ def create_problem(name: str, scenario: Any, full_s: float) -> SearchProblem:
         Term(metric="ttft", limit_ns=test.ttft_ns),
         Term(metric="tpot_mlperf", limit_ns=test.tpot_ns),
     )
-    lengths = dataset.synthetic_lengths(rules.load_rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
+    lengths = dataset.synthetic_lengths(
+        rules.load_rules().benchmarks["llama2-70b"], benchmark="llama2-70b"
+    )
     return SearchProblem(
         presets.load_preset(name),
         Goal(slo=Slo(terms=terms)),
