@@ -23,7 +23,8 @@ from loadgen.cli import signals
 from loadgen.core.errors import BUG, INTERRUPTED, USAGE, CombinedError, LoadgenError, UserError
 
 _PASSWORD_IN_URL = r"(:/{1,2})[^/\s@]+@"
-_RETRY_S = 0.001  # until a signal that arrived between two event loops is sent again
+_RESEND_DELAY_S = 0.001
+"""Time until a signal that arrived while an event loop was started or closed is sent again."""
 _NO_MEMORY_MESSAGES = (  # of the loader of libraries and of libraries that start threads
     "failed to map segment",
     "cannot allocate memory",
@@ -79,6 +80,7 @@ def _hide_passwords(text: str) -> str:
 
 
 def _report_interruption() -> int:
+    """Tell the user that the command was interrupted, and return the exit code."""
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
 
@@ -110,22 +112,22 @@ class _SignalHandler:
     """
 
     def __init__(self) -> None:
-        """Start with no signal received."""
-        self._count = 0
+        """Create a handler that has received no signal."""
+        self._signal_count = 0
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal; `frame` is what was running."""
-        self._count += 1
-        if self._count > 2:
+        """Handle a signal that interrupted the code of `frame`."""
+        self._signal_count += 1
+        if self._signal_count > 2:
             signals.exit_immediately()
-        if self._count == 2:
+        if self._signal_count == 2:
             return
         loop = events._get_running_loop()
         if loop is not None:
             loop.call_soon_threadsafe(_raise_keyboard_interrupt)
         elif _is_in_runner(frame):
-            self._count = 0
-            timer = threading.Timer(_RETRY_S, os.kill, (os.getpid(), signum))
+            self._signal_count = 0  # the signal that is sent again is the first one
+            timer = threading.Timer(_RESEND_DELAY_S, os.kill, (os.getpid(), signum))
             timer.daemon = True
             timer.start()
         else:
@@ -144,6 +146,7 @@ def _interrupt_on_signals() -> None:
 
 
 def _raise_keyboard_interrupt() -> NoReturn:
+    """Raise KeyboardInterrupt, as a callback of an event loop."""
     raise KeyboardInterrupt
 
 
@@ -155,7 +158,10 @@ def _is_in_runner(frame: FrameType | None) -> bool:
 
 
 def _host_error(error: BaseException) -> UserError | None:
-    """Return the error to show if the host refused something; None if the error is a bug."""
+    """Return the error to show if the host refused a file, memory or another resource.
+
+    Returns None for any other error, which is a bug of loadgen.
+    """
     if isinstance(error, OSError) and error.errno in _HOST_ERRORS:
         return _refused_file(error)
     is_out_of_memory = isinstance(error, MemoryError)

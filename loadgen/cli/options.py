@@ -140,41 +140,60 @@ def add_options(
     flag_options = {name: option for name, option in options.items() if option.flags}
 
     def decorate(command: Command) -> Command:
-        groups: dict[str, Any] = {}
+        declared = inspect.signature(command, eval_str=True).parameters.values()
+        takes_invocation = any(parameter.annotation is Invocation for parameter in declared)
+        option_groups = {
+            parameter.name: parameter.annotation
+            for parameter in declared
+            if _is_option_group(parameter.annotation)
+        }
         parameters = [_keyword("ctx", typer.Context)]
-        takes_invocation = False
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.annotation is Invocation:
-                takes_invocation = True
-                parameters += [_to_parameter(*item) for item in flag_options.items()]
-            elif is_dataclass(parameter.annotation):
-                group: Any = parameter.annotation
-                groups[parameter.name] = group
-                parameters += inspect.signature(group, eval_str=True).parameters.values()
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        for parameter in declared:
+            parameters += _expand_parameter(parameter, flag_options)
 
         @wraps(command)
         def run(ctx: typer.Context, **values: Any) -> int:
             if takes_invocation:
                 flag_values = {name: values.pop(name) for name in flag_options}
-                shared = collect_options(flag_values, options, set_keys)
-                values["invocation"] = _create_invocation(ctx, shared)
-            for name, group in groups.items():
+                specified = collect_options(flag_values, options, set_keys)
+                values["invocation"] = _create_invocation(ctx, specified)
+            for name, group in option_groups.items():
                 field_values = {field.name: values.pop(field.name) for field in fields(group)}
                 values[name] = group(**field_values)
             return command(**values)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]  # which the help lists
+        # The help lists the keys of --set.
+        run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
+def _is_option_group(annotation: Any) -> bool:
+    """Return True for a dataclass whose fields are options. `Invocation` has its own rule."""
+    return is_dataclass(annotation) and annotation is not Invocation
+
+
+def _expand_parameter(
+    parameter: inspect.Parameter, flag_options: Mapping[str, Option]
+) -> list[inspect.Parameter]:
+    """Return the parameters that typer reads in place of one parameter of a command function."""
+    annotation = parameter.annotation
+    if annotation is Invocation:
+        return [_to_parameter(name, option) for name, option in flag_options.items()]
+    if _is_option_group(annotation):
+        return list(inspect.signature(annotation, eval_str=True).parameters.values())
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+
+
 def _with_texts(
     name: str, option: Option, help_texts: Mapping[str, str], default_texts: Mapping[str, str]
 ) -> Option:
+    """Return an option with the texts that the help of one command has in place of the usual ones.
+
+    The texts are by the keyword of their option, which is `name`.
+    """
     return replace(
         option,
         help=help_texts.get(name, option.help),
@@ -202,11 +221,15 @@ def _to_parameter(name: str, option: Option) -> inspect.Parameter:
 
 
 def _keyword(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+    """Return a keyword-only parameter. Without `default=`, typer requires it."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, **default)
 
 
 def _create_invocation(ctx: typer.Context, options: Mapping[str, Any]) -> Invocation:
-    """Return the invocation of a command; the `obj` of the root context is the command line."""
+    """Return the invocation of a command with these options.
+
+    The command line is the `obj` of the root context, where `run_command_line` of `app.py` puts it.
+    """
     root = ctx.find_root()
 
     def run_command_line(arguments: list[str]) -> int:

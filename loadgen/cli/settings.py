@@ -106,17 +106,22 @@ def _api_key(values: dict[str, Any], urls: Sequence[str]) -> str | None:
 
     The key itself wins over a file, and a file over the environment.
     """
-    key_of_file: str | None = values.pop("api_key_file", None)
+    key_in_file: str | None = values.pop("api_key_file", None)
     key: str | None = values.pop("api_key", None)
-    return key or key_of_file or _api_key_of_environment(values.get("server"), urls)
+    return key or key_in_file or _api_key_of_environment(values.get("server"), urls)
 
 
 def _api_key_of_environment(server: str | None, urls: Sequence[str]) -> str | None:
-    """Return the API key of the environment; None for a simulated endpoint."""
-    backend = backends.find(urls[0] if urls else None)
+    """Return the API key of the environment, or None if there is none.
+
+    A simulated endpoint needs no key, so that none is stored where it could leak.
+    """
+    first_url = urls[0] if urls else None
+    backend = backends.find(first_url)
     if backend is not None and backend.simulated:
         return None
-    if server == "azure" or any("azure.com" in url for url in urls[:1]):
+    is_azure = server == "azure" or (first_url is not None and "azure.com" in first_url)
+    if is_azure:
         azure_key = os.environ.get(AZURE_API_KEY_VARIABLE)
         if azure_key:
             return azure_key
@@ -143,7 +148,8 @@ def _load_endpoints(
     """
     if targets_file is not None:
         return targets.load_targets(Path(targets_file), common=common)
-    if len(urls) > 1 or any(targets.split_named_url(url) for url in urls):
+    has_named_url = any(targets.split_named_url(url) is not None for url in urls)
+    if len(urls) > 1 or has_named_url:
         return targets.endpoints_of_urls(urls, common)
     if urls:
         targets.check_url(urls[0], server=server)
@@ -151,11 +157,11 @@ def _load_endpoints(
 
 
 def _keys_of(endpoints: Sequence[Endpoint]) -> list[str | None]:
-    """Return the API keys of endpoints and of the environment."""
-    variables = (AZURE_API_KEY_VARIABLE, API_KEY_VARIABLE)
-    return [endpoint.api_key for endpoint in endpoints] + [
-        os.environ.get(variable) for variable in variables
-    ]
+    """Return the API keys of endpoints and of the environment. Missing keys are None."""
+    keys = [endpoint.api_key for endpoint in endpoints]
+    keys.append(os.environ.get(AZURE_API_KEY_VARIABLE))
+    keys.append(os.environ.get(API_KEY_VARIABLE))
+    return keys
 
 
 def _build_metadata(
@@ -164,12 +170,15 @@ def _build_metadata(
     api_keys: Sequence[str | None],
     errors: list[LoadgenError],
 ) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of the system file and of --metadata, which must not be secrets."""
+    """Return the metadata of the system file and of --metadata, and add errors to `errors`.
+
+    A value that contains one of the API keys is an error, because metadata is shown to readers.
+    """
     secrets = collect_secrets(api_keys, values.get("headers", ()))
-    of_system = parse_metadata({} if system is None else system.metadata, secrets)
-    of_option = parse_metadata(values.get("metadata", ()), secrets)
-    errors += [*of_system.errors, *of_option.errors]
-    return (*of_system.pairs, *of_option.pairs)
+    system_metadata = parse_metadata({} if system is None else system.metadata, secrets)
+    option_metadata = parse_metadata(values.get("metadata", ()), secrets)
+    errors += [*system_metadata.errors, *option_metadata.errors]
+    return (*system_metadata.pairs, *option_metadata.pairs)
 
 
 def _build_tls(values: dict[str, Any]) -> Tls:

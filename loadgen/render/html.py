@@ -36,7 +36,7 @@ def render(report: Report) -> str:
         page.add_notice(notice.label, notice.text, notice.kind)
     page.add_title(report.title)
     for paragraph in report.headline:
-        page.add_paragraph(paragraph.text, _large(paragraph.kind))
+        page.add_paragraph(paragraph.text, _large_text_classes(paragraph.kind))
     if report.verdict is not None:
         page.add_badge(report.verdict.label, report.verdict.text)
     sections = list(_sections_to_show(report.sections))
@@ -81,13 +81,14 @@ def _add_contents(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _add_parts(page: Page, section: Section) -> None:
+    """Append the parts of a section to a page, without those that have nothing to show."""
     for part in section.parts:
         if not is_empty(part):
             _add_part(part, page)
 
 
-def _large(kind: str) -> str:
-    """Return the CSS classes of a paragraph in large letters."""
+def _large_text_classes(kind: str) -> str:
+    """Return the CSS classes of a paragraph in large letters and in the color of a kind."""
     return f"sentence {kind}".rstrip()
 
 
@@ -104,7 +105,8 @@ def _(part: str, page: Page) -> None:
 
 @_add_part.register
 def _(part: Paragraph, page: Page) -> None:
-    page.add_paragraph(part.text, _large(part.kind) if part.large else part.kind)
+    css_classes = _large_text_classes(part.kind) if part.large else part.kind
+    page.add_paragraph(part.text, css_classes)
 
 
 @_add_part.register

@@ -49,6 +49,7 @@ def escape(text: str) -> str:
 
 
 def _render_section(section: Section) -> list[str]:
+    """Return the blocks of a section, its heading first, or none if it has nothing to show."""
     rendered = [_render_part(part) for part in section.parts if not is_empty(part)]
     blocks = [block for block in rendered if block]
     if not blocks or not section.heading:
@@ -79,6 +80,7 @@ def _render_part(part: Part) -> str:
 
 
 def _render_table(table: Table) -> str:
+    """Return a table as Markdown. In a table of prose, every column is left-aligned."""
     label_columns = len(table.head) if table.kind == "prose" else table.label_columns
     head = [escape(cell) for cell in table.head]
     rows = [[escape(cell) for cell in row] for row in table.rows]

@@ -413,14 +413,21 @@ class _BarScale(NamedTuple):
         return cls(min(ends, default=0.0), max(ends, default=1.0))
 
     def css_span(self, start: float, end: float) -> str:
-        """Return the CSS position of the interval from `start` to `end`."""
-        percent_per_unit = 100 / ((self.high - self.low) or 1.0)
+        """Return the CSS position of an interval, in percent of the width of the scale."""
+        length = self.high - self.low
+        if length == 0:  # all values are equal
+            length = 1.0
+        percent_per_unit = 100 / length
         left = (start - self.low) * percent_per_unit
         width = (end - start) * percent_per_unit
         return f"left:{left:.2f}%;width:{width:.2f}%"
 
 
 def _bar_html(bar: Bar, scale: _BarScale, line: float | None) -> str:
+    """Return a bar with its segments (<i>), its interval (<b>) and the line of the limit (<u>).
+
+    `page.css` draws these elements as boxes at the position that their style gives.
+    """
     marks = [
         f'<i style="{scale.css_span(start, end)};background:var(--{color})" '
         f'title="{escape(meaning)}"></i>'
@@ -436,6 +443,7 @@ def _bar_html(bar: Bar, scale: _BarScale, line: float | None) -> str:
 
 
 def _tile_html(tile: Tile) -> str:
+    """Return the card of a headline number. A number that does not exist is shown without unit."""
     unit = "" if tile.value == format.NONE else tile.unit
     return (
         f"<div><dt>{escape(tile.name)}</dt>"
@@ -445,6 +453,7 @@ def _tile_html(tile: Tile) -> str:
 
 
 def _fact_html(name: str, text: str) -> str:
+    """Return a fact, which takes the full width of the page if it is long."""
     css_class = ' class="wide"' if len(text) > MAX_COLUMN_FACT else ""
     return f"<div{css_class}><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
 
@@ -455,7 +464,8 @@ def _cell_html(text: str, attribute: str) -> str:
     A text that starts with ~ is marked as uncertain, and a verdict has its color.
     """
     content = escape(text)
-    kind = VERDICT_KINDS.get(re.split("[:,]", text)[0])
+    verdict = re.split("[:,]", text)[0]
+    kind = VERDICT_KINDS.get(verdict)
     if kind:
         return f'<td{attribute} class="{kind}"><b>{content}</b></td>'
     if text.startswith("~"):
@@ -464,6 +474,7 @@ def _cell_html(text: str, attribute: str) -> str:
 
 
 def _id_attribute(id: str) -> str:
+    """Return the HTML attribute of an id, or "" without an id."""
     return f' id="{escape(id)}"' if id else ""
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 WIDTH = 100
 """Columns of text that does not go to a terminal."""
 
+COLUMN_GAP = "  "
+"""What separates the columns of a table."""
+
 
 def format_text(
     head: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int = 1
@@ -23,7 +26,7 @@ def format_text(
             f"{cell:<{width}}" if index < label_columns else f"{cell:>{width}}"
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
+        lines.append(COLUMN_GAP.join(cells).rstrip())
     return lines
 
 
@@ -38,11 +41,10 @@ def format_markdown(
 
     The first `label_columns` columns are left-aligned, and so is the last one with `remarks`.
     """
-    last = len(head) - 1
-    rule = [
-        ":--" if index < label_columns or (remarks and index == last) else "--:"
-        for index in range(len(head))
-    ]
+    left_aligned = set(range(label_columns))
+    if remarks:
+        left_aligned.add(len(head) - 1)
+    rule = [":--" if column in left_aligned else "--:" for column in range(len(head))]
     lines = []
     for row in (head, rule, *rows):
         cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]

@@ -20,7 +20,7 @@ from loadgen.render.section import (
     Table,
     is_empty,
 )
-from loadgen.render.table import WIDTH, format_text, wrap_text
+from loadgen.render.table import COLUMN_GAP, WIDTH, format_text, wrap_text
 
 MIN_LABEL_WIDTH = 11
 """Least width of the column with the names of facts, so that successive facts line up."""
@@ -83,7 +83,9 @@ class TextRenderer:
 
     def full_lines(self, report: Report) -> list[str]:
         """Return a whole report, except what only a page shows."""
-        headline = [line for paragraph in report.headline for line in self._part(paragraph)]
+        headline: list[str] = []
+        for paragraph in report.headline:
+            headline += self._part(paragraph)
         lines = self._notices(report.notices)
         if headline and not report.headline_last:
             lines += headline
@@ -131,9 +133,11 @@ class TextRenderer:
         return [f"{margin}{line}".rstrip() for line in lines]
 
     def _heading(self, text: str) -> list[str]:
+        """Return the lines of a heading, in bold where colors are on."""
         return [self._paint(line, "bold") for line in wrap_text(text, width=self._width)]
 
     def _notices(self, notices: Sequence[Notice]) -> list[str]:
+        """Return the lines of notices. The label of each has the color of its kind."""
         lines: list[str] = []
         for notice in notices:
             text = f"{notice.label}: {notice.text}"
@@ -162,30 +166,38 @@ class TextRenderer:
                 yield from part.text.splitlines()
 
     def _bullets(self, bullets: Bullets) -> Iterator[str]:
+        """Yield the lines of a bulleted list. A warning has an exclamation mark for a bullet."""
         bullet = "  ! " if bullets.kind == "warn" else "  - "
         for sentence in bullets.sentences:
             yield from wrap_text(sentence, bullet, "    ", self._width)
 
     def _facts(self, facts: Facts) -> Iterator[str]:
+        """Yield names on the left and their texts in a column beside them."""
         name_widths = [len(name) + 2 for name, text in facts.rows if text]
         label_width = max([MIN_LABEL_WIDTH, *name_widths])
         for name, text in facts.rows:
             yield from wrap_text(text, f"{name:<{label_width}}", " " * label_width, self._width)
 
     def _table(self, table: Table) -> Iterator[str]:
+        """Yield the lines of a table.
+
+        A table that is wider than the text is split into blocks of columns, unless it has only one
+        column besides its labels.
+        """
         if table.wrap_columns:
             yield from self._column_blocks(table)
         elif table.kind:
             yield from self._table_with_remarks(table)
         else:
             formatted = _format_table(table, self._width)
-            has_two_metrics = len(table.head) > table.label_columns + 1
-            if formatted.width > self._width and has_two_metrics:
+            can_be_split = len(table.head) > table.label_columns + 1
+            if formatted.width > self._width and can_be_split:
                 yield from self._column_blocks(table)
             else:
                 yield from self._colored_table(table, formatted)
 
     def _colored_table(self, table: Table, formatted: TableLines) -> Iterator[str]:
+        """Yield the lines of a table with the verdicts in its cells in color."""
         for line in formatted.head:
             yield self._color_verdicts(table.head, line)
         for row, line in zip(table.rows, formatted.rows, strict=True):
@@ -194,14 +206,17 @@ class TextRenderer:
     def _table_with_remarks(self, table: Table) -> Iterator[str]:
         """Yield a table whose last column holds sentences.
 
-        The sentences wrap in the room beside the other columns. If there is too little, each
-        stands below its row, or below the whole table if not even the other columns fit.
+        The sentences wrap in the space beside the other columns. If that is too narrow, each
+        sentence follows its row, or the whole table if not even the other columns fit.
         """
         labels = len(table.head) - 1 if table.kind == "prose" else table.label_columns
-        columns = Table(table.head[:-1], [row[:-1] for row in table.rows], "", label_columns=labels)
-        needed = min(MIN_REMARK_WIDTH, max(len(row[-1]) for row in table.rows))
-        formatted = _format_table(columns, self._width - needed - 2)
-        if formatted.width + 2 + needed <= self._width:
+        rows_without_remarks = [row[:-1] for row in table.rows]
+        columns = Table(table.head[:-1], rows_without_remarks, label_columns=labels)
+        longest_remark = max(len(row[-1]) for row in table.rows)
+        remark_width = min(MIN_REMARK_WIDTH, longest_remark)
+        available_width = self._width - len(COLUMN_GAP) - remark_width
+        formatted = _format_table(columns, available_width)
+        if formatted.width <= available_width:
             yield from self._remarks_beside(table, formatted)
             return
         formatted = _format_table(columns, self._width)
@@ -211,7 +226,11 @@ class TextRenderer:
             yield from self._remarks_below_table(table)
 
     def _remarks_beside(self, table: Table, formatted: TableLines) -> Iterator[str]:
-        remark_column = formatted.width + 2
+        """Yield a table with its remarks in the last column, where they wrap.
+
+        `formatted` has the other columns.
+        """
+        remark_column = formatted.width + len(COLUMN_GAP)
         *upper_head, last_head = formatted.head
         yield from upper_head
         head_line = f"{last_head:<{remark_column}}{table.head[-1]}".rstrip()
@@ -225,12 +244,14 @@ class TextRenderer:
                 yield f"{'':<{remark_column}}{remark_line}"
 
     def _remarks_below_rows(self, table: Table, formatted: TableLines) -> Iterator[str]:
+        """Yield a table in which each remark follows its row. `formatted` has the other columns."""
         yield from filter(str.strip, formatted.head)
         for row, line in zip(table.rows, formatted.rows, strict=True):
             yield self._color_verdicts(row[:-1], line)
             yield from wrap_text(row[-1], "    ", "    ", self._width)
 
     def _remarks_below_table(self, table: Table) -> Iterator[str]:
+        """Yield a table in blocks of columns, then each remark with the label of its row."""
         rows = [row[:-1] for row in table.rows]
         labels = 1 if table.kind == "prose" else table.label_columns
         yield from self._column_blocks(Table(table.head[:-1], rows, label_columns=labels))
@@ -247,12 +268,12 @@ class TextRenderer:
             if number:
                 yield ""
             columns = [*labels, *block]
-            part = Table(
+            block_table = Table(
                 [table.head[column] for column in columns],
                 [[row[column] for column in columns] for row in table.rows],
                 label_columns=len(labels),
             )
-            yield from self._colored_table(part, _format_table(part, self._width))
+            yield from self._colored_table(block_table, _format_table(block_table, self._width))
 
     def _color_verdicts(self, row: Sequence[str], line: str) -> str:
         """Return the line of a table row with its verdicts in color."""
@@ -280,19 +301,23 @@ def _format_table(table: Table, width: int) -> TableLines:
     If they are wider than `width`, the head takes two lines: the last word of each column name
     stands in the second one.
     """
-    head, rows = table.head, table.rows
     labels = table.label_columns
-    if not head:
-        return TableLines([""], [""] * len(rows))
-    head_line, *row_lines = format_text(head, rows, labels)
-    formatted = TableLines([head_line], row_lines)
-    if formatted.width <= width or not any(" " in name for name in head[labels:]):
-        return formatted
-    names = [_split_column_name(name, is_label=i < labels) for i, name in enumerate(head)]
+    if not table.head:
+        return TableLines([""], [""] * len(table.rows))
+    head_line, *row_lines = format_text(table.head, table.rows, labels)
+    one_line_head = TableLines([head_line], row_lines)
+    can_be_narrower = any(" " in name for name in table.head[labels:])
+    if one_line_head.width <= width or not can_be_narrower:
+        return one_line_head
+    names = [
+        _split_column_name(name, is_label=column < labels) for column, name in enumerate(table.head)
+    ]
     upper_names = [name.upper for name in names]
     lower_names = [name.lower for name in names]
-    upper, lower, *row_lines = format_text(upper_names, [lower_names, *rows], labels)
-    return TableLines([upper, lower], row_lines)
+    upper_line, lower_line, *row_lines = format_text(
+        upper_names, [lower_names, *table.rows], labels
+    )
+    return TableLines([upper_line, lower_line], row_lines)
 
 
 class _TwoLineName(NamedTuple):
@@ -303,6 +328,7 @@ class _TwoLineName(NamedTuple):
 
 
 def _split_column_name(name: str, *, is_label: bool) -> _TwoLineName:
+    """Split the name of a column before its last word. The names of label columns stay whole."""
     if is_label:
         return _TwoLineName("", name)
     upper, _, lower = name.rpartition(" ")
@@ -310,16 +336,21 @@ def _split_column_name(name: str, *, is_label: bool) -> _TwoLineName:
 
 
 def _split_columns(table: Table, labels: int, width: int) -> Iterator[range]:
-    """Yield the columns of each block of a table, without the first `labels` columns."""
+    """Yield the indices of the columns of each block of a wide table.
+
+    Each block holds as many columns as fit `width` beside the first `labels` columns, which are
+    repeated in each block, and at least one.
+    """
     columns = zip(table.head, *table.rows, strict=True)
     widths = [max(map(len, column)) for column in columns]
-    label_width = sum(label + 2 for label in widths[:labels])
+    gap = len(COLUMN_GAP)
+    label_width = sum(column_width + gap for column_width in widths[:labels])
     start = labels
     while start < len(widths):
         stop = start + 1
         block_width = label_width + widths[start]
-        while stop < len(widths) and block_width + 2 + widths[stop] <= width:
-            block_width += 2 + widths[stop]
+        while stop < len(widths) and block_width + gap + widths[stop] <= width:
+            block_width += gap + widths[stop]
             stop += 1
         yield range(start, stop)
         start = stop
