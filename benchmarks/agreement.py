@@ -1,23 +1,26 @@
-"""Whether every place says one figure: of one machine, by all the ways in which loadgen can be asked.
+"""Do all commands and pages report the same number for the same machine?
 
     python benchmarks/agreement.py [--cases qa,rag,summarization,agentic,rag-pipeline,mixed]
-    python benchmarks/agreement.py --cases qa --url http://127.0.0.1:8000 --length 60s --slo ttft:1s   # in real time
+    python benchmarks/agreement.py --cases qa --url http://127.0.0.1:8000 --length 60s --slo ttft:1s
 
-For each workload on a simulated GB300 VM (SIMULATED, virtual time; the workload's limits at p99, those of a mix's
-classes as they are):
+For each workload on a simulated GB300 VM (SIMULATED, virtual time; the second command runs in real
+time), with the workload's limits at p99 and those of the classes of a mix as they are:
 
-- **One result, every place.** A search, and a run at the load that it found: the JSON of each is the reference; text,
-  page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value, to the digits that they print.
-  A run in virtual time serves nothing to Prometheus; one on a real endpoint is scraped until it ends, and its counters
-  and the buckets of its histograms have to hold the figures of its JSON.
-- **Cut short.** The same search stopped by time, by SIGTERM and by SIGKILL claims no capacity, and `cost` and `size`
-  exit 3; each of them resumed has to end with the very capacity of the one that was left alone.
-- **Other ways to the same load.** Runs with other seeds give the interval of one run more; the search's own run, the
-  level of a sweep, a closed loop with the lanes of Little's law and a contract are held against it. A sweep about the
-  capacity is held against the interval of the search.
+- **One result, every place.** A search, and a run at the load that it found. The JSON of each is
+  the reference; text, page, `ui`, JUnit, `cost`, `size` and `compare` have to print the same value,
+  to the digits that they print. A run in virtual time exports nothing to Prometheus; one on a real
+  endpoint is scraped until it ends, and its counters and histogram buckets have to hold the metrics
+  of its JSON.
+- **Cut short.** The same search stopped by time, by SIGTERM and by SIGKILL claims no capacity, and
+  `cost` and `size` exit 3. Each of them, resumed, has to end with the capacity of the search that
+  was not stopped.
+- **Other ways to the same load.** Runs with other seeds give the interval of one more run. The
+  search's own run, a load point of a sweep, a closed loop with the concurrency of Little's law and
+  a contract are compared with it. A sweep around the capacity is compared with the interval of the
+  search.
 
-A pair is `equal`, `within` its intervals, `marked` where what is printed says why it is another figure, or DISAGREES:
-then the exit code is 1.
+A pair is `equal`, `within` its intervals, `marked` if what is printed says why it differs, or
+DISAGREES, which makes the exit code 1. A workload takes some minutes.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ from loadgen.core.units import seconds
 NUMBER_PATTERN = r"~?([\d,.]+)"  # ~: rests on too few samples, and is said so in every place
 PRICES = """currency: USD
 rented:
-  - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none, as_of: 2026-11,
-     source: made up}
+  - {provider: made up, shape: gb300-vm, gpu: GB300, gpus: 4, per_hour: 56.00, commitment: none,
+     as_of: 2026-11, source: made up}
 """
 GPUS = ("--gpus", "4", "--shape", "gb300-vm")
 USERS = 20_000
@@ -241,7 +244,7 @@ def compare_pair(reference: Statement, statement: Statement) -> str:
     return "marked" if statement.mark else "DISAGREES"
 
 
-# -- one result, every place -------------------------------------------------------------------------------------------
+# -- one result, every place --
 
 
 def read_run_statements(case: Case, name: str) -> Iterator[Statement]:
@@ -516,11 +519,11 @@ def find_bucket(page: str, name: str, quantile: float) -> tuple[float, float]:
     return math.nan, math.nan
 
 
-# -- cut short ---------------------------------------------------------------------------------------------------------
+# -- cut short --
 
 
 def read_stopped_searches(case: Case, spent_s: float) -> Iterator[Statement]:
-    """Yield what a search claims when it is stopped in three ways, and its capacity when resumed."""
+    """Stop a search in three ways; yield what it claims, and its capacity when resumed."""
     complete = json.loads((case.folder / "search" / "capacity.json").read_bytes())
     yield Statement("capacity when resumed", "search left alone", complete["rate_per_s"])
     yield Statement("tokens/s when resumed", "search left alone", complete["output_tokens_per_s"])
@@ -567,7 +570,7 @@ def stop_search(case: Case, name: str, stop_kind: str, spent_s: float) -> None:
     running.communicate()
 
 
-# -- other ways to the same load ---------------------------------------------------------------------------------------
+# -- other ways to the same load --
 
 
 def read_same_load(case: Case, rate: float) -> Iterator[Statement]:
@@ -611,7 +614,9 @@ def read_same_load(case: Case, rate: float) -> Iterator[Statement]:
             "off",
         ),
     )
-    yield from read_metrics(read_summary(case, "closed"), f"{concurrency} lanes", CLOSED_LOOP)
+    yield from read_metrics(
+        read_summary(case, "closed"), f"closed loop of {concurrency}", CLOSED_LOOP
+    )
 
 
 def mean_stay_s(summary: dict[str, Any]) -> float:
@@ -640,12 +645,14 @@ def steady_or_full(steady: float | None, full_run: float) -> float:
 
 
 METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "tokens/s": lambda one: steady_or_full(
-        one["tokens"]["steady_output_per_s"], one["tokens"]["output_per_s"]
+    "tokens/s": lambda summary: steady_or_full(
+        summary["tokens"]["steady_output_per_s"], summary["tokens"]["output_per_s"]
     ),
-    "goodput": lambda one: steady_or_full(one["goodput"]["steady_rps"], one["goodput"]["rps"]),
-    "completed": lambda one: steady_or_full(
-        one["load"]["steady_completed_rps"], one["load"]["completed_rps"]
+    "goodput": lambda summary: steady_or_full(
+        summary["goodput"]["steady_rps"], summary["goodput"]["rps"]
+    ),
+    "completed": lambda summary: steady_or_full(
+        summary["load"]["steady_completed_rps"], summary["load"]["completed_rps"]
     ),
     "ttft p99": lambda summary: summary["ttft_ms"]["p99"],
     "tpot p99": lambda summary: summary["tpot_ms"]["p99"],
@@ -726,7 +733,10 @@ def explain_lower_capacity(case: Case, capacity: dict[str, Any]) -> str:
     )
     if capacity["sustained"] or 2 * missed <= case.repeats:
         return ""
-    return f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: {capacity['sustained_why']}"
+    return (
+        f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: "
+        f"{capacity['sustained_why']}"
+    )
 
 
 def read_contract_statements(case: Case, rate: float) -> Iterator[Statement]:
@@ -779,7 +789,7 @@ def read_contract_statements(case: Case, rate: float) -> Iterator[Statement]:
         )
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all of it --
 
 
 def measure_case(case: Case) -> Iterator[ComparedPair]:
@@ -789,7 +799,8 @@ def measure_case(case: Case) -> Iterator[ComparedPair]:
     rate = json.loads((case.folder / "search" / "capacity.json").read_bytes())["rate_per_s"]
     if not rate:
         sys.exit(
-            "the search knows no load that holds: longer trials (--length), --search-flags, a wider --slo"
+            "the search knows no load that holds: longer trials (--length), --search-flags, a "
+            "wider --slo"
         )
     for index in range(case.repeats):
         seeded = ("--seed", str(11 + index), "--junit", f"r{index + 1}.xml", "--progress", "off")
@@ -820,7 +831,10 @@ def format_pair(pair: ComparedPair) -> str:
         for side in (pair.reference, pair.statement)
     ]
     reason = f": {pair.statement.mark or pair.reference.mark}" if pair.outcome == "marked" else ""
-    return f"| {pair.statement.name} | {pair.reference.source}: {values[0]} | {pair.statement.source}: {values[1]} | {pair.outcome}{reason} |"
+    return (
+        f"| {pair.statement.name} | {pair.reference.source}: {values[0]} | "
+        f"{pair.statement.source}: {values[1]} | {pair.outcome}{reason} |"
+    )
 
 
 def main() -> int:
@@ -858,7 +872,8 @@ def main() -> int:
                 args.smoke,
             )
             print(
-                f"\n{name} on {args.url}, {', '.join(objectives)}\n\n| name | first | beside it | |\n|---|---|---|---|"
+                f"\n{name} on {args.url}, {', '.join(objectives)}\n\n| name | first | beside it | "
+                f"|\n|---|---|---|---|"
             )
             for pair in measure_case(case):
                 outcome_counts[pair.outcome] += 1

@@ -1,13 +1,15 @@
-"""The SDK beside everything else that an application runs: its counts against the server's own.
+"""Does the SDK count correctly next to other packages that an application uses?
 
     python benchmarks/beside.py [--venvs FOLDER] [--install] [--only NAME]
 
-Each program of `beside_programs.py` runs in a process of its own against the embedded endpoint. With --venvs it is that
-of FOLDER/NAME, in which --install puts the newest version of its packages (needs the network, and some minutes).
-Without --venvs it is this interpreter, and what is not installed here is left out by name.
+Each program of `beside_programs.py` runs in its own process against the embedded endpoint, for some
+seconds. With --venvs, it runs in the environment FOLDER/NAME; --install creates it with the newest
+versions of its packages (needs the network and some minutes). Without --venvs, this interpreter
+runs it, and a package that is not installed is listed as such.
 
-Held against the endpoint's log: the number of requests, the prompt tokens of every call that was answered, the output
-tokens of each that was read to its end, and that what was refused reached the application as an exception.
+The table compares the SDK with the endpoint's log: the number of requests, the prompt tokens of
+every completed call, the output tokens of every call that was read to its end, and whether refused
+calls reached the application as exceptions. Exit code 1 if a count differs.
 """
 
 from __future__ import annotations

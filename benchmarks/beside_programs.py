@@ -1,9 +1,10 @@
-"""Small programs that use other packages as their applications do, each in a process of its own. See `beside.py`.
+"""Run small programs that use other packages as applications do, for `beside.py`.
 
     python benchmarks/beside_programs.py NAME URL REFUSING_URL
 
-A program makes four kinds of calls: answered whole, streamed to the end, streamed and left early, and refused by the
-server. It returns the exceptions that reached it. What the SDK told of the calls is printed as JSON, beside them.
+Each program runs in a process of its own and makes four kinds of calls: read whole, streamed to the
+end, streamed and left early, and refused by the server. It returns the exceptions that reached it.
+These and the measurements of the SDK are printed as JSON.
 """
 
 from __future__ import annotations
@@ -358,7 +359,8 @@ def run_fastapi(observer: Callable[[Any], None], url: str, refusing_url: str) ->
                 while (reads_to_end or received.endswith(b"\r\n\r\n")) and (
                     chunk := connection.recv(65536)
                 ):
-                    received += chunk  # who leaves has seen a piece: the head alone comes before the call is sent
+                    # Who leaves has seen a piece: the head alone comes before the call is sent
+                    received += chunk
                 assert received.startswith(
                     b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"
                 ), received

@@ -1,14 +1,16 @@
-"""How often the paragraph under the verdict names the right cause, on a simulated server. Everything here is SIMULATED.
+"""How often does a report name the right cause of slow requests?
 
-    python benchmarks/causes.py                       ten causes x 20 seeds, 100 runs without a cause
-    python benchmarks/causes.py --seed 500            other seeds; the limits in analysis/causes.py were set on the first
-    python benchmarks/causes.py --no-account          a server that gives no account of its time
+    python benchmarks/causes.py                   ten causes x 20 seeds, 100 runs without a cause
+    python benchmarks/causes.py --seed 500        other seeds than those on which the limits of
+                                                  analysis/causes.py were set
+    python benchmarks/causes.py --no-account      a server that reports no timing breakdown
     python benchmarks/causes.py --only queue,clean -v
 
-Each run is 150 s of Poisson load on four replicas in virtual time, with a rate, lengths and a size of the cause drawn
-from its seed. The engine itself is slowed down, stopped or made too small; the client's lag, the network and
-connections, which virtual time does not have, are added to its rows. Runs without a cause are loaded to between a
-quarter and 80 % of the batch slots. What the metrics page of each replica would have said is read once a second.
+SIMULATED: each run is 150 s of Poisson load on four replicas in virtual time, with a rate, lengths
+and a size of the cause drawn from its seed. The delays of a client and of new connections, which
+virtual time does not have, are added to its rows. Runs without a cause use a quarter to 80 % of the
+batch slots. The metrics page of each replica is read once a second. The script prints which causes
+were named for each true cause.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import rig
@@ -96,6 +99,27 @@ class DisturbedReplica(Replica):
         return True
 
 
+class Slowdown(NamedTuple):
+    """A change of the length of iterations at a time of the run."""
+
+    factor: float
+    change_s: float
+    is_at_start: bool  # slow until the change, not after it
+
+    def factor_at(self, at_s: float) -> float:
+        """Return the factor on the length of iterations at a time of the run."""
+        is_before_change = at_s < self.change_s
+        return self.factor if is_before_change == self.is_at_start else 1.0
+
+
+def _request_size(
+    inputs: NDArray[np.int64], outputs: NDArray[np.int64], number: int
+) -> RequestSize:
+    """Return the lengths of a request; they repeat after the last drawn one."""
+    index = number % len(inputs)
+    return RequestSize(int(inputs[index]), int(outputs[index]))
+
+
 def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample]]:
     """Return the rows of a run with this cause, and the samples of its metrics pages.
 
@@ -112,10 +136,6 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     in_flight = rate * tokens * ITERATION_S / REPLICAS  # at one replica
     least_blocks = limits.max_seq_len // limits.tokens_per_block + 1
     change_s, factor = LENGTH_S * 2.0, 1.0
-
-    def slower(at_s: float) -> float:
-        """Return the factor on the length of iterations at a time of the run."""
-        return factor if (at_s < change_s) == (cause == "startup") else 1.0
 
     if cause == "clean":
         limits = replace(limits, max_batch_size=max(int(in_flight / rng.uniform(0.25, 0.8)), 4))
@@ -149,6 +169,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
         factor, change_s = rng.uniform(6, 12), rng.uniform(0.05, 0.1) * LENGTH_S
     elif cause == "stalls":
         stall = (int(rng.uniform(20, 35) * NS_PER_S), int(rng.uniform(0.8, 2.0) * NS_PER_S))
+    slowdown = Slowdown(factor, change_s, is_at_start=cause == "startup")
     one_token: Any = FixedTokens(value=1)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * NS_PER_S)
     workload = Workload(
@@ -158,16 +179,12 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     )
     planned = build_schedule(workload, seed)
     replicas = [
-        DisturbedReplica(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds
+        DisturbedReplica(preset.costs.at_speed(speed), limits, slowdown.factor_at, stall)
+        for speed in speeds
     ]
-
-    def request_size(number: int) -> RequestSize:
-        """Return the lengths of a request."""
-        return RequestSize(int(inputs[number % size_count]), int(outputs[number % size_count]))
-
     simulation = Simulation(
         planned,
-        request_size,
+        partial(_request_size, inputs, outputs),
         replicas,
         make_router(speeds, "round_robin"),
         LoadBounds(timeout_ns=600 * NS_PER_S),
@@ -290,7 +307,8 @@ def main() -> None:
             code_counts[first_code] += 1
             if args.v and first_code != (cause if cause != "clean" else "nothing"):
                 print(
-                    f"    seed {seed}: {[cause_found.code for cause_found in explanation.causes]} {explanation.text}"
+                    f"    seed {seed}: {[cause_found.code for cause_found in explanation.causes]} "
+                    f"{explanation.text}"
                 )
         correct += code_counts[cause]
         counts = ", ".join(f"{code} {times}" for code, times in code_counts.most_common())

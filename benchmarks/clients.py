@@ -1,20 +1,23 @@
-"""Whole client processes side by side: a C reader as the floor, this client, Rust clients of vLLM and SGLang, aiohttp.
+"""How much CPU time do whole client processes use for the same load?
 
     python benchmarks/clients.py [--cases paced,slow,bundled,short] [--only floor,ours,...]
         [--vllm-rs FILE] [--sglang-bench FOLDER] [--beside ANOTHER/CHECKOUT]
 
-All send the same closed-loop load to the same embedded endpoint, one core for the client and another for the server.
-CPU-seconds are those of the whole process and its children, from its start to its end: start, tokenizer, report and
-all. Rounds are interleaved; ratios are taken within a round. Python starts as it does where it was installed, with its
-bytecode compiled: a checkout under PYTHONDONTWRITEBYTECODE would compile 300 files at each start.
+The clients are a C reader as the floor, this client, the Rust clients of vLLM and SGLang, and
+aiohttp. All send the same closed-loop load to the same embedded endpoint, with one core for the
+client and another for the server. CPU-seconds are those of the whole process and its children, from
+start to end, including start, tokenizer and report. Rounds are interleaved; ratios are taken within
+a round. Python starts as in an installation, with its bytecode compiled: a checkout under
+PYTHONDONTWRITEBYTECODE would compile 300 files at each start.
 
-`--vllm-rs`: the binary `vllm/vllm-rs` from a wheel of vLLM (0.33.0; it runs alone). `--sglang-bench`: a folder with the
-module `_bench` from a wheel of SGLang (0.5.23, `sglang/srt/rust_extensions/`). What is not given is left out, and so is
-the floor where there is no C compiler. Both Rust clients get one thread.
+`--vllm-rs`: the binary `vllm/vllm-rs` from a wheel of vLLM (0.33.0; it runs alone).
+`--sglang-bench`: a folder with the module `_bench` from a wheel of SGLang (0.5.23,
+`sglang/srt/rust_extensions/`). A client that is not given is left out, and so is the floor without
+a C compiler. Both Rust clients get one thread. `--beside`: another checkout of loadgen alternates
+too.
 
-`--beside`: another checkout of loadgen takes turns too.
-
-TTFT: how far each client's p50 and p99 are from the endpoint's own log (first byte sent minus request arrived).
+The table also shows how far each client's TTFT p50 and p99 are from the endpoint's own log (first
+byte sent minus request arrived). A case takes some minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from loadgen.sim.server.send_log import parse_log
 
 
 class Case(NamedTuple):
-    """One load: options of the endpoint, concurrency, tokens per response, requests and the unit."""
+    """One load: options of the endpoint, concurrency, tokens per response and requests."""
 
     description: str
     options: dict[str, Any]
@@ -110,7 +113,7 @@ PrepareClient = Callable[
 
 
 def prepare_floor(
-    url: str, case: Case, scratch: Path
+    url: str, case: Case, _scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """Prepare the C reader, which only counts bytes."""
     body = json.dumps(contenders.request_body(case.tokens))
@@ -219,7 +222,10 @@ def prepare_sglang(
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """Prepare SGLang's `bench_serving --rust`, which is its module `_bench`."""
     output_path = scratch / "sglang.jsonl"
-    code = f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; _bench.run_argv(['b', *sys.argv[1:]])"
+    code = (
+        f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; "
+        f"_bench.run_argv(['b', *sys.argv[1:]])"
+    )
     load = [
         "--num-prompts",
         str(case.requests),
@@ -276,7 +282,7 @@ def prepare_sglang(
 
 
 def prepare_aiohttp(
-    url: str, case: Case, scratch: Path
+    url: str, case: Case, _scratch: Path
 ) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
     """Prepare an aiohttp client that reads line by line, as home-made generators do."""
     arguments = json.dumps(
@@ -453,8 +459,8 @@ def measure_case(case: Case, names: list[str], rounds: int) -> str:
     ]
     columns += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
     return (
-        f"{case.description}; {case.requests:,} requests of {case.tokens} tokens, median of {rounds}\n\n"
-        + rig.format_table(columns, rows)
+        f"{case.description}; {case.requests:,} requests of {case.tokens} tokens, median of "
+        f"{rounds}\n\n" + rig.format_table(columns, rows)
     )
 
 

@@ -1,11 +1,12 @@
-"""How often `compare` of one run a side is wrong, and what it finds: pairs that are the same, and pairs 10 % apart.
+"""How often is `compare` of one run per side wrong, and which changes does it detect?
 
     python benchmarks/compare_power.py [--pairs 100] [--requests 2000]
 
-Runs of 2,000 requests at 70 % of what one simulated replica carries (in virtual time, by the physical engine), prompts
-and answers of mixed length, other seeds on each side. "Same" counts pairs without any word of difference over all
-metrics shown; "shifted" multiplies every latency of one side by 1.1. For each metric: how often the shift is found, and
-the smallest change that would be found in nine of ten.
+SIMULATED runs at 70 % of the capacity of one replica (in virtual time, by the physical engine),
+with mixed lengths of prompts and responses and different seeds. It counts the equal pairs without
+any difference over all metrics, and the pairs in which a 10 % shift of every latency of one side is
+detected. For each metric it prints the smallest change that nine of ten comparisons would detect.
+100 pairs take some minutes.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def main() -> None:
     capacity = request_count / (float(simulate_rows("inf", 0, request_count)["end_ns"].max()) / 1e9)
     rate = f"{args.load * capacity:.3f}"
     print(
-        f"{args.pairs} pairs of {request_count:,} requests at {rate}/s, {args.load:.0%} of {capacity:.2f}/s"
+        f"{args.pairs} pairs of {request_count:,} requests at {rate}/s, {args.load:.0%} of "
+        f"{capacity:.2f}/s"
     )
     pairs_without_difference = 0
     hits: dict[str, int] = {}
@@ -127,7 +129,8 @@ def main() -> None:
         for difference in shifted.differences:
             hits[difference.metric] = hits.get(difference.metric, 0) + (difference.word == DIFFER)
     print(
-        f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, over all metrics shown\n"
+        f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, "
+        f"over all metrics shown\n"
     )
     smallest = {
         name: f"{np.median(changes) * 100:.1f} %" for name, changes in detectable_changes.items()

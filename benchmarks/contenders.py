@@ -1,7 +1,8 @@
-"""The contenders of `events.py`: each reads `streams` streams of `tokens` events from one server, the way its users do.
+"""Provide the contenders of `events.py`: clients that read many streams from one server.
 
-Connections are opened (and everything imported and warmed) before the window opens; all run under uvloop. Each returns
-events, CPU-seconds and seconds of the window, and how many reads it took.
+Each one reads `streams` streams of `tokens` events in the way its users do, under uvloop. It opens
+its connections and imports and warms everything before the window opens, and returns the events,
+CPU-seconds and seconds of the window and the number of reads.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ async def run_baseline(url: str, streams: int, tokens: int, window: rig.Measurem
     host, port = address.hostname, address.port
     payload = json.dumps(request_body(tokens)).encode()
     request = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: "
+        f"application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
     ).encode() + payload
     connections = [
@@ -138,7 +140,8 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
 
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
 
-    async def read_stream(asked: int) -> int:
+    async def read_stream(max_tokens: int) -> int:
+        """Read one response and return how many events had text."""
         times = []
         usage = None
         stream = await client.chat.completions.create(
@@ -146,14 +149,14 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
             messages=[{"role": "user", "content": "tell me"}],
             stream=True,
             stream_options={"include_usage": True},
-            max_tokens=asked,
+            max_tokens=max_tokens,
             extra_body={"ignore_eos": True},
         )
         async for chunk in stream:
             usage = chunk.usage or usage
             if chunk.choices and chunk.choices[0].delta.content:
                 times.append(monotonic())
-        assert usage is not None and usage.completion_tokens == asked
+        assert usage is not None and usage.completion_tokens == max_tokens
         return len(times)
 
     await asyncio.gather(*(read_stream(WARM_UP_TOKENS) for _ in range(streams)))

@@ -1,11 +1,12 @@
-"""How well `validate --dry-run` predicts the load that a term needs: against validations of twice and half of it.
+"""Is the predicted length of a validation long enough to decide each term?
 
     python benchmarks/contract_load.py [--seeds 5] [--contracts chatbot,rag] [--factor 2]
 
-The prediction is made once (seed 1) on the simulated GB300 VM. Then each level is run by itself, in virtual time and
-with other seeds, for the predicted load of each of its terms times the factor, where the term should be decided, and
-divided by it, where it should not be. Printed: how often that is so. Terms that compare levels, those whose need is
-outside of what was simulated, and loads of more than 60,000 requests are left out.
+The prediction is made once (seed 1) on the simulated GB300 VM. Then each level runs in virtual time
+with other seeds: for the predicted load of each term times the factor, when the term should be
+decided, and divided by it, when it should not. The script prints how often that is so. It leaves
+out terms that compare levels, terms whose need lies outside the simulated load, and loads of more
+than 60,000 requests.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> Co
                     f"{confirmed_count} of {len(seeds)} {expectation} after {load_s:,.0f} s"
                 )
             print(
-                f"{name:<14}{forecast.name:<10}{needed.term:<55}{needed.needed_s:>8,.0f} s   {', '.join(cells)}",
+                f"{name:<14}{forecast.name:<10}{needed.term:<55}{needed.needed_s:>8,.0f} s   "
+                f"{', '.join(cells)}",
                 flush=True,
             )
     return counts
@@ -116,7 +118,8 @@ def main() -> int:
         fraction = counts[expectation] / max(counts[f"{expectation} of"], 1)
         is_good &= fraction >= MIN_PREDICTED_FRACTION
         print(
-            f"{expectation} as predicted, a factor of {args.factor:g} away: {counts[expectation]} of {counts[f'{expectation} of']}"
+            f"{expectation} as predicted, a factor of {args.factor:g} away: {counts[expectation]} "
+            f"of {counts[f'{expectation} of']}"
         )
     return 0 if is_good or args.smoke else 1
 

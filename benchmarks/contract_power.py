@@ -1,13 +1,19 @@
-"""How often a verdict is wrong: terms 10 % off the truth, over many seeds of two servers whose truth is known.
+"""How often is the verdict of a contract wrong?
 
     python benchmarks/contract_power.py [--seeds 100] [--first 1] [--only queue]
 
-The first is a queue of 32 slots at 65, 85 and 94 % load, 2,000 requests a run, and 8,000 at 94 %. The second is a GB300
-VM in virtual time with the lengths of the shipped chatbot contract, at 70 and 94 % of the 159 requests per second that
-it can answer, ten minutes a run from an empty server, and an hour at 94 %. The truth is the quantile of four long runs
-without their start: of one alone a slow server's p99 is not known to a percent. The rules were made on seeds 5001 to
-5100 and are reported of 1 to 100. A promise 10 % below the truth must never pass; one 10 % above it may fail by chance,
-nominally in 2.5 of 100 (a two-sided 95 % interval). A term whose sample has no power for 10 % says INCONCLUSIVE.
+It validates terms with limits 10 % below, at and 10 % above the truth, over many seeds of two
+servers whose truth is known. The first is a queue of 32 slots at 65, 85 and 94 % load, with 2,000
+requests per run, and 8,000 at 94 %. The second is a GB300 VM in virtual time with the lengths of
+the shipped chatbot contract, at 70 and 94 % of the 159 requests per second that it can serve, ten
+minutes per run from an empty server, and an hour at 94 %. The truth is the quantile of four long
+runs without their start, because one alone does not determine the p99 of a slow server to a
+percent.
+
+The rules were made on seeds 5001 to 5100 and are reported for seeds 1 to 100. A limit 10 % below
+the truth must never pass. One 10 % above it may fail by chance, nominally in 2.5 of 100 runs (a
+two-sided 95 % interval). A term whose sample cannot detect 10 % is INCONCLUSIVE. The table counts
+PASS, FAIL and INCONCLUSIVE.
 """
 
 from __future__ import annotations

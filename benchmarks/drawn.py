@@ -1,13 +1,14 @@
-"""Servers drawn from a seed, for trust.py: how much slower each request is than the base, and the truth of it.
+"""Draw simulated servers from a seed: how much slower each request is than the base, and the truth.
 
-Each measurement has a server of its own, so that no rule can be made for it. Members of the family:
+Each measurement has a server of its own, so that no rule can be tuned to it. Members of the family:
 
-    levels       2 to 4 levels within a fifth of each other, stays of 20 to 600 s on average
-    replicas     one of 2 to 8 is 1.3 to 2 times as slow while the load, which wanders over 30 to 180 s, is high
-    tails        a tail of each request, log-normal of 0.2 to 0.9
-    warm-up      begins up to 30 % faster or twice as slow, for 10 to 120 s
+    levels       2 to 4 levels within a fifth of each other, that last 20 to 600 s on average
+    replicas     one of 2 to 8 is 1.3 to 2 times as slow while the load, which wanders over
+                 30 to 180 s, is high
+    tails        each request has a log-normal tail of 0.2 to 0.9
+    warm-up      starts up to 30 % faster or twice as slow, for 10 to 120 s
     diurnal      a swing of 2 to 10 % in 10 minutes to an hour
-    autoscaling  grows up to 60 % slower in 1 to 7 minutes, until a replica is added, again and again
+    autoscaling  grows up to 60 % slower in 1 to 7 minutes, until a replica is added, repeatedly
 """
 
 from __future__ import annotations
@@ -100,17 +101,23 @@ def draw_slowness(
                 2 * math.pi * due_s * (not steady) / server.stay_s + phase
             )
         case "autoscaling":
-            if steady:
-                return 1 + server.size * rng.random(request_count)
-            ends = np.cumsum(
-                rng.uniform(0.5, 1.5, int(due_s[-1] / server.stay_s * 2) + 4) * server.stay_s
-            )
-            shifted = due_s + rng.uniform(0, ends[0])
-            place = np.searchsorted(ends, shifted, "right")
-            begins: Factors = np.concatenate([[0.0], ends])[place]
-            grown: Factors = 1 + server.size * (shifted - begins) / (ends[place] - begins)
-            return grown
+            return _draw_autoscaling(server, due_s, rng, steady=steady)
     raise ValueError(server.member)
+
+
+def _draw_autoscaling(
+    server: DrawnServer, due_s: Factors, rng: np.random.Generator, *, steady: bool
+) -> Factors:
+    """Return factors that grow by up to `size` until a replica is added, repeatedly."""
+    if steady:
+        return 1 + server.size * rng.random(len(due_s))
+    cycle_count = int(due_s[-1] / server.stay_s * 2) + 4
+    ends = np.cumsum(rng.uniform(0.5, 1.5, cycle_count) * server.stay_s)
+    shifted = due_s + rng.uniform(0, ends[0])
+    cycle = np.searchsorted(ends, shifted, "right")
+    begins: Factors = np.concatenate([[0.0], ends])[cycle]
+    factors: Factors = 1 + server.size * (shifted - begins) / (ends[cycle] - begins)
+    return factors
 
 
 def draw_level_indices(

@@ -1,9 +1,10 @@
-"""How much the embedded endpoint can carry, and how close to its plan it sends.
+"""How much load can the embedded endpoint serve, and how close to its plan does it send?
 
     python benchmarks/endpoint.py [--alone] [--only flood]
 
-The reader is a bare epoll loop in this process that throws bytes away, so that the figures are the endpoint's own:
-events per CPU-second of the server process, and real minus planned send from its own log. Everything stays on loopback.
+The reader is a bare epoll loop in this process that discards what it reads, so that the numbers are
+those of the endpoint: events per CPU-second of the server process, and the difference between real
+and planned sends in its log. Everything stays on loopback. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ SPREAD = {"ttft": "normal:30ms,5ms", "log_events": "all"}
 VM = {"preset": "gb300-vm", "log_events": "all"}
 AT_ONCE = VM | {"preset": "extends: gb300-vm\nserver: {emit_us: 0}\n"}
 CASES: dict[str, tuple[dict[str, Any], int, int, int, float]] = {
-    # options of the endpoint; streams, tokens of an answer, answers of a stream, seconds between the starts of two
+    # options of the endpoint; streams, tokens of an answer, answers of a stream, seconds between
+    # the starts of two
     "spread, 64 streams at 6 ms": (SPREAD | {"itl": "6ms"}, 64, 500, 1, 0.002),
     "spread, 256 streams at 10 ms": (SPREAD | {"itl": "10ms"}, 256, 500, 1, 0.0005),
     "spread, 512 streams at 8 ms": (SPREAD | {"itl": "8ms"}, 512, 500, 1, 0.0005),
@@ -56,7 +58,10 @@ CASES: dict[str, tuple[dict[str, Any], int, int, int, float]] = {
     "flood, 64 streams": ({"flood": True, "ttft": "1ms"}, 64, 500, 20, 0.0),
 }
 END = b"0\r\n\r\n"
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: "
+    b"application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
 
 
 def request_body(tokens: int) -> bytes:

@@ -1,10 +1,13 @@
-"""CPU per event with many streams at once: a bare byte counter, this client, an aiohttp line loop, AsyncOpenAI.
+"""How much CPU time does an event cost with many streams, compared with other clients?
 
     python benchmarks/events.py [--alone] [--streams 256,1024] [--only baseline,ours]
 
-One event per send and, below saturation, one per read. Every contender is a process of its own on one core, the server
-another on the other core; CPU is the contender's own (getrusage) from the first request to the last byte. Rounds are
-interleaved, and ratios are taken within a round, because the machine's speed changes from minute to minute.
+The contenders are a bare byte counter, this client, an aiohttp line loop and AsyncOpenAI. The
+server sends one event per write; below saturation, a client reads one event at a time. Each
+contender is a process on one core, with the server on another. CPU time is the contender's own
+(getrusage) from the first request to the last byte. Rounds are interleaved and ratios are taken
+within a round, because the speed of the machine changes from minute to minute. It takes some
+minutes and prints a table and the limits.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ NAMES = {
     "lines": "aiohttp lines, json.loads",
     "openai": "AsyncOpenAI stream",
 }
-EVENTS_PER_S = 25_000.0  # events/s: where cost matters; a wake-up serves more events there than at 10,000, for everybody
+# Events/s: where cost matters; a wake-up serves more events there than at 10,000, for everybody
+EVENTS_PER_S = 25_000.0
 RATE_FRACTIONS = {"openai": 0.08}  # of that rate: it is saturated long before the others
 MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.7, 15.0, 3.0  # ratios of CPU per event
 
@@ -60,10 +64,12 @@ def main() -> None:
     rounds, seconds, rate = args.rounds, args.seconds, args.rate
     names = [name for name in CONTENDERS if name in args.only.split(",")]
     print(
-        f"One core each for client and server; median of {rounds} interleaved rounds of {seconds:g} s;"
+        f"One core each for client and server; median of {rounds} interleaved rounds of "
+        f"{seconds:g} s;"
     )
     print(
-        "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet process added.\n"
+        "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet "
+        "process added.\n"
     )
     rows, conclusions = [], []
     for streams in map(int, args.streams.split(",")):
@@ -85,7 +91,10 @@ def main() -> None:
             cpu_s_per_event: Any = cpu_s_per_event,
             is_unbundled: Any = is_unbundled,
         ) -> list[float]:
-            """Of the rounds in which both read one event at a time: what was bundled is cheaper than it ought to be."""
+            """Return the ratios of the rounds in which both sides read one event at a time.
+
+            Events that are read in bundles are cheaper than they should be.
+            """
             pairs = zip(
                 cpu_s_per_event[over],
                 cpu_s_per_event[under],
@@ -138,14 +147,18 @@ def main() -> None:
                     )
                     if not values:
                         conclusions.append(
-                            f"- {streams} streams: not judged beside {NAMES[second_is_unbundled]}: events were bundled"
+                            f"- {streams} streams: not judged beside "
+                            f"{NAMES[second_is_unbundled]}: events were bundled"
                         )
                         continue
                     value = rig.median(values)
                     comparison = (
                         "the CPU per event of" if most else "fewer CPU-seconds per event than"
                     )
-                    line = f"{value:.2f}x {comparison} {NAMES[second_is_unbundled]}: {rig.describe_limit(value, limit, most=most)}"
+                    line = (
+                        f"{value:.2f}x {comparison} {NAMES[second_is_unbundled]}: "
+                        f"{rig.describe_limit(value, limit, most=most)}"
+                    )
                     line += f" ({len(values)} of {rounds} rounds)"
                     conclusions.append(f"- {streams} streams: {line}")
     columns = [

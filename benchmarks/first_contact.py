@@ -1,13 +1,14 @@
-"""From nothing to the first figure of a local endpoint: steps, seconds, MB, for this tool and others.
+"""How long does it take from nothing to the first result, with this tool and with others?
 
     python benchmarks/first_contact.py --tokenizer FOLDER --install DIR [--only guidellm]
-    LOADGEN_SERVERS=DIR python benchmarks/first_contact.py --tokenizer FOLDER      # with what is installed already
+    LOADGEN_SERVERS=DIR python benchmarks/first_contact.py --tokenizer FOLDER  # installed tools
 
-With --install each tool goes into a fresh environment below DIR, by `pip install --no-cache-dir` of its released
-version (of this one: the checkout), timed and weighed. Then the command that its documentation shows sends 32
-requests, eight at once, to an endpoint whose log is the truth, twice: the first time its modules are compiled and
-its caches filled. Then once more as on a network without the Hub, and without a tokenizer of the model. Commands
-and results are those of `rivals.py`.
+With --install, each tool is installed into a fresh environment below DIR by `pip install
+--no-cache-dir` of its released version (for this one: the checkout), and timed and weighed. Then
+the command of its documentation sends 32 requests, eight at once, to an endpoint whose log is the
+truth. It does so twice, because the first time compiles modules and fills caches, and once more as
+on a network without the Hub and without a tokenizer of the model. Commands and results are those of
+`rivals.py`. The table has steps, seconds and MB.
 """
 
 from __future__ import annotations

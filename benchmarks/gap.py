@@ -1,9 +1,10 @@
-"""The gap filled, SIMULATED: Offline, Server and Interactive of a GB300 rack in virtual time, beside what is published.
+"""What does the simulator predict for a GB300 rack, compared with published MLPerf results?
 
-    python benchmarks/gap.py                       # some 20 minutes of one core; writes results/gb300-rack-simulated/
+    python benchmarks/gap.py    # 20 minutes of one core; writes results/gb300-rack-simulated/
 
-Runs the three commands that would be run against a real rack, with `--url sim:gb300-rack` in place of its URL, and
-keeps what is small: results, LoadGen's log files, the probes of both searches, a table and a plot. No raw records.
+SIMULATED: it runs the three commands for Offline, Server and Interactive that one would run against
+a real rack, with `--url sim:gb300-rack` in place of its URL. It keeps the small files: results,
+LoadGen's log files, the trials of both searches, a table and a plot. It keeps no raw records.
 """
 
 # ruff: noqa: E501 (lines of Markdown)
@@ -130,14 +131,19 @@ def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) ->
         return f"{x:.1f},{y:.1f}"
 
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" '
         'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="18">SIMULATED: {title}</text>',
-        f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" stroke="#888"/>',
+        f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" '
+        f'y="18">SIMULATED: {title}</text>',
+        f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" '
+        f'stroke="#888"/>',
         f'<text x="{left}" y="{height - 12}">queries/s, 0 to {max_rate:,.0f}</text>',
-        f'<text x="{left + 6}" y="{bottom + 12}" fill="#b00">TPOT p99, to {axis_tops["tpot_p99_ms"]:,.0f} ms '
+        f'<text x="{left + 6}" y="{bottom + 12}" fill="#b00">TPOT p99, to '
+        f"{axis_tops['tpot_p99_ms']:,.0f} ms "
         "(limit dashed)</text>",
-        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="#06c" text-anchor="end">goodput, to {max_rate:,.0f}/s'
+        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="#06c" text-anchor="end">goodput, '
+        f"to {max_rate:,.0f}/s"
         "</text>",
     ]
     for name, colour in (("tpot_p99_ms", "#b00"), ("goodput_rps", "#06c")):
@@ -147,7 +153,8 @@ def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) ->
         ]
         lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>')
         lines += [
-            f'<circle cx="{point.partition(",")[0]}" cy="{point.partition(",")[2]}" r="3" fill="{colour}"/>'
+            f'<circle cx="{point.partition(",")[0]}" cy="{point.partition(",")[2]}" r="3" '
+            f'fill="{colour}"/>'
             for point in points
         ]
     limit_ends = (
@@ -220,7 +227,8 @@ def full_run_tokens_per_s(name: str, results: dict[str, dict[str, Any]], result_
 def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list[str]:
     """Return Markdown rows of the simulated rack, the published one and its nearest public peers."""
     lines = [
-        "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive tok/s |",
+        "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive "
+        "tok/s |",
         "|---|---|---|---|---|---|---|",
     ]
     tokens_per_s = {name: full_run_tokens_per_s(name, results, result_dir) for name in results}
@@ -242,7 +250,8 @@ def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list
         else "-"
     )
     lines.append(
-        f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement; whole run | 72 "
+        f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement; whole "
+        f"run | 72 "
         f"| {rate_cells[0]} | {rate_cells[1]} | {ratio} | {rate_cells[2]} |"
     )
     for row in published.mlperf().rows:
@@ -254,7 +263,8 @@ def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list
             )
             ratio = f"{row.server / row.offline:.3f}" if row.server else "-"
             lines.append(
-                f"| {row.label} | {row.round}, {row.quality} | {row.gpus} | {offline} | {server} | {ratio} | {interactive} |"
+                f"| {row.label} | {row.round}, {row.quality} | {row.gpus} | {offline} | {server} "
+                f"| {ratio} | {interactive} |"
             )
     return lines
 
@@ -293,7 +303,8 @@ def format_capacities(result_dir: Path) -> list[str]:
         interval = f"{answer['interval']['low']:,.0f} to {answer['interval']['high']:,.0f}"
         not_steady = answer["not_steady"]
         rows.append(
-            f"| {scenario} | {answer['load']:,.0f} ({interval}) | {answer['confirmed']:,.0f} | {answer['steady']:,.0f} | "
+            f"| {scenario} | {answer['load']:,.0f} ({interval}) | {answer['confirmed']:,.0f} | "
+            f"{answer['steady']:,.0f} | "
             f"{f'{not_steady:,.0f}' if not_steady else '-'} |"
         )
     return rows
@@ -323,8 +334,10 @@ def format_steady_runs(result_dir: Path) -> list[str]:
                 run_result["sustainable"]["sustained"]
             ]
             rows.append(
-                f"| {scenario} | {run_result['rate_per_s']:,.6g} | {run_result['length_s']:,.0f} | {'VALID' if run_result['valid'] else 'INVALID'} "
-                f"| {run_result['p99_ms']['ttft']:,.0f} | {run_result['p99_ms']['tpot']:,.0f} | {format_rounded(run_result['tokens_per_s_whole_run'])} "
+                f"| {scenario} | {run_result['rate_per_s']:,.6g} | {run_result['length_s']:,.0f} "
+                f"| {'VALID' if run_result['valid'] else 'INVALID'} "
+                f"| {run_result['p99_ms']['ttft']:,.0f} | {run_result['p99_ms']['tpot']:,.0f} | "
+                f"{format_rounded(run_result['tokens_per_s_whole_run'])} "
                 f"| {verdict}: {run_result['sustainable']['why']} |"
             )
     return rows
@@ -344,7 +357,8 @@ def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
     ratio = run_result["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
     return (
         "The shorter a Server run is, the more the time of its last responses counts: a run of "
-        f"{MIN_RULES_S} s by the rules, at {run_result['rate_per_s']:,.0f}/s, gave {format_rounded(run_result['tokens_per_s_whole_run'])}, "
+        f"{MIN_RULES_S} s by the rules, at {run_result['rate_per_s']:,.0f}/s, gave "
+        f"{format_rounded(run_result['tokens_per_s_whole_run'])}, "
         f"{ratio:.3f} of Offline. "
     )
 
@@ -358,8 +372,10 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
     """Return the text of README.md of the result folder."""
     single_clock_rate = published.rack(published.nodes().rows).single_clock
     run_rows = [
-        f"| {name} | {result['target_qps']:,.6g} | {format_length(result)} | {result['queries']:,} | {format_rounded(result['whole_tokens_per_s'])} | "
-        f"{format_rounded(result['whole_tokens_per_s'] / 72)} | {format_rounded(result['completed_tokens_per_s'])} | "
+        f"| {name} | {result['target_qps']:,.6g} | {format_length(result)} | "
+        f"{result['queries']:,} | {format_rounded(result['whole_tokens_per_s'])} | "
+        f"{format_rounded(result['whole_tokens_per_s'] / 72)} | "
+        f"{format_rounded(result['completed_tokens_per_s'])} | "
         f"{describe_standing(result, name, result_dir)} |"
         for name, result in results.items()
     ]
@@ -367,9 +383,12 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
         [
             "# Simulated: Llama 2 70B on a GB300 rack, Offline, Server and Interactive",
             "",
-            "This page compares a simulated rack of 72 GB300 GPUs with published MLPerf results, for readers who want to know what",
-            "the simulation predicts for a system that nobody has published in full. **No rack was measured.** All numbers of this",
-            "folder come from a performance model in virtual time. [The simulation](../../docs/evidence/simulation.md) says what the",
+            "This page compares a simulated rack of 72 GB300 GPUs with published MLPerf results, "
+            "for readers who want to know what",
+            "the simulation predicts for a system that nobody has published in full. **No rack "
+            "was measured.** All numbers of this",
+            "folder come from a performance model in virtual time. [The "
+            "simulation](../../docs/evidence/simulation.md) says what the",
             "model was fitted on and where it is wrong. One command makes the folder:",
             "",
             "    python benchmarks/gap.py",
@@ -378,63 +397,84 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "",
             "Two remarks before you use the numbers:",
             "",
-            "- The Server result is an upper bound of the model. With a batch limit of 2,048, the latency limit of 200 ms hardly",
+            "- The Server result is an upper bound of the model. With a batch limit of 2,048, the "
+            "latency limit of 200 ms hardly",
             "  restricts it.",
-            "- Compare tokens per second, never queries per second. The lengths are those of a synthetic data set.",
+            "- Compare tokens per second, never queries per second. The lengths are those of a "
+            "synthetic data set.",
             "",
             "## Offline and Server on one clock",
             "",
-            "Both columns count tokens over the full run, from the first query to the last completion, at rates that are sustained",
-            "unless they are marked. LoadGen itself counts Server until the query that was issued last has ended, which is a shorter",
-            "time. Its number is further below and cannot be compared with Offline. Simulated numbers have three digits, because the",
+            "Both columns count tokens over the full run, from the first query to the last "
+            "completion, at rates that are sustained",
+            "unless they are marked. LoadGen itself counts Server until the query that was issued "
+            "last has ended, which is a shorter",
+            "time. Its number is further below and cannot be compared with Offline. Simulated "
+            "numbers have three digits, because the",
             "model has an error of 5 to 25 %.",
             "",
             *format_systems(results, result_dir),
             "",
-            "The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is 0.832 of its Offline result",
-            f"(944,902 / 1,136,100); that of its GB200 rack is 1.019 of it. {describe_short_runs(results['offline'], result_dir)}The model is above the",
-            "public pair because some things that cost a real rack throughput in Server, and little in Offline, are not part of it:",
+            "The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is "
+            "0.832 of its Offline result",
+            f"(944,902 / 1,136,100); that of its GB200 rack is 1.019 of it. "
+            f"{describe_short_runs(results['offline'], result_dir)}The model is above the",
+            "public pair because some things that cost a real rack throughput in Server, and "
+            "little in Offline, are not part of it:",
             "the HTTP server, the tokenizer, the network, the router, and the jitter of a host.",
             "",
-            f"The published Offline number is a sum of 18 rates. Timed as one system it is {single_clock_rate:,.0f} tok/s. This is the number to",
-            "compare the simulated one with, which has one clock and 72 replicas behind one round-robin router.",
+            f"The published Offline number is a sum of 18 rates. Timed as one system it is "
+            f"{single_clock_rate:,.0f} tok/s. This is the number to",
+            "compare the simulated one with, which has one clock and 72 replicas behind one "
+            "round-robin router.",
             "",
             "## The runs",
             "",
-            "| scenario | target rate | seconds | queries | tokens/s, full run | per GPU | tokens/s in LoadGen's window | result |",
+            "| scenario | target rate | seconds | queries | tokens/s, full run | per GPU | "
+            "tokens/s in LoadGen's window | result |",
             "|---|---|---|---|---|---|---|---|",
             *run_rows,
             "",
             "## Two capacities",
             "",
-            "By the rules of MLPerf, a run lasts for 600 s. A load is sustained if it meets the limits for twice that time and nothing",
+            "By the rules of MLPerf, a run lasts for 600 s. A load is sustained if it meets the "
+            "limits for twice that time and nothing",
             "grows. Rates are per second:",
             "",
-            "| scenario | 50 % of the runs of 600 s pass (95 % CI) | confirmed by the rules | sustained | not sustained |",
+            "| scenario | 50 % of the runs of 600 s pass (95 % CI) | confirmed by the rules | "
+            "sustained | not sustained |",
             "|---|---|---|---|---|",
             *format_capacities(result_dir),
             "",
             "## Is the load sustained?",
             "",
-            "A rate that passes for 600 s may still have a queue that grows. The second half of each run is tested for growth of TTFT",
-            "and of the number of requests in flight, for each replica, with an error rate of 1 % for all of them together. See",
+            "A rate that passes for 600 s may still have a queue that grows. The second half of "
+            "each run is tested for growth of TTFT",
+            "and of the number of requests in flight, for each replica, with an error rate of 1 % "
+            "for all of them together. See",
             "[steady state](../../docs/concepts/steady-state.md).",
             "",
-            "There is a resonance between the round-robin router and the data set. 72 replicas and 24,576 samples have the common factor",
-            "24, so each replica receives the same 1,024 samples in every pass, and the heaviest part has 5.4 % more output tokens than",
-            "the mean. Slow replicas with heavy parts are overloaded for the whole run, while the others have room.",
+            "There is a resonance between the round-robin router and the data set. 72 replicas "
+            "and 24,576 samples have the common factor",
+            "24, so each replica receives the same 1,024 samples in every pass, and the heaviest "
+            "part has 5.4 % more output tokens than",
+            "the mean. Slow replicas with heavy parts are overloaded for the whole run, while the "
+            "others have room.",
             "",
-            "| scenario | rate | length, s | by the limits | TTFT p99, ms | TPOT p99, ms | tokens/s, full run | sustained |",
+            "| scenario | rate | length, s | by the limits | TTFT p99, ms | TPOT p99, ms | "
+            "tokens/s, full run | sustained |",
             "|---|---|---|---|---|---|---|---|",
             *format_steady_runs(result_dir),
             "",
-            "These rows were made with `python benchmarks/steady.py gb300-rack server 3515 --length 1200` and similar commands "
+            "These rows were made with `python benchmarks/steady.py gb300-rack server 3515 "
+            "--length 1200` and similar commands "
             f"({'; '.join(sorted(steady_run_sources(result_dir)))}).",
             "",
             "## How certain is this?",
             "",
             "1. The model has an error of 5 to 25 %.",
-            "2. Another order of the samples and the seeds of another round change the result by up to 1.9 %. With the seeds of v6.0,",
+            "2. Another order of the samples and the seeds of another round change the result by "
+            "up to 1.9 %. With the seeds of v6.0,",
             "   3,638/s is VALID, while the search with those of v6.1 finds 3,592/s.",
             "3. The interval in `search.json` covers the uncertainty of the search only.",
             "",
@@ -442,9 +482,12 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "",
             "Measure a real rack. These three commands would replace the tables:",
             "",
-            "    loadgen mlperf offline     --benchmark llama2-70b --target-qps 3700      --url http://rack:8000",
-            "    loadgen mlperf server      --benchmark llama2-70b --find-peak --target-qps 2500 --url http://rack:8000",
-            "    loadgen mlperf interactive --benchmark llama2-70b --find-peak --target-qps 1500 --url http://rack:8000",
+            "    loadgen mlperf offline     --benchmark llama2-70b --target-qps 3700      --url "
+            "http://rack:8000",
+            "    loadgen mlperf server      --benchmark llama2-70b --find-peak --target-qps 2500 "
+            "--url http://rack:8000",
+            "    loadgen mlperf interactive --benchmark llama2-70b --find-peak --target-qps 1500 "
+            "--url http://rack:8000",
             "",
             results["offline"]["disclosure"],
             "",

@@ -1,10 +1,12 @@
-"""How late requests are sent, and how late the timer under them is.
+"""How late are requests sent, and how late is the timer that sends them?
 
     python benchmarks/lag.py [--alone] [--seconds 10]
 
-Poisson arrivals at growing loads: send lag (first byte handed to the kernel - due) over all requests and without the
-first half second (what the start adds), and the variation of the real gaps (1.0 for Poisson). Below, the bare timers:
-the wire's (timerfd in its own poll) and uvloop's `call_at` in an otherwise idle loop; below 0 is early.
+Poisson arrivals at growing loads. The table has the send delay (first byte handed to the kernel
+minus scheduled time) of all requests, and without the first half second, which contains the start.
+It also has the CV of the real gaps between requests (1.0 for Poisson). The second table shows two
+bare timers in an idle loop: the reactor's (timerfd in its own poll) and `call_at` of uvloop; a
+negative value is early. It takes about a minute.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def measure_timers(count: int) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Print the table of send lag by load and that of the bare timers."""
+    """Print the table of send delay by load and that of the bare timers."""
     parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--loads", type=int, default=len(LOADS), help="the first so many of them")
@@ -144,13 +146,13 @@ def main() -> None:
     columns = [
         "load",
         "requests",
-        "send lag p50 / p99 / max, ms",
+        "send delay p50 / p99 / max, ms",
         "after 0.5 s",
         "on a used connection",
     ]
     columns += [
         "had to connect",
-        "gap variation real / planned",
+        "inter-arrival CV real / planned",
         "client CPU",
         "kept off its core",
         "remarks",

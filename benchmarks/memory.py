@@ -1,9 +1,10 @@
-"""Peak memory: ten times the requests, and 2,000 requests of 500 tokens.
+"""How much memory does `loadgen run` use for ten times the requests, and for long streams?
 
     python benchmarks/memory.py [--requests 2000]
 
-`loadgen run` as a user types it; peak resident size (VmHWM) of the command's process, reading back and the summary
-included, and of the process that makes Parquet files.
+It runs the command as a user does, for some minutes, and prints the peak resident size (VmHWM) of
+the command's process, including reading back and the summary, and of the process that writes the
+Parquet files, with their limits.
 """
 
 from __future__ import annotations
@@ -90,13 +91,16 @@ def main() -> None:
     )
     print()
     print(
-        f"- ten times the requests: {growth:.2f}x the command's peak: {rig.describe_limit(growth, GROWTH, most=True)}"
+        f"- ten times the requests: {growth:.2f}x the command's peak: "
+        f"{rig.describe_limit(growth, GROWTH, most=True)}"
     )
     print(
-        f"- ten times the requests: {growth_with_recorder:.2f}x with the recorder: {rig.describe_limit(growth_with_recorder, GROWTH, most=True)}"
+        f"- ten times the requests: {growth_with_recorder:.2f}x with the recorder: "
+        f"{rig.describe_limit(growth_with_recorder, GROWTH, most=True)}"
     )
     print(
-        f"- {request_count:,} x {args.tokens} tokens: {results[2]['run']:.0f} MB: {rig.describe_limit(results[2]['run'], LONG_MB, most=True)}"
+        f"- {request_count:,} x {args.tokens} tokens: {results[2]['run']:.0f} MB: "
+        f"{rig.describe_limit(results[2]['run'], LONG_MB, most=True)}"
     )
 
 

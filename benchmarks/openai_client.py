@@ -1,8 +1,8 @@
-"""Send the requests of a load through the `openai` package, as a reference for the SDK's own HTTP client.
+"""Send the requests of a load through the `openai` package.
 
-This is a reference, not a fast client: it runs one task per request, and an event's stamp is the instant at which the
-package delivers it. The package is imported only in `open`. The methods are those of `Pool`: prepare, send, cancel,
-open, and `aclose`.
+It is a reference for the SDK's own HTTP client, not a fast one: it runs one task per request, and
+the timestamp of an event is the time at which the package delivers it. The package is imported only
+in `open`. The methods are those of `Pool`: prepare, send, cancel, open, and `aclose`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _NAMED_FIELDS = ("model", "messages", "prompt", "stream")  # parameters that the
 
 
 class OpenAIClient:
-    """One endpoint, one model and one API, through AsyncOpenAI: no retries, no proxy, no limit on connections.
+    """A client of one endpoint, one model and one API, through AsyncOpenAI.
 
-    `timeout_ns` limits a request from its due instant, `stall_timeout_ns` the time between two events. `ready`, `sent`
-    and `first_byte` come from the trace of the HTTP library, everything else from the objects of the package. Byte
-    counts are of bodies, without heads. What a server sends after `[DONE]` is not seen.
+    It has no retries, no proxy and no limit on connections. `timeout_ns` limits a request from its
+    scheduled time, `stall_timeout_ns` the time between two events. `ready`, `sent` and `first_byte`
+    come from the trace of the HTTP library, everything else from the objects of the package. Byte
+    counts are of bodies, without heads. Data that a server sends after `[DONE]` is not seen.
     """
 
     def __init__(  # noqa: PLR0913 - the parameters are those of Pool
@@ -83,7 +84,10 @@ class OpenAIClient:
         return len(self._tasks)
 
     async def open(self, connections: int = 0) -> None:  # noqa: ARG002 - as Pool.open
-        """Import the package and create its client. `connections` has no effect: it connects only on demand."""
+        """Import the package and create its client.
+
+        `connections` has no effect: it connects only on demand.
+        """
         try:
             import openai
             from openai._constants import DEFAULT_CONNECTION_LIMITS
@@ -112,7 +116,8 @@ class OpenAIClient:
 
         self._api = openai.AsyncOpenAI(
             base_url=self.target.base_url,
-            api_key="unused",  # a real key is in the headers, which are the same as our own client's
+            # A real key is in the headers, which are the same as our own client's
+            api_key="unused",
             default_headers=headers,
             default_query=dict(parse_qsl(self.target.query[1:], keep_blank_values=True)),
             max_retries=0,
@@ -150,9 +155,10 @@ class OpenAIClient:
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
-        """Send now. `on_done` is called exactly once, with the Completion. The returned object is for `cancel`.
+        """Send a request now and return the object that `cancel` takes.
 
-        `requested_output` is for clients that read sockets themselves.
+        `on_done` is called exactly once, with the Completion. `requested_output` is for clients
+        that read sockets themselves.
         """
         exchange = Exchange(
             request,
@@ -179,10 +185,16 @@ class OpenAIClient:
         return exchange
 
     def tick(self, now: int) -> None:
-        """Do nothing: the package does its own housekeeping. The driver calls this on every client."""
+        """Do nothing: the package does its own housekeeping.
+
+        The driver calls this on every client.
+        """
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request in the loop's next iterations. `on_done` gets the Completion with this failure."""
+        """End a request in the loop's next iterations.
+
+        `on_done` gets the Completion with this failure.
+        """
         if exchange in self._tasks:
             exchange.failure = failure
             self._tasks[exchange].cancel()
@@ -229,7 +241,11 @@ class OpenAIClient:
     async def _attempt(
         self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
     ) -> None:
-        """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
+        """Call the package once.
+
+        Fields that are its required parameters are passed by name, the rest of our body as
+        `extra_body`.
+        """
         loop, stall_s, reader = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
         exchange.reused = True
         fields: dict[str, Any] = msgspec.json.decode(exchange.payload)

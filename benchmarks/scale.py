@@ -1,18 +1,19 @@
-"""From one core to many: what workers, many streams and many records cost.
+"""What do many workers, many streams and many records cost?
 
-    python benchmarks/scale.py workers      two workers against one: events/s and CPU-seconds per event
-    python benchmarks/scale.py streams      20,000 streams at once, opened 1,000/s (--seconds 300: for so long then)
+    python benchmarks/scale.py workers   two workers against one: events/s and CPU-seconds per event
+    python benchmarks/scale.py streams   20,000 streams at once, opened 1,000/s, then held open
     python benchmarks/scale.py soak --streams 2000 --seconds 600      does anything grow?
-    python benchmarks/scale.py cost         CPU per event with 10,000 streams against 256, at the same events/s
-    python benchmarks/scale.py million      cores for a million streamed tokens a second
-    python benchmarks/scale.py wide         64 workers, 100 targets: all shares are sent, at what cost
-    python benchmarks/scale.py merge        10 million records: exact quantiles of all of them, time and memory
-    python benchmarks/scale.py report       whole commands over them: report, compare, bundle, verify, export
-    python benchmarks/scale.py ray          two workers on a Ray cluster against two local ones
-    python benchmarks/scale.py rolling      send lag of a load whose bodies are built while it runs
+    python benchmarks/scale.py cost      CPU per event with 10,000 streams against 256
+    python benchmarks/scale.py million   cores for a million streamed tokens a second
+    python benchmarks/scale.py wide      64 workers, 100 targets: every part is sent, at what cost
+    python benchmarks/scale.py merge     10 million records: exact quantiles, time and memory
+    python benchmarks/scale.py report    whole commands over them: report, compare, bundle, export
+    python benchmarks/scale.py ray       two workers on a Ray cluster against two local ones
+    python benchmarks/scale.py rolling   send delay of a load whose bodies are built while it runs
 
-Whole runs as a user has them: worker processes, recorder, files. CPU is what the workers measure of themselves from the
-start instant on (`client.cpu_s`), the recorder's beside it; endpoints are processes of their own, their CPU taken out.
+The runs are whole runs as a user has them: worker processes, recorder, files. CPU is what the
+workers measure of themselves since the start time (`client.cpu_s`), with the recorder's separate.
+Endpoints are processes of their own, and their CPU is not counted. A part takes a minute or more.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ RACK_CASES = (
 )  # tokens an event, events/s
 
 
-def run_load(
+def run_load(  # noqa: PLR0913 - each parameter is varied by one of the parts
     *,
     workers: int,
     servers: int,
@@ -181,7 +182,8 @@ def print_workers(flags: argparse.Namespace) -> None:
     cost_ratio = rig.median_ratio(costs[2], costs[1])
     speedup = 2 / cost_ratio
     print(
-        f"\n- CPU per event of two against one: {cost_ratio:.3f}: {rig.describe_limit(cost_ratio, 1.1, most=True)}"
+        f"\n- CPU per event of two against one: {cost_ratio:.3f}: "
+        f"{rig.describe_limit(cost_ratio, 1.1, most=True)}"
     )
     print(
         f"- two cores carry {speedup:.2f} times one: {rig.describe_limit(speedup, 1.8, most=False)}"
@@ -301,12 +303,18 @@ def print_streams(flags: argparse.Namespace) -> None:
         ]
     requests = summary.requests
     print(
-        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per second, {flags.seconds} s "
-        f"after the {opening_s} s in which they were opened: {requests.ok:,} ok, {requests.failed} failed, "
-        f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all but the endpoints "
-        f"{observer.peak_bytes / 1e6:,.0f} MB; {cpu_s_per_event(summary) * 1e6:.1f} µs/event; connect p99 "
-        f"{summary.connect_ms.p99} ms; send lag p50 {summary.send_lag_ms.p50}, p99 {summary.send_lag_ms.p99} ms; "
-        f"stamp error p99 {summary.stamp_error_ms.p99} ms; server CPU {server_usage['server_cpu_s']:.0f} s\n"
+        f"{requests.scheduled:,} streams over 2 workers and 2 endpoints, an event each per "
+        f"second, {flags.seconds} s "
+        f"after the {opening_s} s in which they were opened: {requests.ok:,} ok, "
+        f"{requests.failed} failed, "
+        f"{requests.lost} lost; in flight at most {summary.load.in_flight_max:,}; memory of all "
+        f"but the endpoints "
+        f"{observer.peak_bytes / 1e6:,.0f} MB; {cpu_s_per_event(summary) * 1e6:.1f} µs/event; "
+        f"connect p99 "
+        f"{summary.connect_ms.p99} ms; send delay p50 {summary.send_lag_ms.p50}, p99 "
+        f"{summary.send_lag_ms.p99} ms; "
+        f"timestamp uncertainty p99 {summary.stamp_error_ms.p99} ms; server CPU "
+        f"{server_usage['server_cpu_s']:.0f} s\n"
     )
     columns = [
         "",
@@ -430,7 +438,8 @@ def print_cost(flags: argparse.Namespace) -> None:
     print(rig.format_table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
     print(
-        f"\n- {many_streams:,} against {few_streams} streams: {ratio:.2f}: {rig.describe_limit(ratio, 1.3, most=True)}"
+        f"\n- {many_streams:,} against {few_streams} streams: {ratio:.2f}: "
+        f"{rig.describe_limit(ratio, 1.3, most=True)}"
     )
 
 
@@ -483,7 +492,8 @@ def print_million(flags: argparse.Namespace) -> None:
         )
     )
     print(
-        f"\n- cores, one token per event: {cores_by_bundle[1]:.1f}: {rig.describe_limit(cores_by_bundle[1], 16, most=True)}"
+        f"\n- cores, one token per event: {cores_by_bundle[1]:.1f}: "
+        f"{rig.describe_limit(cores_by_bundle[1], 16, most=True)}"
     )
 
 
@@ -527,7 +537,8 @@ def print_wide(flags: argparse.Namespace) -> None:
     ]
     print(rig.format_table(columns, [row]))
     print(
-        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {server_usage['events']:,.0f} sent by the endpoint"
+        f"\n- events: {summary.inter_chunk_ms.count:,} gaps, {server_usage['events']:,.0f} sent "
+        f"by the endpoint"
     )
     print(
         "- valid" if summary.verdict.valid else f"- NOT VALID: {'; '.join(summary.verdict.reasons)}"
@@ -544,7 +555,8 @@ began, cpu = time.perf_counter(), time.process_time()
 columns = metrics.Columns(Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):
     distribution_of(metrics.drop_undefined(columns.measure(metric)))
-print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+print(time.process_time() - cpu, time.perf_counter() - began, peak_gb)
 """
 FULL_SUMMARY_CODE = """
 import resource, sys, time
@@ -552,7 +564,8 @@ from pathlib import Path
 from loadgen.core import run_folder
 began, cpu = time.perf_counter(), time.process_time()
 run_folder.summary(Path(sys.argv[1]))
-print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+print(time.process_time() - cpu, time.perf_counter() - began, peak_gb)
 """
 
 
@@ -642,7 +655,7 @@ def print_merge(flags: argparse.Namespace) -> None:
         rows = []
         for description, folder, code in (
             (
-                f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send lag",
+                f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send delay",
                 plain_run,
                 QUANTILES_CODE,
             ),
@@ -661,7 +674,8 @@ def print_merge(flags: argparse.Namespace) -> None:
         print(rig.format_table(["records", "CPU-s", "s", "GB"], rows))
         cpu_s, peak_gb = float(rows[1][1]), float(rows[1][3])
         print(
-            f"\n- the whole summary: {rig.describe_limit(cpu_s, 10, most=True)} CPU-s; {rig.describe_limit(peak_gb, 1.5, most=True)} GB"
+            f"\n- the whole summary: {rig.describe_limit(cpu_s, 10, most=True)} CPU-s; "
+            f"{rig.describe_limit(peak_gb, 1.5, most=True)} GB"
         )
 
 
@@ -672,7 +686,9 @@ def print_report(flags: argparse.Namespace) -> None:
         writer = multiprocessing.get_context("spawn").Process(
             target=write_records, args=(scratch_dir / "run", count)
         )
-        writer.start()  # apart: a command's peak, as the kernel counts it, is never below that of the process it is of
+        # Apart: a command's peak, as the kernel counts it, is never below that of the process it is
+        # of
+        writer.start()
         writer.join()
         shutil.copytree(scratch_dir / "run", scratch_dir / "again")
         commands = [
@@ -728,7 +744,7 @@ def print_rolling(flags: argparse.Namespace) -> None:
                 str(late_bodies or "0"),
             ]
         )
-    print(rig.format_table(["bodies built", "send lag p50 ms", "p99", "max", "late"], rows))
+    print(rig.format_table(["bodies built", "send delay p50 ms", "p99", "max", "late"], rows))
 
 
 def print_ray(flags: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""What a Ray cluster costs beside local workers, as `python benchmarks/scale.py ray`.
+"""Compare workers on a Ray cluster with local workers, for `python benchmarks/scale.py ray`.
 
-The same load on two local workers and on two nodes of a Ray cluster on this machine, in turn. CPU is what the workers
-measure of themselves; what Ray's own processes use meanwhile (raylets, GCS, agents, and the actors that carry the
-workers' files) is read from /proc and printed apart.
+The same load runs alternately on two local workers and on two nodes of a Ray cluster on this
+machine. CPU time is what the workers measure of themselves. The CPU time of Ray's own processes
+(raylets, GCS, agents, and the actors that transfer the workers' files) is printed separately.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def compare_with_local_workers(
                 "two workers",
                 "events/s",
                 "µs/event",
-                "send lag p99 ms",
+                "send delay p99 ms",
                 "actors, of a core",
                 "Ray's daemons",
             ],
@@ -149,5 +149,6 @@ def compare_with_local_workers(
     spread = f"of {len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
     limit_text = rig.describe_limit(median_increase, 0.03, most=True)
     print(
-        f"\n- CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): {limit_text}"
+        f"\n- CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): "
+        f"{limit_text}"
     )

@@ -1,30 +1,35 @@
-"""What `instrument` adds to an application's call and to each chunk of its stream, against the same client without it.
-
-The transport is a stub inside the process, so that only the client's own work is counted, as CPU time of the calling
-thread; both sides alternate, and the smallest of many rounds counts: the machine's other work only ever adds.
+"""How much CPU time does `instrument` add to an application's call and to each streamed chunk?
 
     python benchmarks/sdk_overhead.py [--throttle-seconds 10] [--instructions 1]
 
-Instructions are counted by valgrind: other work on the machine does not change them. It takes minutes.
+The same client is measured without it. The transport is a stub inside the process, so that only the
+client's own work counts, as CPU time of the calling thread. Both sides alternate, and the smallest
+of many rounds counts, because other work of the machine only adds time. With --instructions,
+valgrind counts machine instructions, which other work does not change; this takes minutes. The
+script prints microseconds with their limits, import times, and the errors of throttles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
 import resource
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import openai
 import rig
-from loadgen_sdk import TokenPrice, instrument, record_shape
+from loadgen_sdk import Throttle, ThrottleTimeout, TokenPrice, instrument, record_shape
 
 CALL_LIMIT_US, CHUNK_LIMIT_US, OTEL_LIMIT_US, RECORD_LIMIT_US = 10.0, 0.5, 100.0, 50.0
 IMPORT_LIMIT = 1.5  # times the import of msgspec alone
@@ -57,7 +62,7 @@ def http_library() -> Any:
     return __import__("httpx2" if "httpx2" in sys.modules else "httpx")
 
 
-def respond(request: Any) -> Any:
+def respond(_request: Any) -> Any:
     """Answer a request with a fixed completion."""
     return http_library().Response(200, json=RESPONSE, headers={"x-request-id": "r"})
 
@@ -199,7 +204,10 @@ def measure_prometheus_us() -> float:
 def time_stub_call(
     create: Callable[..., Any], content: str = "Hello there, how are you?"
 ) -> Callable[[], float]:
-    """Return a function that times a call whose package responds at once, so that only ours counts."""
+    """Return a function that times a call whose package responds at once.
+
+    Only the time of the SDK counts then.
+    """
     messages = [{"role": "user", "content": content}]
 
     def measure() -> float:
@@ -381,77 +389,80 @@ def measure_end_of_stream_s(observer: Any) -> float:
     return smallest_s
 
 
-def measure_throttle(concurrency_kind: str, limit: str, seconds: float, tokens: int) -> float:
-    """Return how far a throttle is off its rate, as a fraction, after the first period."""
-    import struct
-    import tempfile
-    import threading
+class ThrottleLoad:
+    """Calls through one throttle, as fast as it allows, for `seconds` after the creation."""
 
-    from loadgen_sdk import Throttle, ThrottleTimeout
+    def __init__(self, throttle: Throttle, seconds: float, tokens: int) -> None:
+        self._throttle = throttle
+        self._tokens = tokens
+        self._end_s = time.monotonic() + seconds
 
-    kind, rate = limit.split("=")
-    folder = tempfile.mkdtemp()
-    throttle_options: dict[str, Any] = {
-        kind: rate,
-        "shared": f"{folder}/limits" if concurrency_kind == "processes" else None,
-    }
-    throttle = Throttle(burst_s=0, **throttle_options)
-    amount, _, unit = rate.partition("/")
-    calls_per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
-    start = time.monotonic()
-
-    def call_in_thread(counts: list[int]) -> None:
-        """Call until the time is over and append the number of calls."""
+    def count_calls(self) -> int:
+        """Call in this thread until the time is over, and return the number of calls."""
         calls = 0
-        try:
-            while (left_s := start + seconds - time.monotonic()) > 0:
-                throttle.acquire_blocking(tokens=tokens, max_wait_s=left_s).done(tokens)
+        with contextlib.suppress(ThrottleTimeout):
+            while (left_s := self._end_s - time.monotonic()) > 0:
+                permit = self._throttle.acquire_blocking(tokens=self._tokens, max_wait_s=left_s)
+                permit.done(self._tokens)
                 calls += 1
-        except ThrottleTimeout:
-            pass
-        counts.append(calls)
+        return calls
 
-    async def call_in_tasks() -> int:
+    async def count_calls_of_task(self) -> int:
+        """Call in this task until the time is over, and return the number of calls."""
+        calls = 0
+        with contextlib.suppress(ThrottleTimeout):
+            while (left_s := self._end_s - time.monotonic()) > 0:
+                permit = await self._throttle.acquire(tokens=self._tokens, max_wait_s=left_s)
+                permit.done(self._tokens)
+                calls += 1
+        return calls
+
+    def count_in_tasks(self) -> int:
         """Return the number of calls of eight tasks."""
 
-        async def call_in_task() -> int:
-            calls = 0
-            try:
-                while (left_s := start + seconds - time.monotonic()) > 0:
-                    (await throttle.acquire(tokens=tokens, max_wait_s=left_s)).done(tokens)
-                    calls += 1
-            except ThrottleTimeout:
-                pass
-            return calls
+        async def run_tasks() -> list[int]:
+            return await asyncio.gather(*(self.count_calls_of_task() for _ in range(8)))
 
-        return sum(await asyncio.gather(*(call_in_task() for _ in range(8))))
+        return sum(asyncio.run(run_tasks()))
 
-    if concurrency_kind == "asyncio":
-        call_count = asyncio.run(call_in_tasks())
-    elif concurrency_kind == "threads":
-        counts: list[int] = []
-        threads = [threading.Thread(target=call_in_thread, args=(counts,)) for _ in range(4)]
-        for worker_thread in threads:
-            worker_thread.start()
-        for worker_thread in threads:
-            worker_thread.join()
-        call_count = sum(counts)
-    else:
-        read, write = os.pipe()
+    def count_in_threads(self) -> int:
+        """Return the number of calls of four threads."""
+        with ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(self.count_calls) for _ in range(4)]
+        return sum(future.result() for future in futures)
+
+    def count_in_processes(self) -> int:
+        """Return the number of calls of four child processes, which share the limits by a file."""
+        read_end, write_end = os.pipe()
         children = []
         for _ in range(4):
-            if (child := os.fork()) == 0:
-                counts = []
-                call_in_thread(counts)
-                os.write(write, struct.pack("q", counts[0]))
+            child = os.fork()
+            if child == 0:
+                os.write(write_end, struct.pack("q", self.count_calls()))
                 os._exit(0)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
-        os.close(write)
-        with os.fdopen(read, "rb") as pipe:
-            call_count = sum(calls for (calls,) in struct.iter_unpack("q", pipe.read()))
-    return call_count / (calls_per_s * seconds) - 1
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            return sum(calls for (calls,) in struct.iter_unpack("q", pipe.read()))
+
+
+def measure_throttle(concurrency_kind: str, limit: str, seconds: float, tokens: int) -> float:
+    """Return how far a throttle is off its rate, as a fraction, after the first period."""
+    kind, rate = limit.split("=")
+    options: dict[str, Any] = {kind: rate}
+    if concurrency_kind == "processes":
+        options["shared"] = f"{tempfile.mkdtemp()}/limits"
+    amount, _, unit = rate.partition("/")
+    calls_per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
+    load = ThrottleLoad(Throttle(burst_s=0, **options), seconds, tokens)
+    count_calls = {
+        "asyncio": load.count_in_tasks,
+        "threads": load.count_in_threads,
+        "processes": load.count_in_processes,
+    }
+    return count_calls[concurrency_kind]() / (calls_per_s * seconds) - 1
 
 
 def measure_throttles(seconds: float) -> dict[str, float]:
@@ -595,7 +606,8 @@ def count_in_children(rounds: int) -> None:
         def do_nothing() -> float:
             return 0.0
 
-        # What lies between two forks is taken off each. The first fork has more there: it is not counted.
+        # What lies between two forks is taken off each. The first fork has more there: it is not
+        # counted.
         for number, measure in enumerate([do_nothing, *functions, do_nothing], -1):
             for times in (rounds, 2 * rounds):
                 if (child := os.fork()) == 0:
@@ -611,7 +623,10 @@ def count_in_children(rounds: int) -> None:
 
 def count_instructions(rounds: int) -> list[tuple[str, float, float]]:
     """Return name, machine instructions without us and added instructions of each item."""
-    code = f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); import sdk_overhead as own"
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); "
+        f"import sdk_overhead as own"
+    )
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     completed = subprocess.run(
         [*command, sys.executable, "-c", f"{code}; own.count_in_children({rounds})"],

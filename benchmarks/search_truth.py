@@ -1,17 +1,18 @@
-"""How well the search finds the load that half of all full-length runs pass, and what it costs, in virtual time.
-
-Truth is a ladder: rates in 1 % steps, 600 s from empty, 20 seeds each, and the rate at which half of them pass by a
-probit fit. The search starts from a bracket of a factor of four that lies differently around it for every seed, so that
-no seed's first probe is lucky; plain bisection starts from the same brackets with 600 s probes. With `--near` it starts
-as `loadgen search` does of a simulated target: at a first load near the guess, without bounds. The steady-state knee
-(the highest rate of the ladder whose in-flight does not grow over 1,800 s) is printed beside the truth.
+"""How well does the search find the load that half of all full-length runs pass, and at what cost?
 
     python benchmarks/search_truth.py gb200-vm server --seeds 100
     python benchmarks/search_truth.py gb200-vm interactive --seeds 100
     python benchmarks/search_truth.py gb300-vm server --seeds 24 --guess 214 --near
-    python benchmarks/search_truth.py coverage --seeds 100      # of the interval, of servers that differ between runs
+    python benchmarks/search_truth.py coverage --seeds 100   # servers that differ between runs
 
-Everything here is SIMULATED.
+SIMULATED, in virtual time. The truth is a ladder: rates in 1 % steps, 600 s from empty, 20 seeds
+each, and the rate at which half of them pass by a probit fit. The search starts from a bracket of a
+factor of four that lies differently around the truth for every seed, so that no first trial is
+lucky. Plain bisection starts from the same brackets with trials of 600 s. With `--near`, the search
+starts as `loadgen search` does on a simulated target: at a first load near the guess, without
+bounds. The steady-state knee (the highest rate of the ladder whose requests in flight do not grow
+over 1,800 s) is printed with the truth. The script prints one JSON object per search and the
+errors of all of them.
 """
 
 from __future__ import annotations
@@ -319,7 +320,8 @@ def print_coverage(count: int) -> None:
             hits, trials = measure_coverage(spread, count, run_spread=run_spread)
             source = "learned" if run_spread is None else "told"
             print(
-                f"run-to-run spread {spread:.1%}, {source}: {hits} of {count} cover, {trials:.1f} probes",
+                f"run-to-run spread {spread:.1%}, {source}: {hits} of {count} cover, {trials:.1f} "
+                f"probes",
                 flush=True,
             )
 
@@ -352,14 +354,16 @@ def main() -> None:
         theta, sigma, rows = fit_truth(problem, args.guess, args.ladder)
         print("ladder: " + ", ".join(f"{rate:.1f}/s {hits}/{args.ladder}" for rate, hits in rows))
         print(
-            f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee {find_steady_state_knee(problem, theta):.1f}/s",
+            f"truth: {theta:.2f}/s, sigma {sigma:.2%}; steady-state knee "
+            f"{find_steady_state_knee(problem, theta):.1f}/s",
             flush=True,
         )
     bisections = [run_bisection(problem, args.guess, seed)[1:] for seed in range(args.bisections)]
     plain_s = float(np.mean([spent_s for spent_s, _ in bisections])) if bisections else math.nan
     if bisections:
         print(
-            f"plain bisection: {plain_s:.0f} s, {np.mean([trial_count for _, trial_count in bisections]):.1f} probes",
+            f"plain bisection: {plain_s:.0f} s, "
+            f"{np.mean([trial_count for _, trial_count in bisections]):.1f} probes",
             flush=True,
         )
     results = []
@@ -397,9 +401,12 @@ def main() -> None:
     errors = np.abs([trial["error"] for trial in results])
     spent_s = float(np.mean([trial["spent_s"] for trial in results]))
     print(
-        f"{len(results)} seeds: within {problem.precision:.0%} in {np.mean(errors <= problem.precision):.0%}, mean error "
-        f"{errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}; interval covers the truth in "
-        f"{np.mean([trial['covers'] for trial in results]):.0%}; {spent_s:.0f} s, {spent_s / plain_s:.0%} of plain bisection "
+        f"{len(results)} seeds: within {problem.precision:.0%} in "
+        f"{np.mean(errors <= problem.precision):.0%}, mean error "
+        f"{errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}; interval "
+        f"covers the truth in "
+        f"{np.mean([trial['covers'] for trial in results]):.0%}; {spent_s:.0f} s, "
+        f"{spent_s / plain_s:.0%} of plain bisection "
         f"(at most {MAX_TIME_FRACTION[args.scenario]:.0%}), confirmation left out"
     )
     if args.out:

@@ -1,12 +1,14 @@
-"""Our times against the server's own, on a real server that reports per-request timing.
+"""Do our latencies agree with those that a real server reports for each request?
 
-    python benchmarks/server_truth.py --url http://127.0.0.1:8080 [--server llamacpp|dynamo] [--requests 100]
+    python benchmarks/server_truth.py --url http://127.0.0.1:8080 [--server llamacpp|dynamo]
 
-Requests go one at a time, each with a prompt of its own, so that there is no queue on either side. llama-server says
-`timings` in every answer: its TTFT is prompt_ms + one token's share of predicted_ms, its E2E prompt_ms + predicted_ms.
-Dynamo says `nvext.timing` when asked: ttft_ms and total_time_ms from its own receipt of the request. Ours are from the
-send, so the difference holds what the server does outside its own clock (HTTP, JSON, template, tokenizer). A witness
-tells whose it is: the next request of the same shape goes over a bare blocking socket, stamped right after `recv`.
+Requests are sent one at a time, each with a prompt of its own, so that neither side has a queue.
+llama-server reports `timings` in every response: its TTFT is prompt_ms plus one token's part of
+predicted_ms, its E2E is prompt_ms + predicted_ms. Dynamo reports `nvext.timing` on request: ttft_ms
+and total_time_ms since it received the request. Our times start at the send, so the difference
+contains what the server does outside its own clock (HTTP, JSON, template, tokenizer). To attribute
+it, the next request of the same shape goes over a bare blocking socket that reads its clock right
+after `recv`. 100 requests of each kind take some minutes; the table has the p50 and p95 in ms.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ class Difference(NamedTuple):
 
 def measure_bare_socket(host: str, port: int, path: str, body: bytes) -> Difference:
     """Send the same request over a blocking socket and decode nothing until the response ends."""
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: "
+        f"application/json\r\nconnection: close\r\n"
+    )
     pieces: list[tuple[int, bytes]] = []
     with socket.create_connection((host, port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -111,7 +116,8 @@ async def measure(
             server_times = read_server_times(completion.server_timing or {})
             if completion.failure is not None or server_times is None:
                 raise SystemExit(
-                    f"request {number}: {completion.failure or 'the server tells no timing of its own'}"
+                    f"request {number}: "
+                    f"{completion.failure or 'the server tells no timing of its own'}"
                 )
             server_rows.append(server_times)
             client_rows.append(

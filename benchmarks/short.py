@@ -1,10 +1,12 @@
-"""Requests per CPU-second with short answers, and events per CPU-second when a server floods.
+"""How many short requests, and how many events of a flood, does the client handle per CPU-second?
 
     python benchmarks/short.py [--only flood]
 
-Closed loop, 256 lanes, 4 tokens an answer: `paced` leaves time between the tokens, so that each event is a read of its
-own; `at full speed` does not, and whichever of client and server is slower sets the pace. `flood`: 64 lanes, 500 tokens
-an answer, some 50 events in one write. The window is the run from its first request to its last record.
+Closed loop. `paced`: concurrency 256 and 4 tokens per response, with time between the tokens, so
+that each event is one read. `at full speed`: the same without pauses, so that the slower of client
+and server sets the pace. `flood`: concurrency 64 and 500 tokens, about 50 events per write. The
+window lasts from the first request to the last record. It takes some minutes and prints a table and
+the limits.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def measure_once(
         )
     if result["ok"] != requests or result["events"] != requests * tokens:
         raise SystemExit(
-            f"{result['ok']} of {requests} requests ok, {result['events']} of {requests * tokens} events"
+            f"{result['ok']} of {requests} requests ok, {result['events']} of {requests * tokens} "
+            f"events"
         )
     return result
 
@@ -59,7 +62,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a case's name")
     args = rig.parse_arguments(parser, share=0.01, rounds=1)
     print(
-        f"One core each for client and server; median of {args.rounds} rounds; CPU of the client process,"
+        f"One core each for client and server; median of {args.rounds} rounds; CPU of the client "
+        f"process,"
     )
     print("`recorder`: with our Parquet process added.\n")
     rows, conclusions = [], []
@@ -101,7 +105,8 @@ def main() -> None:
             else ("requests", REQUESTS_PER_CPU_S)
         )
         conclusions.append(
-            f"- {name}: {per_cpu[unit]:,.0f} {unit}: {rig.describe_limit(per_cpu[unit], limit, most=False)}"
+            f"- {name}: {per_cpu[unit]:,.0f} {unit}: "
+            f"{rig.describe_limit(per_cpu[unit], limit, most=False)}"
         )
     columns = [
         "load",

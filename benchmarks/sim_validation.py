@@ -1,10 +1,11 @@
-"""The simulator held against what is published.
+"""How well does the simulator predict published results?
 
     python benchmarks/sim_validation.py [--fit] [--parts offline,latency]
 
-Virtual time, some 15 minutes of CPU. Prints Markdown: what was fitted, what is predicted and scored, what is only
-listed and why, how much each prediction depends on each constant, upper bounds against published rates, the two
-routings of the rack, and what a simulated rack costs to compute. Published figures are those of `loadgen.reference`.
+SIMULATED, in virtual time, about 15 minutes of CPU. It prints Markdown: what was fitted, what is
+predicted and scored, what is only listed and why, how much each prediction depends on each
+constant, upper bounds against published rates, the two routings of the rack, and what a simulated
+rack costs to compute. The published numbers are those of `loadgen.reference`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from loadgen.sim.virtual_backend import simulate
 
 PARTS = "offline,latency,sensitivity,throughput,rack"
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept
-SIGMA_OUT = 0.62  # of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean
+# Of the logarithm of output lengths: published latencies have p99 / p50 = 4.0, p50 0.8 of the mean
+SIGMA_OUT = 0.62
 SIGMA_IN = 0.8  # of input lengths: an assumption
 LONGEST = 1024  # of both, by the rules
 PRESET_OF_RUN = {
@@ -54,7 +56,7 @@ FITTED_TPOT = (
 
 
 class SmokeSize:
-    """What `--smoke` reduces: the fraction of the requests of each run, and the rows of each table."""
+    """What `--smoke` reduces: the fraction of the requests, and the rows of each table."""
 
     share, rows = 1.0, 100
 
@@ -70,8 +72,9 @@ class OfflineRun:
     fitted: bool = False
 
 
-# Samples: of Azure's GB200 607,200 on 4 GPUs and of GB300 1,032,192 by their logs; else what 40 minutes hold, MLPerf's
-# shortest Offline run for these submitters. Tokens per sample: by the logs, else as the same submitter's Server run.
+# Samples: of Azure's GB200 607,200 on 4 GPUs and of GB300 1,032,192 by their logs; else what 40
+# minutes hold, MLPerf's shortest Offline run for these submitters. Tokens per sample: by the logs,
+# else as the same submitter's Server run.
 OFFLINE = (
     OfflineRun("Azure 5.1-0008", "gb200-vm", 151_800, 273.3, True),
     OfflineRun("NVIDIA 5.1-0070", "gb200-vm", 113_000, 276.56),
@@ -276,7 +279,7 @@ def format_difference(model: float, published: float) -> str:
     return f"{(model / published - 1) * 100:+.1f} %"
 
 
-# -- the parts ---------------------------------------------------------------------------------------------------
+# -- the parts --
 
 
 def print_fit() -> None:
@@ -329,7 +332,8 @@ def _fit_compute_share(offline_run: OfflineRun, base: Preset, overhead: float) -
 def print_offline() -> None:
     """Print published and simulated Offline results."""
     print(
-        "## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of other submitters.\n"
+        "## Offline\n\nThe fitted ones only show the fit; the others are the same hardware of "
+        "other submitters.\n"
     )
     rows = []
     for offline_run in OFFLINE[: SmokeSize.rows]:
@@ -419,16 +423,20 @@ def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
         60,
     ).least_ttft_ms
     print(
-        f"A prompt that meets an empty server: least TTFT {least_ttft_ms:.1f} ms in the model, 20.25 ms in the public log of"
+        f"A prompt that meets an empty server: least TTFT {least_ttft_ms:.1f} ms in the model, "
+        f"20.25 ms in the public log of"
     )
     print(
-        "Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was fitted.\n"
+        "Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was "
+        "fitted.\n"
     )
     print(
-        "Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), TPOT p50 within 10 %"
+        "Scored: the rate at which the model shows the published TPOT p50 within 5 % (Server), "
+        "TPOT p50 within 10 %"
     )
     print(
-        "(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, not scored.\n"
+        "(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, "
+        "not scored.\n"
     )
     print_table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
     return scored_rows
@@ -525,10 +533,12 @@ def print_sensitivity(scored_rows: Sequence[tuple[reference.Latency, Preset, flo
     """Print how much each prediction changes with each constant."""
     print("## Sensitivity\n")
     print(
-        "Change in %, when one constant is 5 % larger (all others as they are, nothing fitted again). Close to"
+        "Change in %, when one constant is 5 % larger (all others as they are, nothing fitted "
+        "again). Close to"
     )
     print(
-        "saturation latencies change a lot: that is the knife edge. The rate that shows a given TPOT does not.\n"
+        "saturation latencies change a lot: that is the knife edge. The rate that shows a given "
+        "TPOT does not.\n"
     )
     names = [name for name, _ in list_changes()]
     middle: list[tuple[str, ...]] = []
@@ -623,10 +633,12 @@ def print_throughput() -> None:
     """Print the model's peak rates beside published rates."""
     print("## Server and Interactive throughput\n")
     print(
-        "Published rates are what submitters chose to run, so lower bounds; the model's peak is the highest rate that"
+        "Published rates are what submitters chose to run, so lower bounds; the model's peak is "
+        "the highest rate that"
     )
     print(
-        "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s leave of their limits.\n"
+        "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s "
+        "leave of their limits.\n"
     )
     slack = {
         (PRESET_OF_RUN[row.run], row.scenario, row.run): row
@@ -689,7 +701,8 @@ def print_throughput() -> None:
             if matching_preset == name and value is not None:
                 published.append(f"{row.submitter} {value / row.gpus:,.0f}")
         slack_texts = [
-            f"{run}: TTFT {1 - row.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT {1 - row.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
+            f"{run}: TTFT {1 - row.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT "
+            f"{1 - row.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
             for (preset_name, matching_preset, run), row in slack.items()
             if (preset_name, matching_preset) == (name, scenario)
         ]

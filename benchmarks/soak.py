@@ -1,11 +1,12 @@
-"""A long load over HTTP: whether memory, descriptors and files stay flat, and latencies do not drift.
+"""Do memory, descriptors and files stay flat under a long load over HTTP, without a latency trend?
 
     python benchmarks/soak.py [--streams 1000] [--duration 60m]
 
-A closed loop of this many streams against the embedded endpoint. Every 10 s the resident memory and the
-open descriptors of each process of the run are read from /proc, and the size of its folder. The first quarter warms up:
-after it, memory may grow by 5 % and 4 MiB per process, descriptors by 8, and the run's own drift must hold zero in its
-interval. Exit 1 where one of them does not hold.
+A closed loop of this many streams runs against the embedded endpoint. Every 10 s the script reads
+from /proc the resident memory and the open descriptors of each process of the run, and the size of
+its folder. The first quarter is the warm-up. After it, memory may grow by 5 % and 4 MiB per process
+and descriptors by 8, and the trend of the run itself must be compatible with zero. Exit code 1 if
+one of these conditions fails.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def judge_growth(
         series = [sizes[process] for _, sizes, _ in later_samples if process in sizes]
         (rss, files), (rss_end, files_end) = series[0], series[-1]
         print(
-            f"{process:32} {rss / 2**20:8.1f} to {rss_end / 2**20:8.1f} MiB, {files:5} to {files_end:5} descriptors"
+            f"{process:32} {rss / 2**20:8.1f} to {rss_end / 2**20:8.1f} MiB, {files:5} to "
+            f"{files_end:5} descriptors"
         )
         if rss_end > 1.05 * rss + (4 << 20):
             problems.append(f"{process} grows")
@@ -141,7 +143,8 @@ def judge_growth(
             problems.append(f"{process} keeps descriptors")
     requests, size = summary["requests"], max(size for _, _, size in samples)
     print(
-        f"{samples[-1][0]:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at most {size / 2**20:.1f} MiB"
+        f"{samples[-1][0]:.0f} s, {requests['ok']:,} of {requests['scheduled']:,} ok, at most "
+        f"{size / 2**20:.1f} MiB"
     )
     print(text)
     if requests["ok"] + requests["unfinished"] + requests["cancelled"] != requests["scheduled"]:

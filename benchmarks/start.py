@@ -1,10 +1,11 @@
-"""From `loadgen run` to its first request, and from its last token to its exit.
+"""How long does `loadgen run` take until its first request, and from its last token to its exit?
 
     python benchmarks/start.py [--rounds 5]
 
-The command as a user types it, against an endpoint that runs already. The first request is what the endpoint's log
-says was the first of the load (the probes before it have other names); CPU is that of the command and every process it
-started, up to that instant. Warm: an unmeasured run comes first. The prompt's cost is the slope between two lengths.
+It runs the command as a user types it, against an endpoint that is already running. The first
+request is the first of the load in the endpoint's log (probes have other names). CPU is that of the
+command and every process it started, until that moment. An unmeasured run warms the caches. The
+cost of prompts is the slope between two lengths. It takes about a minute.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def measure_run(requests: int, input_tokens: int, concurrency: int) -> dict[str,
     load_requests = [request for request in log.requests if request.id.startswith("results-")]
     if len(load_requests) != requests or command_result.code not in (0, 3):
         raise SystemExit(
-            f"{len(load_requests)} of {requests} requests came, exit code {command_result.code}:\n{command_result.output[-2000:]}"
+            f"{len(load_requests)} of {requests} requests came, exit code "
+            f"{command_result.code}:\n{command_result.output[-2000:]}"
         )
     first_arrival_ns = min(request.arrival_ns for request in load_requests)
     return {

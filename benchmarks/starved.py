@@ -1,24 +1,25 @@
-"""Does the verdict notice a client that is starved? Held against the endpoint's own log of every send.
+"""Does the verdict notice a client that is starved of CPU time?
 
     python benchmarks/starved.py [--every 5] [--verbose]
-    python benchmarks/starved.py --alone --family --servers 5   # 180 runs: 36 cannot tell 1.8 of them from 2
+    python benchmarks/starved.py --alone --family --servers 5   # 180 runs
 
-60 ways to take the core from the client (--every 5: 12 of them): it is stopped and continued
-(SIGSTOP) in duty cycles, shares its core with busy processes, is given a lower priority, or is left
-alone; gaps between tokens of 5 and of 20 ms. With --alone only the ways that stop it. With --family
-each way meets a server of its own, drawn from a seed (drawn.py), with --servers so many of them.
+There are 60 ways to take the core from the client (12 of them with --every 5): it is stopped and
+continued (SIGSTOP) in duty cycles, shares its core with busy processes, has a lower priority, or
+is left alone; tokens are 5 or 20 ms apart. With --alone, only the ways that stop it are used. With
+--family, each way runs on a server drawn from a seed (drawn.py), with --servers on so many of them.
+For each metric (TTFT, ITL, TPOT, largest gap) the mean, the p50 and the highest supported quantile
+are compared with what the endpoint sent: TTFT since the arrival of the request, gaps and TPOT from
+its sends. A run takes about 8 s.
 
-For each family of figures (TTFT, ITL, TPOT, largest gap) mean, p50 and the highest supported
-quantile are compared with what the endpoint sent: TTFT from the arrival of the request there, gaps
-and TPOT from the instants of its sends.
+- *false VALID*: a printed statistic is wrong by more than twice the limit of its metric, as a
+  fraction of its true value, and by more than 0.5 ms, which is the possible error of the endpoint's
+  log on a shared machine.
+- *false INVALID*: none of the three is printed although all are right within half the limit. The
+  run is INVALID for TTFT, or they are not reported. That an INVALID run prints nothing else is not
+  counted again.
 
-- *false VALID*: a statistic that is printed is wrong by more than twice the family's limit, as a share of its true
-  value, and by more than 0.5 ms, which is what the endpoint's own log can be wrong by on a shared machine.
-- *false INVALID*: none of the three is printed although all are right within half the limit: the run is INVALID for
-  TTFT, or they are withheld (that an INVALID run prints nothing else either is not counted again).
-
-In between, either answer is right. Limits: false VALID at most 1 of 60, false INVALID at most 3 of
-60, in each family; the share is the limit, and its 95 % interval is printed.
+In between, either answer is right. The limits are at most 1 of 60 false VALID and at most 3 of 60
+false INVALID for each metric. The limit is the fraction, and its 95 % interval is printed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Whether a rate of the MLPerf-style Server or Interactive test is sustained: one simulated run each, of any length.
+"""Is a rate of the MLPerf-style Server or Interactive test sustained?
 
     python benchmarks/steady.py gb300-rack server 3515 --length 1200
 
-SIMULATED, and nothing else is measured: the engine, the rules and the test for growth, without files of a run, so that
-20 minutes of a rack take one CPU-minute. `loadgen mlperf server --find-peak` finds such rates itself, in more runs.
+SIMULATED: one run of any length for each rate, with the engine, the rules and the test for growth,
+but without files of a run. 20 minutes of a rack take about one CPU-minute. It prints one JSON
+object for each rate. `loadgen mlperf server --find-peak` finds such rates itself, in more runs.
 """
 
 from __future__ import annotations

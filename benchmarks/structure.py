@@ -1,10 +1,12 @@
-"""The structure of the code in figures: rooms, arrows between them, code lines, what a run needs, the command line.
+"""How large is the code, and how do its packages depend on each other?
 
-    python benchmarks/structure.py [FOLDER]      another checkout, to compare with; older trees have rooms, no wings
+    python benchmarks/structure.py [FOLDER]      another checkout, to compare with
 
-A room is a folder right below `loadgen/` (of `core/` each folder in it), with the modules in it; a module beside the
-folders is a room of its own. An arrow: a room imports another, at the top of a module or in a function. A code line
-holds a token that is neither comment nor docstring. The command line is asked as a user would: `loadgen run --help`.
+A package here is a folder right below `loadgen/` (of `core/`, each folder in it) with the modules
+in it; a module next to the folders counts as a package of its own. An import counts at the top of a
+module and in functions. A code line holds a token that is neither comment nor docstring. The script
+prints lines and imports per package, the lines that a run needs, and the size of the command-line
+help. It takes some seconds.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def measure_help(root: Path) -> tuple[int, int, int]:
     """
     path = os.pathsep.join((str(root), str(root / "sdk")))
 
-    def asked(*arguments: str) -> str:
+    def read_output(*arguments: str) -> str:
         """Return what a command of this checkout prints."""
         command = [sys.executable, "-m", "loadgen", *arguments]
         environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "NO_COLOR": "1"}
@@ -114,15 +116,15 @@ def measure_help(root: Path) -> tuple[int, int, int]:
             command, capture_output=True, text=True, env=environment, cwd=root, check=False
         ).stdout
 
-    short_help = asked("run", "--help")
-    full_help = asked("run", "--help-all") or short_help
+    short_help = read_output("run", "--help")
+    full_help = read_output("run", "--help-all") or short_help
     options = {
         line.split()[0].rstrip(",")
         for line in full_help.splitlines()
         if re.match("  -{1,2}[a-z]", line, re.I)
     }
     options -= {"-h", "--help-all"}  # of every command
-    command_section = asked("--help").partition("Start:")[2]
+    command_section = read_output("--help").partition("Start:")[2]
     commands = [
         line for line in command_section.splitlines() if line[:2] == "  " and line[2:3].isalpha()
     ]
@@ -165,7 +167,8 @@ def main() -> None:
     )
     print(f"{core:7,} lines of core")
     print(
-        f"{sum(lines[name] for name in reachable_modules(run_modules, imports)):7,} lines that `run` with its text needs"
+        f"{sum(lines[name] for name in reachable_modules(run_modules, imports)):7,} lines that "
+        f"`run` with its text needs"
     )
     print(f"{len(sizes):7} rooms, {len(package_imports)} arrows between them")
     short, options, commands = measure_help(root)

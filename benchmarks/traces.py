@@ -1,11 +1,12 @@
-"""What a trace costs before the load, and how near to its instants the load is sent.
+"""What does it cost to read a trace, and how precisely are its requests sent?
 
     python benchmarks/traces.py [--rows 10000000] [--replay 60] [--alone]
 
-Makes a trace of that many rows (lognormal lengths, Poisson arrivals) as Parquet, and a tenth of them as JSONL of
-Mooncake, with hashes and packed with gzip; reads each in a process of its own, beside a pass over the same file that
-only decodes its lines. Then it replays a minute of arrivals in real time against the embedded endpoint, and compares
-what its rows say was sent when with the trace itself.
+It writes a trace of that many rows (lognormal lengths, Poisson arrivals) as Parquet, and a tenth of
+them in the JSONL format of Mooncake, with hashes, and packed with gzip. Each file is read in its
+own process, next to a pass that only decodes its lines. Then a minute of arrivals is replayed in
+real time against the embedded endpoint, and the sent times are compared with the trace. It takes
+some minutes.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def replay_trace(folder: Path, seconds: int) -> None:
     due_ns = read_trace(trace_path).due_ns[: len(sent_ns)]
     late_ms = (sent_ns - due_ns) / 1e6
     print(
-        f"replayed {len(sent_ns):,} requests of {seconds} s: after their instant {np.percentile(late_ms, 50):.3f} ms at"
+        f"replayed {len(sent_ns):,} requests of {seconds} s: after their instant "
+        f"{np.percentile(late_ms, 50):.3f} ms at"
     )
     print(f"the median, {np.percentile(late_ms, 99):.3f} ms at p99, {late_ms.max():.3f} ms at most")
 

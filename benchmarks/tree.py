@@ -1,6 +1,6 @@
-"""A command watched from outside: CPU and memory of its process and all processes below it, sampled from /proc.
+"""Watch a command from outside: CPU and memory of its process tree, sampled from /proc.
 
-Sampling costs the watcher's own CPU, not the watched one's. Linux only.
+Sampling costs CPU of the watching process only. Linux only.
 """
 
 from __future__ import annotations

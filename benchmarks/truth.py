@@ -1,11 +1,13 @@
-"""What is reported against what was so: TTFT, TPOT and stamp error, held against the endpoint's own log.
+"""How accurate are TTFT, TPOT and the timestamp uncertainty, compared with the endpoint's log?
 
     python benchmarks/truth.py [--alone] [--seconds 20] [--rates 10000,25000]
 
-Poisson arrivals, 200 tokens 10 ms apart. The client has one core for all its processes, the endpoint the other. The
-endpoint reads its clock right before each send; that instant is the truth, give or take one send and whatever held the
-endpoint up between the two (a core is shared with others). So an error counts as bounded within the stamp error + 0.1
-ms; `explained` also grants what lies before the endpoint's next look at its clock, which comes after the send.
+Poisson arrivals, 200 tokens with 10 ms between them. The client has one core for all its processes,
+the endpoint has the other. The endpoint reads its clock right before each send. This is the true
+time, except for one send and for delays of the endpoint between the two, because a core is shared
+with others. So an error counts as bounded within the timestamp uncertainty + 0.1 ms. `explained`
+also allows the time until the endpoint reads its clock again, which is after the send. It takes
+some minutes and prints the errors by load, with their limits.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ TOLERANCE_NS = 100_000
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """Accuracy of a run against the endpoint's log. `*_error` of a quantile: reported - true quantile."""
+    """Accuracy of a run against the endpoint's log.
+
+    `*_error` of a quantile: reported - true quantile.
+    """
 
     count: int  # ok requests found in both
     ttft_p50_ms: float  # true: first token sent - due
@@ -44,12 +49,10 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     error_max_ms: float
     stamp_error_p50_ms: float
     stamp_error_p99_ms: float
-    bounded_share: (
-        float  # share of requests with an error within their own stamp error + TOLERANCE_NS
-    )
-    explained_share: (
-        float  # the same, with the true instant anywhere up to the endpoint's next clock reading
-    )
+    # Share of requests whose error is within their timestamp uncertainty + TOLERANCE_NS.
+    bounded_share: float
+    # The same, with the true time anywhere up to the endpoint's next clock reading.
+    explained_share: float
 
 
 def compare_with_log(
@@ -157,7 +160,7 @@ def judge_limits(rate: float, truth: Truth) -> list[str]:
         ("TTFT p99 error, ms", abs(truth.ttft_p99_error_ms), p99, True),
         ("TPOT p50 error, share", abs(truth.tpot_p50_error_share or 0.0), MAX_TPOT_ERROR, True),
         (
-            "share of errors within their stamp error + 0.1 ms",
+            "share of errors within their timestamp uncertainty + 0.1 ms",
             truth.bounded_share,
             MIN_BOUNDED_FRACTION,
             False,
@@ -165,7 +168,12 @@ def judge_limits(rate: float, truth: Truth) -> list[str]:
     ]
     if rate == 10_000:
         lines.append(
-            ("median stamp error, ms", truth.stamp_error_p50_ms, MAX_TIMESTAMP_UNCERTAINTY_MS, True)
+            (
+                "median timestamp uncertainty, ms",
+                truth.stamp_error_p50_ms,
+                MAX_TIMESTAMP_UNCERTAINTY_MS,
+                True,
+            )
         )
     return [
         f"{description} {value:.4g}: {rig.describe_limit(value, limit, most=most)}"
@@ -182,7 +190,8 @@ def main() -> None:
     )
     args = rig.parse_arguments(parser, rates="2000", seconds=1.0)
     print(
-        f"{args.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and endpoint one core"
+        f"{args.seconds:g} s of Poisson arrivals, {TOKENS} tokens {ITL_MS} ms apart; client and "
+        f"endpoint one core"
     )
     print(
         "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
@@ -201,7 +210,8 @@ def main() -> None:
                     f"{truth.count:,}",
                     f"{truth.ttft_p50_ms:.2f} / {truth.ttft_p99_ms:.2f}",
                     f"{truth.ttft_p50_error_ms:+.3f} / {truth.ttft_p99_error_ms:+.3f}",
-                    f"{truth.error_p50_ms:.3f} / {truth.error_p99_ms:.3f} / {truth.error_max_ms:.2f}",
+                    f"{truth.error_p50_ms:.3f} / {truth.error_p99_ms:.3f} / "
+                    f"{truth.error_max_ms:.2f}",
                     tpot,
                     f"{truth.stamp_error_p50_ms:.3f} / {truth.stamp_error_p99_ms:.3f}",
                     f"{truth.bounded_share:.2%} / {truth.explained_share:.2%}",
@@ -221,7 +231,7 @@ def main() -> None:
     ]
     columns += [
         "TPOT p50 error",
-        "stamp error p50 / p99, ms",
+        "timestamp uncertainty p50 / p99, ms",
         "bounded / explained",
         "client CPU",
         "server CPU",

@@ -1,11 +1,11 @@
-"""What a run in virtual time costs: CPU-seconds and peak memory of a rack and of agents on one machine.
+"""What does a run in virtual time cost, in CPU-seconds and peak memory?
 
     python benchmarks/virtual.py [--rounds 2] [--seconds 600] [--beside ANOTHER/CHECKOUT]
 
-SIMULATED runs, the command as a user types it, each in a process of its own: from its start to its end, with imports,
-summary and Parquet. CPU is user and system time of the process, memory its largest resident size, both as the kernel
-counts them. With `--beside` the same runs of another checkout take turns with those of the loadgen that is
-installed, and their summaries are held against each other.
+SIMULATED runs of a rack and of agents on one machine. Each is the command as a user types it, in
+its own process, from its start to its end. CPU is user and system time, memory is the largest
+resident size, both as the kernel counts them. With `--beside`, runs of another checkout alternate
+with those of the installed loadgen, and their summaries are compared.
 """
 
 from __future__ import annotations

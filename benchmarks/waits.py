@@ -1,11 +1,13 @@
-"""What people wait for: CPU-seconds and peak memory of whole commands, each beside its peer or its floor.
+"""How long do users wait for whole commands, in CPU-seconds and peak memory?
 
     python benchmarks/waits.py [--rounds 3] [--only rack --only help] [--beside ANOTHER/CHECKOUT]
 
-The command as a user types it, in a process of its own from its start to its end. CPU is user and system time of it and
-of all processes it waited for; memory is the largest resident size of one of them; both as the kernel counts them. Its
-peer or floor takes turns with it, so that a slow minute meets both; the ratio is taken within each round. `--beside`:
-another checkout of loadgen takes turns too. Every target `sim:` is SIMULATED. Endpoint and preparation are not counted.
+Each command runs as a user types it, in its own process, from its start to its end. CPU is user and
+system time of it and of all processes it waited for; memory is the largest resident size of one of
+them; both as the kernel counts them. A peer, or a program that does the least part of the same
+work, alternates with it, so that a slow minute affects both, and the ratio is taken within each
+round. With `--beside`, another checkout of loadgen alternates too. Every target `sim:` is
+SIMULATED. The endpoint and the preparation are not counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a machine has, and how each engine is started with random weights: the tables of `rehearse.py`. No side effects
-but looking.
+"""Inspect a machine, and describe how each engine is started with random weights.
+
+These are the tables of `rehearse.py`. Inspecting has no side effects.
 """
 
 from __future__ import annotations
@@ -51,22 +52,26 @@ ENGINES = (  # the best first
         "vllm",
         "vllm",
         "config",
-        "{bin} serve {model} --served-model-name random --host 127.0.0.1 --port {port} --load-format dummy"
+        "{bin} serve {model} --served-model-name random --host 127.0.0.1 --port {port} "
+        "--load-format dummy"
         " --max-model-len {context} --tensor-parallel-size {gpus} --enable-prompt-tokens-details",
     ),
     Engine(
         "sglang",
         "sglang",
         "config",
-        "{bin} serve --model-path {model} --served-model-name random --host 127.0.0.1 --port {port} --load-format dummy"
+        "{bin} serve --model-path {model} --served-model-name random --host 127.0.0.1 --port "
+        "{port} --load-format dummy"
         " --context-length {context} --tp-size {gpus} --enable-metrics --enable-cache-report",
     ),
     Engine(
         "llamacpp",
         "llama-server",
         "gguf",
-        "{bin} -m {model}/model.gguf --alias random -c {cache} -np {slots} -ngl {layers} --host 127.0.0.1 --port {port}"
-        " --metrics --no-webui -t {threads} --cache-ram 0",  # copies of a slot's cache to the host hold all others up
+        "{bin} -m {model}/model.gguf --alias random -c {cache} -np {slots} -ngl {layers} --host "
+        "127.0.0.1 --port {port}"
+        # Copies of a slot's cache to the host hold all others up
+        " --metrics --no-webui -t {threads} --cache-ram 0",
         needs_gpu=False,
     ),
     Engine(
@@ -82,7 +87,8 @@ ENGINES = (  # the best first
         "simulated",
         "",
         "",
-        "{python} -P -m loadgen sim --host 127.0.0.1 --port {port} --model random --ttft 20ms --itl 2ms",
+        "{python} -P -m loadgen sim --host 127.0.0.1 --port {port} --model random --ttft 20ms "
+        "--itl 2ms",
         needs_gpu=False,
     ),
 )
@@ -142,7 +148,8 @@ def choose_engine(machine: dict[str, Any], engine_name: str = "") -> Engine:
         if is_wanted and find_program(engine) and (machine["gpus"] or not engine.needs_gpu):
             return engine
     raise LookupError(
-        f"no engine {engine_name} here: install one, or bring an archive of llama.cpp (--llama-archive)"
+        f"no engine {engine_name} here: install one, or bring an archive of llama.cpp "
+        f"(--llama-archive)"
     )
 
 

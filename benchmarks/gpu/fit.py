@@ -1,13 +1,14 @@
-"""Fit a preset of the simulator to two loads of a rehearsal, and hold what it predicts of all others against them.
+"""How well does a simulator preset that was fitted on two loads predict the others of a rehearsal?
 
-    python benchmarks/gpu/fit.py OUT [--bandwidth TB/s] [--peak TFLOPS]   # OUT: what rehearse.py left
-    python benchmarks/gpu/fit.py --smoke                                   # a rehearsal of its own, simulated, first
+    python benchmarks/gpu/fit.py OUT [--bandwidth TB/s] [--peak TFLOPS]   # OUT: from rehearse.py
+    python benchmarks/gpu/fit.py --smoke               # runs a simulated rehearsal of its own first
 
-Two constants are fitted: the compute share on the median TTFT of the load `alone`, one request at a time, and the
-overhead of an iteration on a median TPOT, once that of `alone` and once that of `qa-closed`, where the engine is full.
-Bandwidth and peak are the data sheet's, the share of the bandwidth is the packaged presets'. Then every load of OUT is
-run in virtual time against each of the two presets, the same command with the same seed, and a table says how far the
-prediction is off. Leaves OUT/preset.yaml (of the full engine) and OUT/fit.md.
+Two constants are fitted: the compute share on the median TTFT of the load `alone`, one request at a
+time, and the overhead of an iteration on a median TPOT, once that of `alone` and once that of
+`qa-closed`, where the engine is full. Bandwidth and peak are from the data sheet, the bandwidth
+share is that of the packaged presets. Then every load of OUT runs in virtual time against each of
+the two presets, with the same command and seed, and a table shows the errors of the prediction. It
+writes OUT/preset.yaml (of the full engine) and OUT/fit.md, and takes some minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ BANDWIDTH_SHARE = 0.921
 TOKENS_PER_ITERATION = (
     2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
 )
-PRESET = """# Fitted by benchmarks/gpu/fit.py on two loads of a rehearsal: random weights, no model that anybody uses.
+PRESET = """# Fitted by benchmarks/gpu/fit.py on two loads of a rehearsal.
+# The weights are random: it is no real model.
 name: {name}
 title: "{title}"
 generation: {generation}
@@ -52,8 +54,9 @@ gpu: "{gpu}"
 vms: 1
 gpus_per_vm: 1
 gpus_per_replica: 1
-model: {{name: {model}, layers: {shape.layers}, hidden: {shape.hidden}, heads: {shape.heads}, kv_heads:
-        {shape.kv_heads}, intermediate: {shape.inner}, vocab: {shape.vocabulary}, weights: {weights}, kv_cache: fp16}}
+model: {{name: {model}, layers: {shape.layers}, hidden: {shape.hidden}, heads: {shape.heads},
+        kv_heads: {shape.kv_heads}, intermediate: {shape.inner}, vocab: {shape.vocabulary},
+        weights: {weights}, kv_cache: fp16}}
 hardware:
   memory_gib: {{value: {memory:.1f}, source: "as its driver reports it"}}
   bandwidth_tb_s: {{value: {bandwidth:g}, source: "data sheet"}}
@@ -62,7 +65,8 @@ hardware:
   compute_share: {{value: {compute:.4f}, source: "fitted: TTFT of one prompt at a time"}}
   overhead_ms: {{value: {overhead:.3f}, source: "fitted: TPOT of {full}"}}
   power_w: {{value: {watts:g}, source: "the driver's limit"}}
-server: {{max_batch_size: {lanes}, max_num_tokens: {stream}, max_seq_len: {context}, reserve_gib: 2}}
+server: {{max_batch_size: {concurrency}, max_num_tokens: {stream}, max_seq_len: {context},
+         reserve_gib: 2}}
 fitted_on: "this rehearsal: TTFT p50 {ttft:.1f} ms of {fitted}, TPOT p50 {tpot:.2f} ms of {full}"
 assumed_input_tokens: {{value: {prompt:.0f}, source: "of that load, by the server's count"}}
 valid_from_sequences: {{value: 1, source: "that load has one"}}
@@ -146,7 +150,7 @@ def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
         "share": BANDWIDTH_SHARE,
         "peak": args.peak,
         "watts": float(gpu["watts"]),
-        "lanes": args.lanes,
+        "concurrency": args.lanes,
         "stream": TOKENS_PER_ITERATION,
         "context": engines.CONTEXT,
         "fitted": FITTED_LOAD,
@@ -249,7 +253,8 @@ def format_row(
             cells.append("withheld")
         else:
             cells.append(
-                f"{measured_value:,.{digits}f} / {predicted_value:,.{digits}f} ({predicted_value / measured_value - 1:+.0%})"
+                f"{measured_value:,.{digits}f} / {predicted_value:,.{digits}f} "
+                f"({predicted_value / measured_value - 1:+.0%})"
             )
     return cells
 
@@ -315,7 +320,8 @@ def main() -> None:
             f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
         ]
         page += [
-            f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} ms of prompts of"
+            f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} "
+            f"ms of prompts of"
         ]
         page += [f"{request.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
         for load, rows in zip((FITTED_LOAD, FULL_LOAD), tables, strict=True):

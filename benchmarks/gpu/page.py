@@ -1,4 +1,4 @@
-"""The record of a rehearsal on a GPU as a page. Pure."""
+"""Format the record of a rehearsal on a GPU as a page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import rig
 
 LABEL = {
-    True: "Measured on {gpus}, engine {engine}, **random weights** in the shape of Llama 2 {shape}: no model that"
+    True: "Measured on {gpus}, engine {engine}, **random weights** in the shape of Llama 2 "
+    "{shape}: no model that"
     " anybody uses, no acceptance figures, no answers worth reading.",
-    False: "**A rehearsal without a GPU**, engine {engine}, a tiny random model: that the steps run, and no figure of a"
+    False: "**A rehearsal without a GPU**, engine {engine}, a tiny random model: that the steps "
+    "run, and no figure of a"
     " machine for LLMs.",
 }
 
@@ -74,7 +76,8 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
         ", ".join(machine.get("engines", ())) or "none",
     )
     parts += [
-        f"Machine: GPU: {gpus or 'none'}; {host}; CUDA compiler: {compiler}; engines: {engine_names}.",
+        f"Machine: GPU: {gpus or 'none'}; {host}; CUDA compiler: {compiler}; engines: "
+        f"{engine_names}.",
         "",
     ]
     columns = [
@@ -87,7 +90,7 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
         "p95",
         "TPOT p50, ms",
         "ITL p50, ms",
-        "send lag p99, ms",
+        "send delay p99, ms",
         "J by NVML",
         "J by the run",
         "verdict",
@@ -121,12 +124,14 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     if search := steps.get("search"):
         parts += [
             "",
-            f"Search: {search.get('state')}, confirmed: {search.get('confirmed')}; {search.get('bound_why') or ''}",
+            f"Search: {search.get('state')}, confirmed: {search.get('confirmed')}; "
+            f"{search.get('bound_why') or ''}",
         ]
     if verdict := steps.get("validate"):
         parts += [
             "",
-            f"Contract: {verdict.get('verdict') or verdict.get('outcome')}; `loadgen verify bundle.zip` agreed.",
+            f"Contract: {verdict.get('verdict') or verdict.get('outcome')}; `loadgen verify "
+            f"bundle.zip` agreed.",
         ]
     if steps_left := [name for name, result in steps.items() if result is None]:
         parts += ["", f"Not done yet: {', '.join(steps_left)}."]

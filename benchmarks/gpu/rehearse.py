@@ -1,16 +1,19 @@
-"""An hour with a GPU, in steps of at most ten minutes that go on where they were left.
+"""What can be measured in an hour with a GPU? In steps of at most ten minutes that can be resumed.
 
-    python benchmarks/gpu/rehearse.py OUT                  # on the machine with the GPU; again until it ends with 0
-    python benchmarks/gpu/rehearse.py OUT --seconds 20 --lanes 2 --output-tokens 32     # the same on a CPU: a rehearsal
-    python benchmarks/gpu/rehearse.py --smoke              # seconds, against a simulated endpoint
+    python benchmarks/gpu/rehearse.py OUT        # on the machine with the GPU; repeat until exit 0
+    python benchmarks/gpu/rehearse.py OUT --seconds 20 --lanes 2 --output-tokens 32   # on a CPU
+    python benchmarks/gpu/rehearse.py --smoke    # seconds, against a simulated endpoint
 
-Looks what is there, starts the best engine that can be started (TensorRT-LLM, vLLM, SGLang, llama.cpp, transformers)
-with random weights in the shape of a Llama 2 (`benchmarks/gpu/weights.py`), and then: doctor, the four profiles in
-closed and open loop, cold and warm cache, search, validate with a bundle. Each step leaves OUT/steps/NAME.json and is
-not done twice; a step begins only if it ends within `--minutes`. Exit code 75: steps are left, the same command goes
-on. OUT/README.md is the record. Nothing is downloaded: llama.cpp may be brought along as a source archive
-(`--llama-archive`, built with CUDA if nvcc is there). Answers of random weights mean nothing, and they end where
-`ignore_eos` lets them end: nothing here says how true answers are, nor how much speculation gains.
+It inspects the machine, starts the best engine that can be started (TensorRT-LLM, vLLM, SGLang,
+llama.cpp, transformers) with random weights in the shape of a Llama 2
+(`benchmarks/gpu/weights.py`), and then runs doctor, the four profiles in closed and open loop, cold
+and warm cache, search, and validate with a bundle. Each step leaves OUT/steps/NAME.json and is not
+repeated; a step starts only if it ends within `--minutes`. Exit code 75 means that steps are left:
+run the same command again. OUT/README.md is the record.
+
+Nothing is downloaded: llama.cpp may be supplied as a source archive (`--llama-archive`, built with
+CUDA if nvcc is installed). Responses of random weights mean nothing and end where `ignore_eos` lets
+them end. So nothing here shows how correct responses are, or how much speculation gains.
 """
 
 from __future__ import annotations
@@ -107,12 +110,14 @@ class Session:
         command_line = shlex.join(["loadgen", *arguments]).replace(str(self.model), "MODEL")
         with (self.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(
-                f"$ {command_line}\n{completed.stdout}{completed.stderr}-> {completed.returncode}\n\n"
+                f"$ {command_line}\n{completed.stdout}{completed.stderr}-> "
+                f"{completed.returncode}\n\n"
             )
         print(f"$ {command_line}  -> {completed.returncode}", flush=True)
         if completed.returncode not in codes:
             raise SystemExit(
-                f"loadgen ended with {completed.returncode}:\n{completed.stdout[-1500:]}{completed.stderr[-1500:]}"
+                f"loadgen ended with "
+                f"{completed.returncode}:\n{completed.stdout[-1500:]}{completed.stderr[-1500:]}"
             )
         return completed.stdout
 
@@ -135,7 +140,7 @@ class Session:
         return summary | {"nvml_joules": joules}
 
 
-# -- the steps -----------------------------------------------------------------------------------------------------
+# -- the steps --
 
 
 def run_doctor(session: Session) -> dict[str, Any]:
@@ -340,7 +345,7 @@ STEPS = (
 )
 
 
-# -- the endpoint --------------------------------------------------------------------------------------------------
+# -- the endpoint --
 
 
 def prepare_engine(session: Session, args: argparse.Namespace) -> tuple[engines.Engine, str]:

@@ -1,11 +1,13 @@
-"""A model of random weights in the shape of a Llama, made here: nothing is downloaded.
+"""Create a model of random weights in the shape of a Llama, without any download.
 
-    python benchmarks/gpu/weights.py OUT --shape tiny|7b|70b [--form hf|gguf|config] [--context N] [--smoke]
+    python benchmarks/gpu/weights.py OUT --shape tiny|7b|70b [--form hf|gguf|config] [--context N]
 
-`hf`: a folder with bfloat16 weights (safetensors) for transformers, vLLM, SGLang and TensorRT-LLM; `config`: the same
-without weights, for engines that make their own at random (`--load-format dummy`); `gguf`: a file for llama.cpp with
-4-bit weights (Q4_0), of `tiny` with 16 bits. The tokenizer is a byte-level BPE trained on Python's own library. Such a
-model costs what a real one of its shape costs, and its answers mean nothing: they end where the limit ends them.
+`hf`: a folder with bfloat16 weights (safetensors) for transformers, vLLM, SGLang and TensorRT-LLM.
+`config`: the same without weights, for engines that make their own at random (`--load-format
+dummy`). `gguf`: a file for llama.cpp with 4-bit weights (Q4_0); `tiny` has 16 bits. The tokenizer
+is a byte-level BPE trained on Python's own library. Such a model costs what a real one of its shape
+costs, and its responses mean nothing: they end at the length limit. `tiny` takes some seconds. The
+script prints the number of parameters and the files.
 """
 
 from __future__ import annotations
