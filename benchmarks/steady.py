@@ -54,7 +54,9 @@ def run_from_empty(
     )
     sustainable = summarize(manifest, rows).sustainable
     trace = mlperf.build_trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
-    outcome = mlperf.judge_trace(trace, test, mlperf.RunFacts(target_qps=rate, simulated=True))
+    outcome = mlperf.judge_trace(
+        trace, test, mlperf.MlperfRunFacts(target_qps=rate, simulated=True)
+    )
     return {
         "seen": rig.describe_tree_and_date(),
         "preset": preset_name,

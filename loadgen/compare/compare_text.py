@@ -13,7 +13,7 @@ from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import format_reason
-from loadgen.render.junit import OUTCOME_OF_MET, Case
+from loadgen.render.junit import OUTCOME_OF_MET, JUnitCase
 from loadgen.render.page import Bar
 from loadgen.render.section import (
     Bars,
@@ -137,14 +137,16 @@ def _brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
         yield Paragraph(comparison.scope)
 
 
-def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> Iterator[Case]:
+def junit_cases(
+    comparison: Comparison, outcomes: Sequence[ThresholdOutcome]
+) -> Iterator[JUnitCase]:
     """Yield a JUnit case per condition, or per difference if there are no conditions.
 
     Cases of differences cannot fail. A comparison with simulated sides has one more case that says
     so, and one of invalid runs has one more case in error.
     """
     if comparison.simulated:
-        yield Case(
+        yield JUnitCase(
             name=f"SIMULATED: {_describe_simulated(comparison)}",
             group="loadgen compare",
             outcome="passed",
@@ -154,7 +156,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
             f"{run} is INVALID: {'; '.join(map(format_reason, codes))}"
             for run, codes in comparison.codes.items()
         ]
-        yield Case(
+        yield JUnitCase(
             name="measurements are valid",
             group="loadgen compare",
             outcome="error",
@@ -162,7 +164,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
         )
     for outcome in outcomes:
         is_met = None if outcome.failed is None else not outcome.failed
-        yield Case(
+        yield JUnitCase(
             name=outcome.condition,
             group=f"loadgen compare {outcome.side}",
             outcome=OUTCOME_OF_MET[is_met],
@@ -173,10 +175,10 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
             yield _difference_case(difference)
 
 
-def _difference_case(difference: Difference) -> Case:
+def _difference_case(difference: Difference) -> JUnitCase:
     """Return the JUnit case of a difference. It cannot fail, because it has no limit."""
     _, *cells = _row(difference)
-    return Case(
+    return JUnitCase(
         name=difference.name,
         group=f"loadgen compare {difference.side}",
         outcome="skipped" if difference.outcome == "inconclusive" else "passed",

@@ -40,7 +40,7 @@ from loadgen.contracts.verdict_text import (
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
-from loadgen.render.junit import Case, Outcome, simulated_case
+from loadgen.render.junit import JUnitCase, Outcome, simulated_case
 from loadgen.render.section import (
     Bullets,
     Facts,
@@ -442,7 +442,7 @@ def _needed_load_text(term: NeededLoad, forecast: LevelForecast) -> str:
 # -- JUnit ----------------------------------------------------------------------------------------
 
 
-def junit_cases(validation: Validation) -> list[Case]:
+def junit_cases(validation: Validation) -> list[JUnitCase]:
     """Return a JUnit case per term.
 
     A failed case makes a pipeline fail, so only a term of the list `must` can be one. An undecided
@@ -453,7 +453,7 @@ def junit_cases(validation: Validation) -> list[Case]:
         for term in level.terms:
             sentences = [f"{term.verdict}: {term.reason}", validity_text(term)]
             cases.append(
-                Case(
+                JUnitCase(
                     group=level.name,
                     name=f"{term.requirement} {term.term}",
                     outcome=_junit_outcome(term),

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, InvalidValueError
+from loadgen.core.units import MOST_TOKENS, UNIT_NS, InvalidValueError, TimeUnit
 from loadgen.core.workload.dataset_rows import BODY_FIELDS, is_finish_reason
 from loadgen.core.workload.trace_formats import (
     MAX_TIME_NS,

@@ -120,7 +120,7 @@ class TestOptions:
     full: FullOption = False
 
 
-class CheckedOptions(NamedTuple):
+class CheckedTestOptions(NamedTuple):
     """Options without errors: the test, how requests are sent, and changes of the load."""
 
     test: Test
@@ -130,7 +130,7 @@ class CheckedOptions(NamedTuple):
 
 def check_options(
     invocation: Invocation, options: TestOptions, scenario: Scenario, *, find_peak: bool = False
-) -> CheckedOptions:
+) -> CheckedTestOptions:
     """Return the test and settings that the options specify.
 
     Raises CombinedError with every error in the options.
@@ -147,7 +147,7 @@ def check_options(
     errors += _conflicting_options(invocation, options)
     if errors:
         raise CombinedError(errors)
-    return CheckedOptions(test, settings, overrides)
+    return CheckedTestOptions(test, settings, overrides)
 
 
 def _create_test(options: TestOptions, scenario: Scenario) -> Test:
@@ -247,7 +247,7 @@ def default_output_dir(test: Test) -> Path:
 
 
 def prepare_test(
-    invocation: Invocation, options: TestOptions, checked: CheckedOptions, output_dir: Path
+    invocation: Invocation, options: TestOptions, checked: CheckedTestOptions, output_dir: Path
 ) -> PreparedTest:
     """Return the test with its data set.
 

@@ -40,7 +40,7 @@ from loadgen.mlperf import dataset, rules, run
 from loadgen.mlperf.loadgen_log import LoadGenLog, read_log
 from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.log_files import LogContext
-from loadgen.mlperf.result import UNRESOLVED, MlperfResult, QueryTrace, RunFacts, judge_trace
+from loadgen.mlperf.result import UNRESOLVED, MlperfResult, MlperfRunFacts, QueryTrace, judge_trace
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import Data
 
@@ -441,7 +441,7 @@ def _write_result(
     result = judge_trace(
         timing.trace,
         test,
-        RunFacts(
+        MlperfRunFacts(
             dataset=f"{official.data.name}; queries by the official LoadGen",
             target_qps=official.qps,
             notes=notes,

@@ -238,7 +238,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
 # -- judging ---------------------------------------------------------------------------------------
 
 
-class RunFacts(NamedTuple):
+class MlperfRunFacts(NamedTuple):
     """What is known about a run apart from its queries.
 
     Attributes:
@@ -259,14 +259,14 @@ class RunFacts(NamedTuple):
 
 
 def judge_trace(
-    trace: QueryTrace, test: Test, facts: RunFacts | None = None, *, lenient: bool = False
+    trace: QueryTrace, test: Test, facts: MlperfRunFacts | None = None, *, lenient: bool = False
 ) -> MlperfResult:
     """Return the result of a run by the rules of `test`.
 
     With `lenient`, replies of one token count as in LoadGen: no tokens, and a TPOT of
     -(latency - ttft).
     """
-    facts = facts or RunFacts()
+    facts = facts or MlperfRunFacts()
     is_offline = test.scenario == "offline"
     span = _RunSpan.from_trace(trace, is_offline=is_offline)
     token_counts = _count_tokens(trace, lenient=lenient)

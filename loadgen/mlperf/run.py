@@ -48,8 +48,8 @@ from loadgen.mlperf.log_files import LogContext
 from loadgen.mlperf.result import (
     DISCLOSURE,
     MlperfResult,
+    MlperfRunFacts,
     QueryTrace,
-    RunFacts,
     build_trace,
     judge_trace,
 )
@@ -390,7 +390,7 @@ def judge_run(
     result = judge_trace(
         _read_trace(run_dir, test, summary),
         test,
-        RunFacts(
+        MlperfRunFacts(
             dataset=data_name,
             target_qps=qps,
             notes=[*_system_notes(summary), *errors, *warnings],
@@ -553,7 +553,7 @@ def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
     result = judge_trace(
         _read_trace(run_dir, test, summary),
         test,
-        RunFacts(
+        MlperfRunFacts(
             dataset=stored.dataset,
             target_qps=stored.target_qps,
             notes=stored.notes,
@@ -633,7 +633,7 @@ def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
     result = judge_trace(
         trace,
         test,
-        RunFacts(
+        MlperfRunFacts(
             dataset=stored.dataset,
             target_qps=stored.target_qps,
             notes=stored.notes,

@@ -16,7 +16,7 @@ OUTCOME_OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", N
 _OUTCOME_TAGS = {"failed": "failure", "error": "error", "skipped": "skipped"}
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class JUnitCase(msgspec.Struct, frozen=True, kw_only=True):
     """One test case.
 
     `text` is the reason of the outcome, or the output of a passed case. Its first line is the
@@ -29,13 +29,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-def simulated_case(group: str) -> Case:
+def simulated_case(group: str) -> JUnitCase:
     """Return the case that marks the result of a simulated server. It passes: it judges nothing."""
     name = "SIMULATED: results come from a performance model, not from real hardware"
-    return Case(name=name, group=group, outcome="passed")
+    return JUnitCase(name=name, group=group, outcome="passed")
 
 
-def render(suite: str, cases: Sequence[Case]) -> str:
+def render(suite: str, cases: Sequence[JUnitCase]) -> str:
     """Return an XML document with one test suite, ending in a newline."""
     attributes = _count_attributes(cases)
     root = ElementTree.Element("testsuites", attributes)
@@ -47,7 +47,7 @@ def render(suite: str, cases: Sequence[Case]) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
 
-def _count_attributes(cases: Sequence[Case]) -> dict[str, str]:
+def _count_attributes(cases: Sequence[JUnitCase]) -> dict[str, str]:
     outcomes = Counter(case.outcome for case in cases)
     return {
         "tests": str(len(cases)),
@@ -57,7 +57,7 @@ def _count_attributes(cases: Sequence[Case]) -> dict[str, str]:
     }
 
 
-def _append_case(suite_element: ElementTree.Element, case: Case) -> None:
+def _append_case(suite_element: ElementTree.Element, case: JUnitCase) -> None:
     attributes = {
         "classname": _without_illegal_characters(case.group),
         "name": _without_illegal_characters(case.name),

@@ -90,7 +90,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     high: Sequence[float | None] = ()
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShadedBand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A shaded interval of the x axis, or with `across` of the y axis, with a label."""
 
     start: float = msgspec.field(name="from")
@@ -135,7 +135,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal["lines", "bars", "cloud", "cells"] = "lines"
     note: str = ""
     series: tuple[Series, ...] = ()
-    bands: tuple[Band, ...] = ()
+    bands: tuple[ShadedBand, ...] = ()
     marks: tuple[Mark, ...] = ()
     cells: tuple[tuple[float, float, float, float, int], ...] = ()
     step: float | None = None

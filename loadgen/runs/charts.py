@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.server_metrics import series as server_series
-from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.render.page import COLORS, Axis, Chart, Mark, Series, ShadedBand
 from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, ScatterPlot
 from loadgen.runs.slo_text import outcome_color
 
@@ -208,7 +208,7 @@ def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
     return tuple(round((start + end) / 2, 6) for start, end in pairwise(edges))
 
 
-def bands(data: ChartData) -> tuple[Band, ...]:
+def bands(data: ChartData) -> tuple[ShadedBand, ...]:
     """Return stages as bands of the time axis, and the drain.
 
     Stages that are not measured are shaded. Several measured stages are shaded alternately, and a
@@ -221,12 +221,12 @@ def bands(data: ChartData) -> tuple[Band, ...]:
         if has_several or not stage.measured:
             color = next(shades) if stage.measured else "c5"
             stage_bands.append(
-                Band(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
+                ShadedBand(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
             )
     load_end_s = max((stage.end_s for stage in data.stages), default=0.0)
     drain_s = data.length_s - load_end_s
     if data.stages and drain_s > MIN_DRAIN_SHARE * data.length_s:
-        drain = Band(start=load_end_s, end=data.length_s, label="draining", color="c4")
+        drain = ShadedBand(start=load_end_s, end=data.length_s, label="draining", color="c4")
         stage_bands.append(drain)
     return tuple(stage_bands)
 

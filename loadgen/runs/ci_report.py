@@ -13,7 +13,7 @@ from loadgen.cli.output import write_file
 from loadgen.core.errors import UserError
 
 if TYPE_CHECKING:
-    from loadgen.render.junit import Case
+    from loadgen.render.junit import JUnitCase
     from loadgen.runs.outcome import NamedRun
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -53,7 +53,7 @@ class CiReport(Struct, frozen=True):
         runs: Sequence[NamedRun],
         *,
         is_complete: bool = True,
-        other_cases: Sequence[Case] = (),
+        other_cases: Sequence[JUnitCase] = (),
     ) -> None:
         """Write the outcome of the runs of a command.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, fails_by_errors
-from loadgen.render.junit import OUTCOME_OF_MET, Case, Outcome
+from loadgen.render.junit import OUTCOME_OF_MET, JUnitCase, Outcome
 from loadgen.render.markdown import render_sections
 from loadgen.runs import text
 from loadgen.runs.rates import headline
@@ -31,7 +31,7 @@ NamedRun = tuple[str, Summary]
 """The name of a run in the result it belongs to, and its summary."""
 
 
-def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[Case]:
+def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[JUnitCase]:
     """Return for each run whether it is valid, and each objective of its SLO.
 
     The objectives of request classes and of tasks are included.
@@ -46,7 +46,7 @@ def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[Case]:
     return [case for name, summary in runs for case in _cases_of_run(name, summary, strict=strict)]
 
 
-def _cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[Case]:
+def _cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[JUnitCase]:
     group = f"loadgen.{name}"
     yield _validity_case(summary, group)
     if summary.sustainable.sustained is False:
@@ -58,13 +58,13 @@ def _cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[Case
             yield _objective_case(summary, objective, group, strict=strict)
 
 
-def _validity_case(summary: Summary, group: str) -> Case:
+def _validity_case(summary: Summary, group: str) -> JUnitCase:
     """Return the case of the measurement itself: passed with the headline rates, or an error."""
     verdict = summary.verdict
     outcome: Outcome = "passed" if verdict.valid else "error"
     prefix = "SIMULATED, no real server was measured: " if summary.target.simulated else ""
     lines = verdict.reasons or (describe_rates(summary),)
-    return Case(
+    return JUnitCase(
         name=f"{prefix}the measurement is valid",
         group=group,
         outcome=outcome,
@@ -72,19 +72,19 @@ def _validity_case(summary: Summary, group: str) -> Case:
     )
 
 
-def _unsustained_case(summary: Summary, group: str) -> Case:
+def _unsustained_case(summary: Summary, group: str) -> JUnitCase:
     """Return the skipped case of a run whose load the server did not sustain.
 
     It does not fail the build, because the run itself has no such objective.
     """
     text = f"NOT SUSTAINED: {summary.sustainable.why}"
-    return Case(name="the load is sustained", group=group, outcome="skipped", text=text)
+    return JUnitCase(name="the load is sustained", group=group, outcome="skipped", text=text)
 
 
-def _error_rate_case(summary: Summary, group: str) -> Case:
+def _error_rate_case(summary: Summary, group: str) -> JUnitCase:
     """Return the failed case of a run without an SLO whose error rate is above the limit."""
     limit = format.percent(summary.verdict.limits.failure_share)
-    return Case(
+    return JUnitCase(
         name=f"at most {limit} of the requests fail",
         group=group,
         outcome="failed",
@@ -116,17 +116,17 @@ class _Measurement(NamedTuple):
 
 def _objective_case(
     summary: Summary, objective: _MeasuredObjective, group: str, *, strict: bool
-) -> Case:
+) -> JUnitCase:
     """Return the case of an objective, with `strict` an error if the run cannot decide it."""
     is_met = objective.is_met
     if not is_judged(summary, is_met):
         text = "the run is not valid"
-        return Case(name=objective.name, group=group, outcome="skipped", text=text)
+        return JUnitCase(name=objective.name, group=group, outcome="skipped", text=text)
     outcome = OUTCOME_OF_MET[is_met]
     is_undecided = is_met is None or (is_met and not objective.is_supported)
     if strict and is_undecided:
         outcome = "error"
-    return Case(name=objective.name, group=group, outcome=outcome, text=objective.measured)
+    return JUnitCase(name=objective.name, group=group, outcome=outcome, text=objective.measured)
 
 
 def _objectives(prefix: str, part: JudgedPart) -> Iterator[_MeasuredObjective]:
@@ -167,16 +167,16 @@ def describe_rates(summary: Summary) -> str:
     return f"{', '.join(parts)} in the {rates.window}"
 
 
-def unfinished_case(command: str) -> Case:
+def unfinished_case(command: str) -> JUnitCase:
     """Return the error of a command that did not finish. What its runs would show is not known."""
     text = "the command was stopped or could not start"
-    return Case(name="the command finished", group=command, outcome="error", text=text)
+    return JUnitCase(name="the command finished", group=command, outcome="error", text=text)
 
 
 # -- Markdown --------------------------------------------------------------------------------------
 
 
-def markdown(runs: Sequence[NamedRun], other_cases: Sequence[Case] = ()) -> str:
+def markdown(runs: Sequence[NamedRun], other_cases: Sequence[JUnitCase] = ()) -> str:
     """Return the outcome of runs as Markdown: verdict and SLO first, the full report folded.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.render.page import Axis, Band, Chart, Mark, Series, Tile
+from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand, Tile
 from loadgen.render.section import (
     Charts,
     Kind,
@@ -214,9 +214,9 @@ def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
         labels=run_names,
         links=tuple(map(sweep_charts.run_link, run_names)),
     )
-    bands: tuple[Band, ...] = ()
+    bands: tuple[ShadedBand, ...] = ()
     if metric.low is not None and metric.high is not None:
-        bands = (Band(start=metric.low, end=metric.high, color="good", across=True),)
+        bands = (ShadedBand(start=metric.low, end=metric.high, color="good", across=True),)
     confidence = f"{repeats.confidence * 100:g} %"
     return Chart(
         title=metric.name,

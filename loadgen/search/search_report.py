@@ -11,7 +11,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.render.additions import ExtraSections
-from loadgen.render.page import Axis, Band, Chart, Mark, Series, Tile
+from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand, Tile
 from loadgen.render.section import (
     Charts,
     Kind,
@@ -283,10 +283,10 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
     end_times_s = list(accumulate(trial.duration_s for trial in trials))
     loads = [trial.load for trial in trials]
     interval = source.result.interval
-    bands: tuple[Band, ...] = ()
+    bands: tuple[ShadedBand, ...] = ()
     note = "each trial at its end, by outcome"
     if interval is not None:
-        bands = (Band(start=interval.low, end=interval.high, color="good", across=True),)
+        bands = (ShadedBand(start=interval.low, end=interval.high, color="good", across=True),)
         note = f"{note}; shaded: the 95 % confidence interval of the 50 % pass load"
     capacity_load, _ = capacity_and_state(source.result, trials)
     marks: tuple[Mark, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from loadgen.render.page import Axis, Band, Chart, Mark, Series
+from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.ui.stored_result import StoredResult
 
@@ -241,7 +241,7 @@ def assign_colors(results: Sequence[StoredResult], color_by: str) -> dict[str, s
 class _Limits(NamedTuple):
     """The TPOT limits of SLOs, as shaded regions or vertical lines."""
 
-    bands: tuple[Band, ...] = ()
+    bands: tuple[ShadedBand, ...] = ()
     marks: tuple[Mark, ...] = ()
 
 
@@ -259,7 +259,9 @@ def _tpot_limits(
         if 1000 / common >= x_max:
             return _Limits()
         label = f"meets SLO: TPOT ≤ {common:g} ms"
-        return _Limits(bands=(Band(start=1000 / common, end=x_max, label=label, color="good"),))
+        return _Limits(
+            bands=(ShadedBand(start=1000 / common, end=x_max, label=label, color="good"),)
+        )
     lines = dict.fromkeys(
         (limit, colors[name]) for name, limit in limits.items() if limit and 1000 / limit < x_max
     )

@@ -134,7 +134,7 @@ def test_command_line_and_python_refuse_the_same_values(
     with refused(CombinedError, code) as faults:
         loadgen.run("qa", **{name: value})
     assert (
-        str(faults.value).count(f"--> {option.place(name, '')}".rstrip()) >= 1
+        str(faults.value).count(f"--> {option.describe(name, '')}".rstrip()) >= 1
         or name in PLACED_ELSEWHERE
     )
     if name in ONLY_PYTHON:

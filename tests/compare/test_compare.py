@@ -726,7 +726,7 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
 )
 def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> None:
     cases = [
-        junit.Case(name=name, group=name, outcome=outcome, text=text)
+        junit.JUnitCase(name=name, group=name, outcome=outcome, text=text)
         for name, outcome, text in told
     ]  # type: ignore[arg-type]
     tree = ElementTree.fromstring(junit.render("x", cases))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from golden import check_golden
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from refusals import refused
@@ -287,7 +287,9 @@ STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
 
 def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
     run = trace(1000, **changed)
-    result = mlperf.judge_trace(run, SMALL, mlperf.RunFacts(dataset="synthetic", target_qps=100.0))
+    result = mlperf.judge_trace(
+        run, SMALL, mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0)
+    )
     return (
         result,
         log_files.format_summary(result, SMALL, sut="x"),
@@ -317,7 +319,7 @@ def test_a_written_log_reads_back(generation: int) -> None:
 
 
 def test_a_simulated_log_says_so(tmp_path: Path) -> None:
-    result = mlperf.judge_trace(trace(1000), SMALL, mlperf.RunFacts(simulated=True))
+    result = mlperf.judge_trace(trace(1000), SMALL, mlperf.MlperfRunFacts(simulated=True))
     run.write_result(tmp_path, result, SMALL, log_files.LogContext("rack", "1", STARTED))
     assert "SIMULATED" in (tmp_path / log_files.SUMMARY).read_text().splitlines()[1]
     assert read_log(tmp_path).sut == "SIMULATED rack"
@@ -340,7 +342,7 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     )
     told = {"errors": ["the measurement is not sound: late"], "warnings": ["a trial"]}
     result = mlperf.judge_trace(
-        run, SMALL, mlperf.RunFacts(dataset="synthetic", target_qps=100.0, **told)
+        run, SMALL, mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, **told)
     )
     detail = log_files.format_detail(result, SMALL, log_files.LogContext("x", "0", STARTED))
     summary = log_files.format_summary(result, SMALL, sut="x")
@@ -385,7 +387,7 @@ def test_submission_checker_line_names_the_two_limits_that_were_checked() -> Non
 def test_default_output_of_a_missed_limit() -> None:
     run = trace(1000)
     run.ttft_ns[:30] = 2001 * MS
-    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, warnings=["a warning"])
+    facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, warnings=["a warning"])
     result = mlperf.judge_trace(run, SMALL, facts)
     rendered = as_text.render(text.create_report(result, gpus=4, run_dir="results/run"))
     assert len(rendered.splitlines()) <= MAX_DEFAULT_LINES
@@ -393,7 +395,7 @@ def test_default_output_of_a_missed_limit() -> None:
 
 
 def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
-    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
+    facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
     result = mlperf.judge_trace(trace(1000), SMALL, facts)
     result = structs.replace(result, sustained=False, sustained_why="TTFT grows")
     rendered = as_text.render(text.create_report(result, run_dir="results/run"))
@@ -402,7 +404,7 @@ def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
 
 
 def test_every_section_of_a_missed_limit() -> None:
-    facts = mlperf.RunFacts(dataset="synthetic", target_qps=100.0, notes=["a note"])
+    facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, notes=["a note"])
     result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), SMALL, facts)
     check_golden("mlperf_full", as_text.render(text.create_report(result), full=True))
 

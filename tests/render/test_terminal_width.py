@@ -18,7 +18,7 @@ import pytest
 from command_line import exits
 from msgspec.structs import replace
 
-from loadgen.cli.output import MIN_COLUMNS, MAX_COLUMNS, text_width
+from loadgen.cli.output import MAX_COLUMNS, MIN_COLUMNS, text_width
 from loadgen.core.metrics.summary import load_summary
 from loadgen.render import text as as_text
 from loadgen.render.section import Report, Table, section

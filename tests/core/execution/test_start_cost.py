@@ -29,7 +29,7 @@ try:
     main()
 except SystemExit as left:
     code = left.code
-unneeded = {"html", "http.client", "prometheus_client", "encodings.idna", "numpy.random"}
+unneeded = {"http.client", "prometheus_client", "encodings.idna", "numpy.random"}
 print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.stderr)
 """
 

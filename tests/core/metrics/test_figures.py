@@ -156,16 +156,16 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
         assert judged.met is True
         assert (
             judged.promise
-            == "figure thinking of a package that is not loaded here p50 at most 2,000 ms"
+            == "metric thinking of a package that is not loaded here p50 at most 2,000 ms"
         )
         assert exits("report", folder) == 0
-        assert "figure thinking of a package that is not loaded here p50" in " ".join(
+        assert "metric thinking of a package that is not loaded here p50" in " ".join(
             capsys.readouterr().out.split()
         )
         goodput = loadgen.load(folder).summary.goodput
     (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
     assert made_again.met is goodput.met is goodput.good is None
-    assert made_again.undecided == "figure thinking is defined by a package that is not loaded here"
+    assert made_again.undecided == "metric thinking is defined by a package that is not loaded here"
     with pytest.raises(ValueError, match="no SLO"):
         Term(metric="../thinking", limit_ns=1)
 
@@ -201,10 +201,10 @@ def test_a_contract_can_limit_a_metric_of_a_plugin(
     assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
     with without_plugins():
-        assert exits("report", out) == 4
+        assert exits("report", out, "--full") == 4
         shown = capsys.readouterr().out
         assert "thinking at p50 within" in shown
-        assert "figure thinking is defined by a package that is not loaded here" in shown
+        assert "metric thinking is defined by a package that is not loaded here" in shown
         assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
         assert 'unknown term "thinking"' in capsys.readouterr().err
 

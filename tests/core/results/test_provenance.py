@@ -162,7 +162,7 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(tmp_path / "b", metadata={"driver": "580.65"}).summary.run.metadata == {
         "driver": "580.65"
     }
-    exits("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--full")
     assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
     exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
     assert json.loads((tmp_path / "s" / "plan.json").read_bytes())["metadata"] == expected
@@ -315,5 +315,5 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(
     for name, region in (("e", "eastus"), ("w", "westus")):
         run(tmp_path / name, region=region)
     capsys.readouterr()
-    exits("compare", str(tmp_path / "e"), str(tmp_path / "w"))
-    assert "different regions: eastus against westus" in capsys.readouterr().out
+    exits("compare", str(tmp_path / "e"), str(tmp_path / "w"), "--full")
+    assert "different regions: eastus vs. westus" in capsys.readouterr().out
