@@ -199,7 +199,7 @@ def metrics_page(data: bytes) -> None:
 def calls(data: bytes) -> None:
     path = Path(_file("calls.jsonl", data))
     application_calls.is_calls(path)
-    application_calls.read(path)
+    application_calls.read_calls(path)
 
 
 def preset(data: bytes) -> None:

@@ -1,28 +1,41 @@
-"""The calls of an application, as the SDK wrote them (one `Measurement` as JSON per line), summed up label by label."""
+"""Reads the calls of an application and groups them by label.
+
+The SDK writes them to a file with one `Measurement` as JSON in each line.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from loadgen.core.errors import UserError
 from loadgen.core.stats.quantiles import Distribution
 
-VALUES_SHOWN = 20  # of one label: those with the most calls; the others are summed up in one group
-ALL, OTHERS, NONE = "all calls", "(others)", "(none)"
+MAX_VALUES = 20
+"""How many values of a label have a group of their own: those with the most calls."""
 
-_Milliseconds = (
-    Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
-)  # a number beyond that is of no call
+ALL_CALLS = "all calls"
+REMAINING_VALUES = "(others)"
+NO_VALUE = "(none)"
+
+MAX_FIRST_LINE_BYTES = 1 << 20
+"""A first line longer than this is not one of the SDK."""
+
+NS_PER_MS = 1e6
+
+# Larger numbers are not those of a call.
+_Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
+
+LatencyField = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What is read of a line; `Measurement.to_json` of the SDK writes it."""
+    """What is read of a line. `Measurement.to_json` of the SDK writes it."""
 
     status: str
     labels: dict[str, str]
@@ -35,9 +48,22 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls with the same value of a label. Figures are of those that are ok; tokens and cost of all."""
+    """Calls with the same value of a label.
 
-    label: str  # "" for all calls together
+    Attributes:
+        label: The name of the label; "" for all calls together.
+        value: The value of the label.
+        calls: The number of calls.
+        ok: How many of them succeeded.
+        ttft_ms: The TTFT of successful calls.
+        tpot_ms: Their TPOT.
+        e2e_ms: Their end-to-end latency.
+        input_tokens: The input tokens of all calls.
+        output_tokens: The output tokens of all calls.
+        cost: The cost of all calls; None if no call has one.
+    """
+
+    label: str
     value: str
     calls: int
     ok: int
@@ -46,71 +72,80 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: Distribution
     input_tokens: int
     output_tokens: int
-    cost: float | None = None  # None: no call has one
+    cost: float | None = None
 
 
 def is_calls(path: Path) -> bool:
-    """Whether this file begins with a measurement of the SDK."""
+    """Return True if the first line of a file is a measurement of the SDK."""
     with path.open("rb") as file:
         try:
-            first = msgspec.json.decode(file.readline(1 << 20))
+            first = msgspec.json.decode(file.readline(MAX_FIRST_LINE_BYTES))
         except (ValueError, RecursionError):
             return False
-    return (
-        isinstance(first, dict) and {"api", "status", "started_unix_ns", "labels"} <= first.keys()
-    )
+    keys = {"api", "status", "started_unix_ns", "labels"}
+    return isinstance(first, dict) and keys <= first.keys()
 
 
-def read(path: Path) -> list[Calls]:
-    """All calls together, then those of each value of each label. Raises UserError for a line that is none."""
+def read_calls(path: Path) -> list[Calls]:
+    """Return all calls together, then a group for each value of each label.
+
+    Raises UserError for a line that is no call.
+    """
     calls: list[_Call] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             calls.append(msgspec.json.decode(line, type=_Call))
         except (ValueError, RecursionError) as error:
-            hint = "each line is a Measurement of loadgen_sdk (to_json)"
-            what = f"this line is no call of an application: {error}"
-            raise UserError("wrong_format", what, f"{path}:{number}", hint) from None
-    names = sorted({name for call in calls for name in call.labels})
-    return [_group("", ALL, calls), *(group for name in names for group in _by_value(name, calls))]
-
-
-def _by_value(name: str, calls: Sequence[_Call]) -> list[Calls]:
-    by_value: defaultdict[str, list[_Call]] = defaultdict(list)
-    for call in calls:
-        by_value[call.labels.get(name, NONE)].append(call)
-    ranked = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
-    groups = [_group(name, value, theirs) for value, theirs in ranked[:VALUES_SHOWN]]
-    if rest := [call for _, theirs in ranked[VALUES_SHOWN:] for call in theirs]:
-        groups.append(_group(name, OTHERS, rest))
+            raise UserError(
+                "wrong_format",
+                f"not a call of an application: {error}",
+                f"{path}:{number}",
+                "each line has to be a Measurement of loadgen_sdk (to_json)",
+            ) from None
+    labels = sorted({label for call in calls for label in call.labels})
+    groups = [_create_group("", ALL_CALLS, calls)]
+    for label in labels:
+        groups += _group_by_value(label, calls)
     return groups
 
 
-def _group(name: str, value: str, calls: Sequence[_Call]) -> Calls:
-    ok = [call for call in calls if call.status == "ok"]
+def _group_by_value(label: str, calls: Sequence[_Call]) -> list[Calls]:
+    """Return a group for each frequent value of a label, and one for all other values."""
+    calls_by_value: defaultdict[str, list[_Call]] = defaultdict(list)
+    for call in calls:
+        calls_by_value[call.labels.get(label, NO_VALUE)].append(call)
+    ranked = sorted(calls_by_value.items(), key=lambda item: (-len(item[1]), item[0]))
+    groups = [_create_group(label, value, calls) for value, calls in ranked[:MAX_VALUES]]
+    remaining = [call for _, calls in ranked[MAX_VALUES:] for call in calls]
+    if remaining:
+        groups.append(_create_group(label, REMAINING_VALUES, remaining))
+    return groups
+
+
+def _create_group(label: str, value: str, calls: Sequence[_Call]) -> Calls:
+    successful = [call for call in calls if call.status == "ok"]
     costs = [call.cost for call in calls if call.cost is not None]
     return Calls(
-        label=name,
+        label=label,
         value=value,
         calls=len(calls),
-        ok=len(ok),
-        ttft_ms=_distribution(ok, "ttft_ms"),
-        tpot_ms=_distribution(ok, "tpot_ms"),
-        e2e_ms=_distribution(ok, "e2e_ms"),
+        ok=len(successful),
+        ttft_ms=_distribution(successful, "ttft_ms"),
+        tpot_ms=_distribution(successful, "tpot_ms"),
+        e2e_ms=_distribution(successful, "e2e_ms"),
         input_tokens=sum(call.input_tokens or 0 for call in calls),
         output_tokens=sum(call.output_tokens or 0 for call in calls),
         cost=sum(costs) if costs else None,
     )
 
 
-def _distribution(calls: Sequence[_Call], name: str) -> Distribution:
+def _distribution(calls: Sequence[_Call], field: LatencyField) -> Distribution:
+    """Return the distribution of a latency over the calls that have it."""
     import numpy as np
 
     from loadgen.core.stats.quantiles import Distribution, distribution_of
 
-    values = [value for call in calls if (value := getattr(call, name)) is not None]
-    return (
-        distribution_of(np.rint(np.array(values) * 1e6).astype(np.int64))
-        if values
-        else Distribution()
-    )
+    values_ms = [getattr(call, field) for call in calls if getattr(call, field) is not None]
+    if not values_ms:
+        return Distribution()
+    return distribution_of(np.rint(np.array(values_ms) * NS_PER_MS).astype(np.int64))

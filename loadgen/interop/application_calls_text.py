@@ -1,4 +1,4 @@
-"""What the calls of an application say: all together, and by each label. Pure."""
+"""Renders the calls of an application: all of them, and one table for each label. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,39 @@ from loadgen.interop.application_calls import Calls
 from loadgen.render.section import Paragraph, Report, Table, section
 from loadgen.runs.cells import quantile_ms
 
-HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
+HEAD = (
+    "calls",
+    "succeeded",
+    "TTFT p50",
+    "p99",
+    "TPOT p50",
+    "E2E p50",
+    "p99",
+    "input tokens",
+    "output tokens",
+    "cost",
+)
+LEGEND = "Latencies in ms, of successful calls. ~: too few calls for this percentile."
 
 
 def report(groups: Sequence[Calls]) -> Report:
-    """One table for each label. `~`: more calls are needed for this quantile."""
-    tables = []
-    for label, theirs in groupby(groups, lambda group: group.label):
-        rows = [_row(group) for group in theirs]
-        tables.append(
-            section(f"By {label}" if label else "All together", Table((label, *HEAD), rows))
-        )
-    legend = "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."
+    """Return the report with one table for all calls and one for each label."""
+    sections = []
+    for label, label_groups in groupby(groups, _label_of):
+        table = Table((label, *HEAD), [_table_row(group) for group in label_groups])
+        sections.append(section(f"By {label}" if label else "All calls", table))
     return Report(
         title="Calls of an application",
         generated_by="loadgen report of calls",
-        sections=[*tables, section("", Paragraph(legend, "soft"))],
+        sections=[*sections, section("", Paragraph(LEGEND, "soft"))],
     )
 
 
-def _row(group: Calls) -> tuple[str, ...]:
+def _label_of(group: Calls) -> str:
+    return group.label
+
+
+def _table_row(group: Calls) -> tuple[str, ...]:
     return (
         group.value,
         count(group.calls),
@@ -41,5 +54,5 @@ def _row(group: Calls) -> tuple[str, ...]:
         quantile_ms(group.e2e_ms, "p99"),
         count(group.input_tokens),
         count(group.output_tokens),
-        quantity(group.cost) if group.cost is not None else "",
+        "" if group.cost is None else quantity(group.cost),
     )

@@ -1,4 +1,4 @@
-"""The calls of an application, as the SDK wrote them."""
+"""The kind of a file with the calls of an application, as the SDK writes it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from loadgen.result_kinds import ResultFunctions
 
 
 def fits(path: Path) -> bool:
+    """Return True if a path is a file with calls of an application."""
     return path.is_file() and application_calls.is_calls(path)
 
 
 def load(path: Path) -> list[Calls]:
-    return application_calls.read(path)
+    """Return the calls, grouped by label. Raises UserError for a line that is no call."""
+    return application_calls.read_calls(path)
 
 
 def headline(groups: Sequence[Calls]) -> str:
-    whole = groups[0]
-    return f"{format.counted(whole.calls, 'call')} of an application, {format.count(whole.ok)} of them ok."
+    """Return how many calls there are and how many succeeded."""
+    all_calls = groups[0]
+    calls_text = format.counted(all_calls.calls, "call")
+    return f"{calls_text} of an application, {format.count(all_calls.ok)} succeeded."
 
 
 FUNCTIONS = ResultFunctions(

@@ -1,4 +1,4 @@
-"""The result file of another tool, or a folder with one, under that tool's own definitions."""
+"""The kind of a result file of another tool, or of a directory with one."""
 
 from __future__ import annotations
 
@@ -7,60 +7,62 @@ from pathlib import Path
 from loadgen.core import format
 from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
-from loadgen.interop import other_definitions, reader
-from loadgen.interop import text as words
+from loadgen.interop import other_definitions, reader, text
 from loadgen.render.additions import ExtraSections
+from loadgen.render.section import Section
 from loadgen.result_kinds import ResultFunctions
 from loadgen.runs.comparison_side import Side, SideFacts
 
 
 def fits(path: Path) -> bool:
-    return file_of(path) is not None
+    """Return True if a path is a file, or a directory with a result file of another tool."""
+    return find_result_file(path) is not None
 
 
-def file_of(path: Path) -> Path | None:
-    """The result file of another tool that a path names, directly or by its folder."""
+def find_result_file(path: Path) -> Path | None:
+    """Return the file at a path, or the result file of another tool in a directory."""
     if path.is_file():
         return path
-    return reader.left_by_tools(path)
+    return reader.find_tool_file(path)
 
 
 def load(path: Path) -> ForeignResult:
-    """Raises UserError for a file of no known tool."""
-    return reader.read_result(file_of(path) or path)
+    """Return the result. Raises UserError for a file of no known tool."""
+    return reader.read_result(find_result_file(path) or path)
 
 
 def headline(result: ForeignResult) -> str:
-    load = f", {result.load}" if result.load else ""
-    return f"A result of {result.tool}, under its definitions{load}: {result.file}."
+    """Return what the result is, in one sentence."""
+    load_text = f", {result.load}" if result.load else ""
+    return f"A result of {result.tool}, by its definitions{load_text}: {result.file}."
 
 
 def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    """What other tools would have reported of a run of ours; None without its records."""
+    """Return what other tools would have reported of a run; None without its records."""
+    del folder
     if run.stored is None:
         return None
     manifest, rows, gaps, *_ = run.stored
 
-    return ExtraSections(
-        appendix=lambda: words.of_our_run(
-            other_definitions.reported(run.summary, manifest, rows, gaps)
-        )
-    )
+    def create_appendix() -> tuple[Section, ...]:
+        metrics = other_definitions.compute_tool_metrics(run.summary, manifest, rows, gaps)
+        return text.comparison_sections(metrics)
+
+    return ExtraSections(appendix=create_appendix)
 
 
 def compare_side(path: Path) -> Side:
-    reported = load(path)
-    notes = (f"figures of {reported.tool}: {reported.counts}", *reported.notes)
-    described = SideFacts(
-        tool=" ".join(filter(None, (reported.tool, reported.version))),
-        load=reported.load,
-        model=reported.model,
-        url=reported.target,
-        started=reported.started,
+    """Return the result for a comparison."""
+    result = load(path)
+    facts = SideFacts(
+        tool=f"{result.tool} {result.version}".strip(),
+        load=result.load,
+        model=result.model,
+        url=result.target,
+        started=result.started,
     )
-    return Side(
-        name="", reported_metrics=dict(reported.metrics), notes=notes, reported_facts=described
-    )
+    notes = (f"metrics of {result.tool}: {result.counts}", *result.notes)
+    return Side(name="", reported_metrics=dict(result.metrics), notes=notes, reported_facts=facts)
 
 
 FUNCTIONS = ResultFunctions(
@@ -68,6 +70,6 @@ FUNCTIONS = ResultFunctions(
     load=load,
     headline=headline,
     compare_side=compare_side,
-    report=words.report,
+    report=text.report,
     document=format.document,
 )

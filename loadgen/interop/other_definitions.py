@@ -18,7 +18,7 @@ from loadgen.core.metrics.columns import OK, Columns, as_selection, is_measured,
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.stats.histogram import Histogram
-from loadgen.core.stats.quantiles import block_slices, milliseconds
+from loadgen.core.stats.quantiles import Distribution, block_slices, milliseconds
 from loadgen.formats import definitions_of
 
 Pair = tuple[float | None, float | None]
@@ -155,12 +155,18 @@ class Theirs(NamedTuple):
     e2e: Derived
 
 
-class ToolFigures(NamedTuple):
-    """What one tool would print: p50 and p99 of TTFT, TPOT, ITL and E2E in ms, None where it has none."""
+class ToolMetrics(NamedTuple):
+    """What one tool would report.
+
+    Attributes:
+        tool: The name of the tool.
+        definitions: How it defines its metrics.
+        metrics: The median and p99 of TTFT, TPOT, ITL and E2E latency in ms.
+    """
 
     tool: str
-    counts: str  # how it counts
-    figures: tuple[Pair, ...]
+    definitions: str
+    metrics: tuple[Pair, ...]
 
 
 def chosen(manifest: RunManifest, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
@@ -245,36 +251,46 @@ def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.fl
     return found
 
 
-def reported(
+OWN_DEFINITIONS = (
+    "Latencies start at the scheduled time. TTFT ends at the first event with output. TPOT is "
+    "(last - first) / (n - n1). ITL is pooled over requests, and reported only if an event has one "
+    "token. Percentiles are elements of the sample"
+)
+
+REPORTED_QUANTILES = ("p50", "p99")
+
+
+def compute_tool_metrics(
     summary: Summary, manifest: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
-) -> list[ToolFigures]:
-    """The figures of loadgen, then of each tool; [] when no request is ok."""
-    by_tool = theirs(manifest, rows, gaps)
-    if not by_tool:
+) -> list[ToolMetrics]:
+    """Return the metrics of loadgen, then those that each tool would report of the same records.
+
+    The list is empty if no request succeeded.
+    """
+    samples_by_tool = theirs(manifest, rows, gaps)
+    if not samples_by_tool:
         return []
-    counts = (
-        "From due. TTFT is the first event with output. TPOT is (last - first) / (n - n1). ITL is pooled, and only "
-        "where an event carries one token. Quantiles are elements of the sample"
-    )
-    ours = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
-    found = [
-        ToolFigures(
-            "loadgen",
-            counts,
-            tuple((each.p50, each.p99) if each is not None else NONE for each in ours),
-        )
-    ]
-    distinct = {
-        id(sample): sample
-        for samples in by_tool.values()
+    distributions = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
+    own_metrics = tuple(_pair_of(distribution) for distribution in distributions)
+    tools = [ToolMetrics("loadgen", OWN_DEFINITIONS, own_metrics)]
+    # Tools share samples, and each sample is computed once.
+    statistics = {
+        id(sample): sample.stats(REPORTED_QUANTILES)
+        for samples in samples_by_tool.values()
         for sample in samples
         if sample is not None
     }
-    stats_of = {
-        name: sample.stats(("p50", "p99")) for name, sample in distinct.items()
-    }  # tools share definitions
-    for tool, samples in by_tool.items():
-        stats = [stats_of.get(id(sample), {}) for sample in samples]
-        pairs = tuple((each.get("p50"), each.get("p99")) for each in stats)
-        found.append(ToolFigures(tool, definitions_of(tool), pairs))
-    return found
+    for tool, samples in samples_by_tool.items():
+        metrics = []
+        for sample in samples:
+            values_ms = statistics.get(id(sample), {})
+            metrics.append((values_ms.get("p50"), values_ms.get("p99")))
+        tools.append(ToolMetrics(tool, definitions_of(tool), tuple(metrics)))
+    return tools
+
+
+def _pair_of(distribution: Distribution | None) -> Pair:
+    """Return the median and p99 of a distribution; None each if it is not reported."""
+    if distribution is None:
+        return NONE
+    return distribution.p50, distribution.p99

@@ -1,6 +1,6 @@
-"""Reads result files of other tools: their figures under their own definitions, never as records.
+"""Reads result files of other tools: their metrics under their own definitions, without records.
 
-A file is recognised by its content, not by its name: by the rows of `loadgen.formats`.
+A file is recognised by its content, not by its name. The rows of `loadgen.formats` do it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,26 +17,27 @@ from loadgen import formats
 from loadgen.core.errors import UserError, of_reading
 from loadgen.formats import FORMATS, ForeignResult, FormatRow, ToolFile
 
-BROKEN = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-)  # what a reader makes of a value of another form
+READER_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What a reader raises if a value in the file has an unexpected form."""
+
+ZIP_MAGIC = b"PK"
 
 
-def left_by_tools(folder: Path) -> Path | None:
-    """The result file of another tool in a folder, by its name; None where there is none."""
+def find_tool_file(folder: Path) -> Path | None:
+    """Return the result file of another tool in a directory by its name, or None."""
     for row in FORMATS.rows():
         for name in row.files:
-            if (folder / name).is_file():
-                return folder / name
+            path = folder / name
+            if path.is_file():
+                return path
     return None
 
 
 def read_result(path: Path) -> ForeignResult:
-    """The result in a file. Raises UserError for a file that cannot be read or that no known tool has written."""
+    """Return the result in a file.
+
+    Raises UserError for a file that cannot be read or that no known tool has written.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -47,61 +48,92 @@ def read_result(path: Path) -> ForeignResult:
 
 
 def parse_result(data: bytes, where: str = "") -> ForeignResult:
-    """The result in the bytes of a file; `where` names it. Raises UserError for the file of an unknown tool."""
-    if data.startswith(b"PK"):
-        hint = f"of a bundle: unzip {where}, then give result"
-        raise UserError("wrong_format", "an archive, not a result", where, hint)
-    text = data.decode("utf-8", "replace")
-    try:
-        value, line_count = _json(text)
-        problem = ""
-    except (ValueError, RecursionError) as error:
-        value, line_count = None, 0
-        problem = (
-            ": nested too deeply" if isinstance(error, RecursionError) else f": no JSON ({error})"
-        )
-    file = ToolFile(where, text, value if isinstance(value, dict) else {}, line_count)
-    row = next((row for row in FORMATS.rows() if formats.is_result(row, file)), None)
-    if row is None and where.endswith((".yaml", ".yml")):
-        raise _input_file(where, text)
-    if row is None:
-        raise UserError("wrong_format", f"not the result of a known tool{problem}", where, _known())
-    parsed = _read(row, file)
-    if not parsed.metrics:
+    """Return the result in the content of a file.
+
+    Raises UserError, with `where` as its place, for the file of an unknown tool.
+    """
+    if data.startswith(ZIP_MAGIC):
         raise UserError(
-            "no_figure", f"a result of {row.tool} without one figure", where, "did its run finish?"
+            "wrong_format",
+            "an archive, not a result",
+            where,
+            f"if it is a bundle: unzip {where}, then give the folder result",
         )
-    return parsed
+    text = data.decode("utf-8", "replace")
+    document = _parse_json(text)
+    value = document.value if isinstance(document.value, dict) else {}
+    file = ToolFile(where, text, value, document.line_count)
+    row = next((row for row in FORMATS.rows() if formats.is_result(row, file)), None)
+    if row is None:
+        if where.endswith((".yaml", ".yml")):
+            raise _input_file_error(where, text)
+        problem = f"not the result of a known tool{document.problem}"
+        raise UserError("wrong_format", problem, where, _known_tools())
+    result = _read_row(row, file)
+    if not result.metrics:
+        problem = f"the result of {row.tool} has no metrics"
+        raise UserError("no_figure", problem, where, "check that its run finished")
+    return result
 
 
-def _input_file(where: str, text: str) -> UserError:
-    """Return the error for a YAML file in the place of a result: it is run or validated first."""
+class _Document(NamedTuple):
+    """The JSON in a file.
+
+    Attributes:
+        value: The value; None if the file is not JSON.
+        line_count: How many JSON lines the file has, of which the value is the last; else 0.
+        problem: Why the file is not JSON, as the end of a sentence.
+    """
+
+    value: Any
+    line_count: int = 0
+    problem: str = ""
+
+
+def _parse_json(text: str) -> _Document:
+    """Return a JSON document, or the last of several JSON lines."""
+    try:
+        return _Document(json.loads(text))
+    except RecursionError:
+        return _Document(None, problem=": nested too deeply")
+    except ValueError as error:
+        document_error = error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return _Document(None, problem=f": not JSON ({document_error})")
+    try:
+        return _Document(json.loads(lines[-1]), len(lines))
+    except RecursionError:
+        return _Document(None, problem=": nested too deeply")
+    except ValueError as error:
+        return _Document(None, problem=f": not JSON ({error})")
+
+
+def _input_file_error(where: str, text: str) -> UserError:
+    """Return the error for a YAML file in place of a result: it has to be run or validated."""
     is_contract = re.search("(?m)^levels:", text) is not None
-    kind, command = ("contract", "validate") if is_contract else ("workload", "run")
-    hint = f"type: loadgen {command} {shlex.quote(where)} --url http://HOST:8000"
-    what = f"a YAML file is no result; it looks like a {kind}"
-    return UserError("wrong_format", what, where, hint)
+    kind = "contract" if is_contract else "workload"
+    command = "validate" if is_contract else "run"
+    return UserError(
+        "wrong_format",
+        f"a YAML file is not a result; it looks like a {kind}",
+        where,
+        f"run: loadgen {command} {shlex.quote(where)} --url http://HOST:8000",
+    )
 
 
-def _read(row: FormatRow, file: ToolFile) -> ForeignResult:
+def _read_row(row: FormatRow, file: ToolFile) -> ForeignResult:
+    """Return the result by the reader of its tool. Raises UserError if the file is damaged."""
     try:
-        parsed = formats.read_result(row, file)
-    except BROKEN as error:
-        what = f"looks like a result of another tool, but not one that can be read: {type(error).__name__} {error}"
-        raise UserError("wrong_format", what, file.where, _known()) from None
-    return msgspec.structs.replace(parsed, tool=row.tool, counts=row.definitions)
+        result = formats.read_result(row, file)
+    except READER_ERRORS as error:
+        problem = (
+            f"looks like a result of {row.tool}, but cannot be read: {type(error).__name__} {error}"
+        )
+        raise UserError("wrong_format", problem, file.where, _known_tools()) from None
+    return msgspec.structs.replace(result, tool=row.tool, counts=row.definitions)
 
 
-def _known() -> str:
-    return f"known: {', '.join(row.tool for row in FORMATS.builtin_rows if row.read)}"
-
-
-def _json(text: str) -> tuple[Any, int]:
-    """A JSON document and 0, or the last of several JSON lines and the number of lines."""
-    try:
-        return json.loads(text), 0
-    except json.JSONDecodeError:
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 1:
-            raise
-        return json.loads(lines[-1]), len(lines)
+def _known_tools() -> str:
+    tools = ", ".join(row.tool for row in FORMATS.builtin_rows if row.read)
+    return f"known: {tools}"

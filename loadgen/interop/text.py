@@ -1,5 +1,6 @@
-"""What a result file of another tool says, under that tool's own names and definitions; and, on the page of a run of
-ours, what others would have reported of it. Pure.
+"""Renders the result file of another tool, and how other tools would have reported a run. Pure.
+
+The result of another tool keeps that tool's names and definitions.
 """
 
 from __future__ import annotations
@@ -8,116 +9,135 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.formats import ForeignResult
-from loadgen.interop.other_definitions import ToolFigures
+from loadgen.interop.other_definitions import ToolMetrics
 from loadgen.render.section import (
     Bullets,
+    Facts,
     Notice,
     Paragraph,
     Report,
     Section,
     Table,
-    named_facts,
     section,
 )
 
-STATS = ("mean", "p50", "p90", "p95", "p99", "max")
-RATES = {
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+RATE_LABELS = {
     "load.completed_rps": "requests/s",
     "goodput.rps": "goodput, requests/s",
     "tokens.output_per_s": "output tokens/s",
     "tokens.total_per_s": "input + output tokens/s",
     "tokens.input": "input tokens",
     "tokens.output": "output tokens",
-    "requests.ok": "requests ok",
-    "requests.failed": "requests failed",
+    "requests.ok": "successful requests",
+    "requests.failed": "failed requests",
 }
 
+COUNTS = ("tokens.input", "tokens.output", "requests.ok", "requests.failed")
+"""The metrics that are counts. The others are rates."""
 
-def _latencies(result: ForeignResult) -> Iterator[tuple[str, ...]]:
-    for path, name in result.called.items():
-        values = [result.metrics.get(f"{path}.{stat}") for stat in STATS]
-        if any(value is not None for value in values):
-            yield (name, *map(format.milliseconds, values))
+COMPARISON_HEAD = (
+    "",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "ITL p50",
+    "ITL p99",
+    "E2E p50",
+    "E2E p99",
+)
+COMPARISON_INTRODUCTION = (
+    "These are the same records, evaluated by the definitions of other tools. Differences come "
+    "from the definitions, not from the server. A dash means that the tool does not report the "
+    "metric."
+)
 
 
-def _rates(result: ForeignResult) -> Iterator[tuple[str, str]]:
-    for path, name in RATES.items():
-        if (value := result.metrics.get(path)) is not None:
-            is_count = (
-                path.startswith(("requests", "tokens.i", "tokens.output")) and value.is_integer()
-            )
-            yield name, format.count(int(value)) if is_count else format.quantity(value)
-
-
-def _about(result: ForeignResult) -> dict[str, str]:
-    about = {
-        "Tool": f"{result.tool} {result.version}".rstrip(),
-        "File": result.file,
-        "Model": result.model,
-    }
-    return about | {"Target": result.target, "Load": result.load, "When": result.started}
+# -- the result of another tool --------------------------------------------------------------------
 
 
 def report(result: ForeignResult) -> Report:
-    """Its figures under its names. The last lines say how the tool counts; nothing is checked."""
-    latencies, rates = list(_latencies(result)), list(_rates(result))
+    """Return the metrics of the result under the tool's names, and how the tool defines them."""
+    notice = Notice(
+        "FOREIGN",
+        f"metrics of {result.tool} by its definitions; loadgen did not measure or check them",
+    )
+    latencies = Table(("ms", *STATISTICS), list(_latency_rows(result)))
     return Report(
         title=" · ".join(filter(None, (result.tool, result.model, result.load))),
         page_title=f"{result.tool}: {result.file}",
         generated_by=f"loadgen report of a file by {result.tool}",
-        notices=[
-            Notice(
-                "FOREIGN",
-                f"figures of {result.tool}, under its definitions: not ours, and not checked",
-            )
-        ],
+        notices=[notice],
         sections=[
-            section("", named_facts(**_about(result))),
-            section("Latencies", Table(("ms, as it calls them", *STATS), latencies)),
-            section("Rates and counts", Table(("", ""), rates)),
-            section("How it counts", f"{result.counts}.", Bullets(result.notes)),
-            section("", "Figures only: no records, no fingerprint, no verdict of ours."),
+            section("", _source_facts(result)),
+            section("Latencies", latencies),
+            section("Rates and counts", Table(("", ""), list(_rate_rows(result)))),
+            section("Definitions", f"{result.counts}.", Bullets(result.notes)),
+            section("", "The file has metrics only: no records, config fingerprint or verdict."),
         ],
     )
 
 
-ANOTHER = (
-    "The same records, put through the definitions of other tools. Where a figure differs from ours, the definition "
-    "does, not the server. What a tool cannot know or does not report is a dash."
-)
-
-
-def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
-    """On the page of a run: the same records by the definitions of other tools."""
-    head = (
-        "",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "TPOT p99",
-        "ITL p50",
-        "ITL p99",
-        "E2E p50",
-        "E2E p99",
+def _source_facts(result: ForeignResult) -> Facts:
+    return Facts(
+        [
+            ("Tool", f"{result.tool} {result.version}".rstrip()),
+            ("File", result.file),
+            ("Model", result.model),
+            ("Target", result.target),
+            ("Load", result.load),
+            ("Started", result.started),
+        ]
     )
-    rows = [
-        (other.tool, *(format.milliseconds(one) for pair in other.figures for one in pair))
-        for other in others
-    ]
-    counts = [(other.tool, other.counts) for other in others]
+
+
+def _latency_rows(result: ForeignResult) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each latency that the result has."""
+    for path, label in result.called.items():
+        values = [result.metrics.get(f"{path}.{statistic}") for statistic in STATISTICS]
+        if any(value is not None for value in values):
+            yield (label, *map(format.milliseconds, values))
+
+
+def _rate_rows(result: ForeignResult) -> Iterator[tuple[str, str]]:
+    """Yield a row for each rate and count that the result has."""
+    for path, label in RATE_LABELS.items():
+        value = result.metrics.get(path)
+        if value is None:
+            continue
+        if path in COUNTS and value.is_integer():
+            yield label, format.count(int(value))
+        else:
+            yield label, format.quantity(value)
+
+
+# -- a run by the definitions of other tools -------------------------------------------------------
+
+
+def comparison_sections(tools: Sequence[ToolMetrics]) -> tuple[Section, ...]:
+    """Return the sections of a run's page with its metrics by the definitions of each tool."""
+    rows = [_comparison_row(tool) for tool in tools]
+    definitions = [(tool.tool, tool.definitions) for tool in tools]
     return (
         section(
-            "How other tools would have reported this very run",
-            Paragraph(ANOTHER if rows else ""),
-            Table(head, rows),
+            "How other tools would have reported this run",
+            Paragraph(COMPARISON_INTRODUCTION if rows else ""),
+            Table(COMPARISON_HEAD, rows),
             folded=True,
             page_only=True,
             id="others",
         ),
         section(
-            "What each of them counts",
-            Table(("tool", "counts"), counts, "prose"),
+            "Definitions of each tool",
+            Table(("tool", "definitions"), definitions, "prose"),
             folded=True,
             page_only=True,
         ),
     )
+
+
+def _comparison_row(tool: ToolMetrics) -> tuple[str, ...]:
+    values_ms = [value for pair in tool.metrics for value in pair]
+    return (tool.tool, *map(format.milliseconds, values_ms))
