@@ -73,7 +73,7 @@ def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0)
     found = result.judge_trace(
         result.QueryTrace(due, ttft, latency, tokens),
         test,
-        result.RunFacts(dataset="none", target_qps=300.0),
+        result.MlperfRunFacts(dataset="none", target_qps=300.0),
     )
     run.write_result(folder, found, test, log_files.LogContext("x", "0", datetime.now(UTC)))
     return folder
