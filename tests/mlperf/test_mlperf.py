@@ -287,7 +287,9 @@ STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
 
 def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
     run = trace(1000, **changed)
-    result = mlperf.judge_trace(run, SMALL, mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0))
+    result = mlperf.judge_trace(
+        run, SMALL, mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0)
+    )
     return (
         result,
         log_files.format_summary(result, SMALL, sut="x"),

@@ -156,7 +156,9 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
     found = official(
         tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted
     )
-    ours = result.judge_trace(found.trace, asked, result.MlperfRunFacts(dataset="none", target_qps=qps))
+    ours = result.judge_trace(
+        found.trace, asked, result.MlperfRunFacts(dataset="none", target_qps=qps)
+    )
     text = log_files.format_detail(
         ours, asked, log_files.LogContext("PySUT", "0", datetime.now(UTC))
     )
