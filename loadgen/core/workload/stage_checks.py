@@ -133,7 +133,7 @@ def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
     if ramp_ns >= stage.duration_ns:
         problem = (
             f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '
-            "before all its lanes have begun"
+            "before all its virtual users have started"
         )
         hint = f"a ramp (--stagger) of less than that; it is {ramp_ns / NS_PER_S:g} s"
         errors.add_at(location, "out_of_range", problem, hint)

@@ -1,0 +1,144 @@
+"""Names and texts use the terms of the glossary, and words that were replaced do not come back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("loadgen", "sdk/loadgen_sdk", "benchmarks")
+
+REPLACED_NAMES = frozenset(
+    [
+        "again",
+        "ahead",
+        "asked",
+        "beside",
+        "dialect",
+        "drawn",
+        "figure",
+        "figures",
+        "follower",
+        "followers",
+        "found",
+        "given",
+        "held",
+        "kept",
+        "lane",
+        "lanes",
+        "ledger",
+        "look",
+        "looks",
+        "made",
+        "one",
+        "others",
+        "own",
+        "placed",
+        "promise",
+        "promises",
+        "quirk",
+        "said",
+        "shown",
+        "spool",
+        "stamp",
+        "tally",
+        "timetable",
+        "told",
+        "twin",
+        "what",
+        "whole",
+        "why",
+        "words",
+    ]
+)
+"""Words that do not say what a value is, and words for which the field has a standard term."""
+
+REPLACED_TERMS = {
+    "came out": "measured",
+    "client lag": "receive delay",
+    "gap variation": "inter-arrival CV",
+    "half pass": "50 % pass load",
+    "lane": "virtual user",
+    "lanes": "virtual users",
+    "largest gap": "max ITL",
+    "promise": "objective or term",
+    "promises": "objectives or terms",
+    "send lag": "send delay",
+    "stamp error": "timestamp uncertainty",
+    "stamps": "timestamps",
+    "timetable": "schedule",
+}
+"""Words of earlier texts, and the terms of the glossary that replace them."""
+
+PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+"""A value that is inserted into a text: its name is no word that users read."""
+
+UNFINISHED = ROOT / "tests" / "data" / "vocabulary_unfinished.txt"
+"""Files with names that are still to be replaced. The list may only become shorter."""
+
+
+@cache
+def parsed_modules() -> list[tuple[Path, ast.Module]]:
+    """Return all modules of the packages, parsed."""
+    return [
+        (path, ast.parse(path.read_text("utf-8")))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of every function, class, parameter and variable."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the value of every string with a space that is not a docstring."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or id(node) in docstrings:
+            continue
+        if isinstance(node.value, str) and " " in node.value.strip():
+            yield node.lineno, PLACEHOLDER.sub("", node.value)
+
+
+def files_with_replaced_names() -> set[str]:
+    """Return the files in which a name is one of the replaced words."""
+    return {
+        str(path.relative_to(ROOT))
+        for path, tree in parsed_modules()
+        for _, name in defined_names(tree)
+        if name.strip("_").lower() in REPLACED_NAMES
+    }
+
+
+def test_only_unfinished_files_have_names_that_are_replaced_words() -> None:
+    assert files_with_replaced_names() == set(UNFINISHED.read_text("utf-8").split())
+
+
+@pytest.mark.parametrize("term", REPLACED_TERMS)
+def test_no_text_uses_a_replaced_term(term: str) -> None:
+    pattern = re.compile(rf"\b{term}\b", re.IGNORECASE)
+    uses = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path, tree in parsed_modules()
+        for line, text in texts(tree)
+        if pattern.search(text)
+    ]
+    assert uses == []
