@@ -1,4 +1,4 @@
-"""Files made to hurt: data sets, traces and records in Parquet, bundles, pickles. Each is refused, none is run."""
+"""Attacks by files: damaged data sets, traces, records, bundles and pickles. All are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, TEXT = 50, "one and one?"
 Damage = Callable[[bytes], bytes]
 
 
-# -- Parquet -----------------------------------------------------------------------------------------------------------
+# -- Parquet --
 
 
 def _written(table: pa.Table) -> bytes:
@@ -41,7 +41,7 @@ def _sound() -> bytes:
 
 
 def _footer(data: bytes) -> tuple[bytes, bytes]:
-    """The file up to its footer, and the footer."""
+    """Return the file up to its footer, and the footer."""
     size = int.from_bytes(data[-8:-4], "little")
     return data[: -8 - size], data[-8 - size : -8]
 
@@ -51,7 +51,7 @@ def _with_footer(data: bytes, footer: bytes) -> bytes:
 
 
 def _long(value: int) -> bytes:
-    """A number of Thrift's compact protocol, after the head of a field one further than the last."""
+    """Encode a number in Thrift's compact protocol, with the head of the next field."""
     rest, out = (value << 1) ^ (value >> 63), b"\x16"
     while rest > 127:
         out, rest = out + bytes([rest & 127 | 128]), rest >> 7
@@ -59,13 +59,13 @@ def _long(value: int) -> bytes:
 
 
 def claims(rows: int) -> Damage:
-    """A file that says that it has so many rows."""
+    """Return a damage that makes a file claim so many rows."""
 
     def damage(data: bytes) -> bytes:
         before, footer = _footer(data)
-        said = _long(pq.read_metadata(io.BytesIO(data)).num_rows)
-        assert said in footer
-        return _with_footer(before, footer.replace(said, _long(rows), 1))
+        encoded = _long(pq.read_metadata(io.BytesIO(data)).num_rows)
+        assert encoded in footer
+        return _with_footer(before, footer.replace(encoded, _long(rows), 1))
 
     return damage
 
@@ -76,7 +76,7 @@ def junk_footer(data: bytes) -> bytes:
 
 
 def bomb(_: bytes) -> bytes:
-    """200 GB of text in a kilobyte: every row is the one long entry of a dictionary."""
+    """Return 200 GB of text in a kilobyte: every row is the one long entry of a dictionary."""
     entry = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(200_000, np.int32)), pa.array(["x" * (1 << 20)])
     )
@@ -95,16 +95,16 @@ def deep(_: bytes) -> bytes:
 
 
 def long_list(_: bytes) -> bytes:
-    """A list of 2^31 numbers, it says: one number and how often it comes."""
-    made, least = io.BytesIO(), 1 << 20
+    """Return a file that claims a list of 2^31 numbers, by one number and its repetition."""
+    file, value_count = io.BytesIO(), 1 << 20
     numbers = pa.ListArray.from_arrays(
-        pa.array([0, least], pa.int32()), pa.array(np.zeros(least, np.int8))
+        pa.array([0, value_count], pa.int32()), pa.array(np.zeros(value_count, np.int8))
     )
-    pq.write_table(pa.table({"prompt": numbers}), made)
-    before, footer = _footer(made.getvalue())
-    said = _long(least)
-    assert said in footer
-    return _with_footer(before, footer.replace(said, _long(1 << 31)))
+    pq.write_table(pa.table({"prompt": numbers}), file)
+    before, footer = _footer(file.getvalue())
+    encoded = _long(value_count)
+    assert encoded in footer
+    return _with_footer(before, footer.replace(encoded, _long(1 << 31)))
 
 
 def groups(_: bytes) -> bytes:
@@ -152,18 +152,18 @@ def _parquet(command: str, damage: Damage) -> Callable[[Scene], None]:
     return do
 
 
-# -- a stored run, and bundles of it -----------------------------------------------------------------------------------
+# -- a stored run, and bundles of it --
 
 
 def _stored(scene: Scene) -> Path:
     places.unpack("raw", scene.folder)
-    found = next(scene.folder.glob("*/run.json")).parent
-    found.rename(scene.folder / "run")
+    run_dir = next(scene.folder.glob("*/run.json")).parent
+    run_dir.rename(scene.folder / "run")
     return scene.folder / "run"
 
 
 def records(command: str, damage: Damage) -> Callable[[Scene], None]:
-    """The records of a stored run are damaged."""
+    """Damage the records of a stored run."""
 
     def do(scene: Scene) -> None:
         run = _stored(scene)
@@ -182,14 +182,17 @@ Entry = tuple[str, bytes, int]
 def bundle(
     *entries: Entry, change: Callable[[dict[str, bytes]], object] = len
 ) -> Callable[[Scene], None]:
-    """A bundle of a sound run, with these entries (name, content, mode) more and its files changed."""
+    """Verify a bundle of a valid run with additional entries and changed files.
+
+    An entry is (name, content, mode).
+    """
 
     def do(scene: Scene) -> None:
         write_bundle(_stored(scene), scene.folder / "sound.zip")
         with zipfile.ZipFile(scene.folder / "sound.zip") as sound:
             files = {name: sound.read(name) for name in sound.namelist()}
         change(files)
-        with zipfile.ZipFile(scene.folder / "b.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        with zipfile.ZipFile(scene.folder / "b.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data, mode in (
                 *((name, data, 0o100644) for name, data in files.items()),
                 *entries,
@@ -200,7 +203,7 @@ def bundle(
                     warnings.catch_warnings()
                 ):  # of a name that is there twice, which is the attack
                     warnings.simplefilter("ignore")
-                    made.writestr(entry, data)
+                    archive.writestr(entry, data)
         inner = scene.folder / "a" / "b" / "c"
         inner.mkdir(parents=True)
         scene.go(VERIFY, {"TMPDIR": str(inner)})
@@ -277,11 +280,11 @@ BUNDLES: tuple[tuple[str, str, str, Callable[[Scene], None]], ...] = (
 )
 
 
-# -- pickles -----------------------------------------------------------------------------------------------------------
+# -- pickles --
 
 
 class _Evil:
-    """Its pickle makes a folder `pwned` where it is read."""
+    """An object whose pickle creates a folder `pwned` where it is read."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (os.mkdir, ("pwned",))
@@ -314,16 +317,16 @@ READERS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def unread(command: str, name: str, made: Callable[[], bytes]) -> Callable[[Scene], None]:
+def unread(command: str, name: str, create_content: Callable[[], bytes]) -> Callable[[Scene], None]:
     def do(scene: Scene) -> None:
-        (scene.folder / name).write_bytes(made())
+        (scene.folder / name).write_bytes(create_content())
         scene.go(command)
 
     return do
 
 
 def among_records(scene: Scene) -> None:
-    """Pickles beside the records and under their names."""
+    """Place pickles among the records and under their names."""
     run = _stored(scene)
     for name in ("requests/more.pkl", "requests/more.npy", "spool.pkl"):
         (run / name).write_bytes(pickle.dumps(_Evil()))
@@ -332,21 +335,21 @@ def among_records(scene: Scene) -> None:
 
 def rows() -> list[Row]:
     when = "it reads"
-    found = [
+    attacks = [
         Row(
             f"parquet-{name}",
             f"data set: {attack}",
             DATASET,
             when,
             (2,),
-            words,
+            marker,
             NOTHING,
             _parquet(DATASET, damage),
             name in ("bomb", "list"),
         )
-        for name, attack, damage, words in PARQUET
+        for name, attack, damage, marker in PARQUET
     ]
-    found.append(
+    attacks.append(
         Row(
             "parquet-groups",
             "data set: 20,000 row groups",
@@ -362,8 +365,9 @@ def rows() -> list[Row]:
         ("2^40 rows, it says", claims(1 << 40)),
         ("-1 rows, it says", claims(-1)),
     ):
-        name = f"parquet-{'negative' if '-1' in attack else 'many'}-rows"  # the rows that are there are read
-        found.append(
+        # The rows that are there are read
+        name = f"parquet-{'negative' if '-1' in attack else 'many'}-rows"
+        attacks.append(
             Row(
                 name,
                 f"data set: {attack}",
@@ -379,7 +383,7 @@ def rows() -> list[Row]:
         attack, damage = next(
             (attack, damage) for known, attack, damage, _ in PARQUET if known == name
         )
-        found += [
+        attacks += [
             Row(
                 f"trace-{name}",
                 f"trace: {attack}",
@@ -411,35 +415,35 @@ def rows() -> list[Row]:
                 records(REPORT, damage),
             ),
         ]
-    found += [
+    attacks += [
         Row(
             f"bundle-{name}",
             f"bundle: {attack}",
             VERIFY,
             when,
-            (1,) if words == UNLIKE else (2,),
-            words,
+            (1,) if marker == UNLIKE else (2,),
+            marker,
             NOTHING,
             do,
         )
-        for name, attack, words, do in BUNDLES
+        for name, attack, marker, do in BUNDLES
     ]
-    for reader, (command, *said) in READERS.items():
-        for (suffix, attack, made), words in zip(PICKLES, said, strict=True):
-            typed = command.replace("{file}", f"a.{suffix}")
-            found.append(
+    for reader, (command, *markers) in READERS.items():
+        for (suffix, attack, create_content), marker in zip(PICKLES, markers, strict=True):
+            command_line = command.replace("{file}", f"a.{suffix}")
+            attacks.append(
                 Row(
                     f"pickle-{reader}-{suffix}",
                     attack,
-                    typed,
+                    command_line,
                     when,
                     (2,),
-                    words,
+                    marker,
                     NOTHING,
-                    unread(typed, f"a.{suffix}", made),
+                    unread(command_line, f"a.{suffix}", create_content),
                 )
             )
-    found.append(
+    attacks.append(
         Row(
             "pickle-folder",
             "pickles among the records",
@@ -451,4 +455,4 @@ def rows() -> list[Row]:
             among_records,
         )
     )
-    return found
+    return attacks

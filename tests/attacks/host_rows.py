@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -14,15 +15,18 @@ from signal import SIGCONT, SIGTSTP
 from tempfile import mkdtemp
 
 import pytest
-from scene import LENIENT, NOTHING, RECORDED, UNHARMED, WHOLE, Row, Scene, unhurried
+from scene import FULL_RESULT, LENIENT, NOTHING, RECORDED, UNHARMED, Row, Scene, unhurried
 
-RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
+RUN = (
+    "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy "
+    "off --out out"
+)
 WORKERS = f"{RUN} --workers 2"
 CLOSED = RUN.replace("--request-rate 60/s", "-c 100")
 
 
 class Host:
-    """What host.c makes of the host of one command."""
+    """The host of one command, manipulated by the library host.c."""
 
     def __init__(self, scene: Scene) -> None:
         self._folder = Path(mkdtemp(dir=scene.folder))
@@ -73,19 +77,21 @@ def disk(command: str, name: str, value: int) -> Callable[[Scene], None]:
     return do
 
 
-def limited(command: str, what: int, most: int) -> Callable[[Scene], None]:
-    return lambda scene: scene.go(command, limits={what: most})
+def limited(command: str, resource_number: int, limit: int) -> Callable[[Scene], None]:
+    return lambda scene: scene.go(command, limits={resource_number: limit})
 
 
 def starved(scene: Scene) -> None:
-    """A worker is put into a control group with next to no memory, as in a container that is too small."""
+    """Move a worker into a control group with almost no memory, as in a small container."""
     group = _memory_group()
     scene.go(WORKERS)
     try:
         scene.loading()
         pids = scene.family()
         worker = next(
-            pid for pid in pids if "loadgen.core.execution.backends.worker" in _words(pid)
+            pid
+            for pid in pids
+            if "loadgen.core.execution.backends.worker" in _read_command_line(pid)
         )
         (group / "cgroup.procs").write_text(str(worker))
         scene.ended()
@@ -93,7 +99,7 @@ def starved(scene: Scene) -> None:
         group.rmdir()
 
 
-def _words(pid: int) -> str:
+def _read_command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
@@ -101,10 +107,12 @@ def _words(pid: int) -> str:
 
 
 def _memory_group() -> Path:
-    """A control group of cgroup v1 inside that of this process, of one page."""
+    """Create a control group of cgroup v1 with one page inside that of this process."""
     groups = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
-    own = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), "")
-    group = Path(f"/sys/fs/cgroup/memory{own}") / f"attack-{os.getpid()}"
+    own_path = next(
+        (path for _, controllers, path in groups if "memory" in controllers.split(",")), ""
+    )
+    group = Path(f"/sys/fs/cgroup/memory{own_path}") / f"attack-{os.getpid()}"
     try:
         group.mkdir()
     except OSError as error:
@@ -114,22 +122,20 @@ def _memory_group() -> Path:
 
 
 def pinned(scene: Scene) -> None:
-    """All threads of the command and of its workers go to one core, then to another."""
+    """Move all threads of the command and of its workers to one core, then to another."""
     cores = sorted(os.sched_getaffinity(0))
     scene.go(f"{WORKERS} {LENIENT}")
     scene.loading()
     for core in (cores[0], cores[-1]):
         for pid in scene.family():
             for thread in Path(f"/proc/{pid}/task").glob("*"):
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(int(thread.name), {core})
-                except ProcessLookupError:
-                    pass
         select.select([], [], [], 0.3)
 
 
 def suspended(scene: Scene) -> None:
-    """Ctrl-Z, and `fg` after a second."""
+    """Suspend the command with Ctrl-Z and continue it after a second."""
     scene.go(RUN)
     scene.loading()
     scene.strike(SIGTSTP)
@@ -240,7 +246,7 @@ def rows() -> list[Row]:
             load,
             (3,),
             "worker_died",
-            WHOLE,
+            FULL_RESULT,
             starved,
         ),
         Row(

@@ -11,9 +11,12 @@ from pathlib import Path
 import trustme
 from host_rows import hostile
 from relay import Relay
-from scene import LENIENT, NOTHING, UNHARMED, WHOLE, Row, Scene, unhurried
+from scene import FULL_RESULT, LENIENT, NOTHING, UNHARMED, Row, Scene, unhurried
 
-RUN = "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy off --out out"
+RUN = (
+    "run w.yaml --url {url} --request-rate 60/s -n 150 --warmup 0 --server-metrics off --energy "
+    "off --out out"
+)
 TLS, SLOWLY = f"{RUN} --cacert ca.pem", f"{RUN} {LENIENT}"
 BAD_GATEWAY = (
     b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
@@ -24,13 +27,13 @@ YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 def papers(
     folder: Path, authority: trustme.CA, *names: str, expired: bool = False
 ) -> Callable[[ssl.SSLContext], None]:
-    """What gives a context a certificate of these names."""
+    """Return a function that gives a certificate of these names to a context."""
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return authority.issue_cert(*names, not_after=YESTERDAY if expired else None).configure_cert
 
 
 def certificate(name: str, **how: bool) -> Callable[[Scene], None]:
-    """One that is not what it should be, from the start."""
+    """Use a wrong certificate from the start."""
 
     def do(scene: Scene) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -44,7 +47,7 @@ def certificate(name: str, **how: bool) -> Callable[[Scene], None]:
 
 
 def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
-    """The server gets another certificate in mid-run, and its connections break, as when it is started anew."""
+    """Replace the server's certificate in mid-run and drop its connections, as a restart does."""
 
     def do(scene: Scene) -> None:
         authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -66,7 +69,7 @@ def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
 def behind(
     change: Callable[[Relay], object], env: dict[str, str] | None = None, command: str = RUN
 ) -> Callable[[Scene], None]:
-    """A relay that changes under load."""
+    """Change a relay under load."""
 
     def do(scene: Scene) -> None:
         with Relay(scene.url) as relay:
@@ -80,7 +83,10 @@ def behind(
 
 
 def _breaks(relay: Relay) -> None:
-    """Often enough that more than 1 % of the requests are in flight then: some four are at each instant."""
+    """Drop all connections four times.
+
+    About four requests are in flight at each time, and more than 1 % of them have to fail.
+    """
     for _ in range(4):
         relay.drop()
         select.select([], [], [], 0.05)
@@ -96,8 +102,9 @@ def _holds(relay: Relay) -> None:
 
 
 def named(under_load: str | None, command: str = RUN) -> Callable[[Scene], None]:
-    """A name whose address changes (to this one) under load, when the old one no longer answers. "": no address at all,
-    None: none from the start.
+    """Change the address of a name under load, when the old one no longer responds.
+
+    An empty `under_load` removes the address; None stands for no address from the start.
     """
 
     def do(scene: Scene) -> None:
@@ -120,6 +127,7 @@ def named(under_load: str | None, command: str = RUN) -> Callable[[Scene], None]
 
 
 def over_ipv6(scene: Scene) -> None:
+    """Use a server that listens on IPv6 only."""
     with Relay(scene.url, hosts=("::1",)) as relay:
         scene.url = f"http://[::1]:{relay.port}"
         scene.go(SLOWLY)
@@ -127,7 +135,7 @@ def over_ipv6(scene: Scene) -> None:
 
 
 def ipv6_first(scene: Scene) -> None:
-    """`localhost` is ::1 first where the host has IPv6; the server listens on 127.0.0.1 alone."""
+    """Use `localhost`, which is ::1 first on hosts with IPv6, for a server on 127.0.0.1 only."""
     scene.url = scene.url.replace("127.0.0.1", "localhost")
     scene.go(SLOWLY)
 
@@ -163,7 +171,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "truncated",
-            WHOLE,
+            FULL_RESULT,
             rotated(True),
         ),
         Row(
@@ -173,7 +181,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "tls",
-            WHOLE,
+            FULL_RESULT,
             rotated(False),
             True,
         ),
@@ -184,7 +192,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "expired",
-            WHOLE,
+            FULL_RESULT,
             rotated(True, expired=True),
         ),
         Row(
@@ -194,7 +202,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "http_5xx",
-            WHOLE,
+            FULL_RESULT,
             behind(_fails),
         ),
         Row(
@@ -204,7 +212,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "truncated",
-            WHOLE,
+            FULL_RESULT,
             behind(_breaks),
         ),
         Row(
@@ -253,7 +261,7 @@ def rows() -> list[Row]:
             load,
             (1,),
             "was 127.0.0.1 before the load and 127.0.0.2 at its end",
-            WHOLE,
+            FULL_RESULT,
             named("127.0.0.2"),
         ),
         Row(

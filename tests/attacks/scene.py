@@ -1,7 +1,8 @@
-"""What every attack stands on: a command as a terminal starts it, the instants of attacks, and what is left."""
+"""Start a command as a terminal does, wait for the moment of an attack, and check what is left."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -25,7 +26,8 @@ LENIENT = (
 WORKLOAD = "name: w\nrequests: {input_tokens: 20, output_tokens: 30}\n"
 STARTED = """
 import json, os, resource, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who runs the tests may ignore them; a terminal does not
+# The process that runs the tests may ignore these signals; a terminal does not.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 for what, most in json.loads(sys.argv[1]):
     resource.setrlimit(what, (most, most))
@@ -36,8 +38,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Row(NamedTuple):
     """One attack.
 
-    name: what `pytest -m attacks -k` takes. codes: the exit codes, one of which it is. words: what is said. left: what
-    is on disk afterwards, a key of LEFT. always: cheap enough for every run of the tests.
+    `name` is what `pytest -m attacks -k` takes. `codes` are the allowed exit codes. `words` is a
+    part of the output. `left` is what is on disk afterwards, a key of LEFT. `always` marks attacks
+    that are cheap enough for every run of the tests.
     """
 
     name: str
@@ -52,8 +55,10 @@ class Row(NamedTuple):
 
 
 class Scene:
-    """One command in a folder of its own. `url`: a simulated server; `{url}` in a command stands for it. `slow`: one
-    whose answers take a while.
+    """One command in a folder of its own.
+
+    `url` is a simulated server, and `{url}` in a command stands for it. `slow` is a server whose
+    responses take a while.
     """
 
     def __init__(self, folder: Path, url: str, slow: str = "") -> None:
@@ -76,7 +81,7 @@ class Scene:
             if not name.startswith(("OPENAI_", "AZURE_"))
         }
 
-        with open(self.folder / "said", "wb") as said:
+        with open(self.folder / "said", "wb") as output:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
@@ -92,7 +97,7 @@ class Scene:
                     *command.format(url=self.url).split(),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
                 env=clean | dict(env or {}),
@@ -100,16 +105,15 @@ class Scene:
             )
 
     def strike(self, *numbers: int) -> None:
-        """Signals to the whole group, as Ctrl-C in a terminal sends them."""
+        """Send signals to the whole group, as Ctrl-C in a terminal does."""
         assert self.process is not None
         for number in numbers:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                pass
             select.select([], [], [], 0.05)
 
     def said(self) -> str:
+        """Return what the command has printed."""
         return (self.folder / "said").read_text("utf-8", "replace")
 
     def until(self, there: Callable[[], object]) -> None:
@@ -121,15 +125,15 @@ class Scene:
             select.select([], [], [], 0.003)
 
     def heard(self) -> None:
-        """Until its first line has run: it hears SIGHUP."""
+        """Wait until the command has installed its handler of SIGHUP."""
         self.until(lambda: self._status("SigCgt:") >> (signal.SIGHUP - 1) & 1)
 
     def computing(self) -> None:
-        """Until it has read its modules of arithmetic."""
+        """Wait until the command has imported numpy."""
         self.until(lambda: "_multiarray_umath" in self._proc("maps"))
 
     def loading(self, least: int = 1) -> None:
-        """Until requests have records."""
+        """Wait until requests have records."""
         self.until(
             lambda: sum(file.stat().st_size for file in self.out.rglob("spool/w*.rows")) >= least
         )
@@ -150,6 +154,7 @@ class Scene:
             return ""
 
     def ended(self) -> int:
+        """Wait for the end of the command and return its exit code."""
         assert self.process is not None
         try:
             return self.process.wait(WAIT_S)
@@ -157,7 +162,7 @@ class Scene:
             self.strike(signal.SIGKILL)
 
     def group(self) -> list[int]:
-        """The processes of the group that still are."""
+        """Return the processes of the group that still run."""
         assert self.process is not None
         return [
             pid
@@ -166,40 +171,44 @@ class Scene:
         ]
 
     def family(self) -> list[int]:
-        """The command and its children, which may have a group of their own."""
+        """Return the command and its children, which may have a group of their own."""
         assert self.process is not None
         return [self.process.pid, *processes.children(self.process.pid)]
 
     def new(self) -> set[Path]:
+        """Return the files that the command has created."""
         return {path for path in self.folder.rglob("*") if path.name not in SCENERY} - self.before
 
 
-def _runs(scene: Scene) -> None:
-    found = [path.parent for path in scene.out.rglob("run.json")]
-    assert found, scene.said()
-    for run in found:
+def _check_records(scene: Scene) -> None:
+    run_dirs = [path.parent for path in scene.out.rglob("run.json")]
+    assert run_dirs, scene.said()
+    for run in run_dirs:
         requests = run_folder.open_run(run).summary.requests
         parts = ("ok", "failed", "dropped", "cancelled", "unfinished", "lost")
         assert sum(getattr(requests, part) for part in parts) == requests.scheduled
 
 
-def _nothing(scene: Scene) -> None:
+def _check_nothing(scene: Scene) -> None:
     assert not (new := scene.new()), sorted(new)
 
 
-def _whole(scene: Scene) -> None:
-    _runs(scene)
+def _check_full_result(scene: Scene) -> None:
+    _check_records(scene)
     assert (scene.out / "SHA256SUMS").exists()
 
 
-def _unharmed(scene: Scene) -> None:
-    _whole(scene)
+def _check_unharmed(scene: Scene) -> None:
+    _check_full_result(scene)
     requests = run_folder.open_run(scene.out).summary.requests
     assert requests.ok == requests.scheduled, requests
 
 
 def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
-    """The same of a server beside whose answers a busy host's lateness is little (LENIENT): it ends with 0."""
+    """Repeat an attack on the slow server.
+
+    The delays of a busy host are small there (LENIENT), so that the command ends with 0.
+    """
 
     def slowly(scene: Scene) -> None:
         scene.url = scene.slow
@@ -208,26 +217,26 @@ def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
     return slowly
 
 
-NOTHING, RECORDED, WHOLE, UNHARMED = (
+NOTHING, RECORDED, FULL_RESULT, UNHARMED = (
     "nothing",
     "what was recorded",
     "a whole result",
     "a whole result, all requests ok",
 )
 LEFT: dict[str, Callable[[Scene], None]] = {
-    NOTHING: _nothing,
-    RECORDED: _runs,
-    WHOLE: _whole,
-    UNHARMED: _unharmed,
+    NOTHING: _check_nothing,
+    RECORDED: _check_records,
+    FULL_RESULT: _check_full_result,
+    UNHARMED: _check_unharmed,
 }
 
 
 def check(row: Row, scene: Scene) -> None:
-    """Carry out an attack and hold its row against what came out."""
+    """Run an attack and compare the outcome with its row."""
     row.do(scene)
-    code, said = scene.ended(), scene.said()
-    assert code in row.codes and row.words in said, f"exit {code}: {said}"
-    assert "Traceback" not in said and "bug in loadgen" not in said, said
+    code, output = scene.ended(), scene.said()
+    assert code in row.codes and row.words in output, f"exit {code}: {output}"
+    assert "Traceback" not in output and "bug in loadgen" not in output, output
     last = monotonic() + 15
     while scene.group():
         assert monotonic() < last, f"processes are left: {scene.group()}"
@@ -235,34 +244,36 @@ def check(row: Row, scene: Scene) -> None:
     LEFT[row.left](scene)
 
 
-def words(codes: tuple[int, ...]) -> str:
+def format_exit_codes(codes: tuple[int, ...]) -> str:
     return " or ".join(map(str, codes))
 
 
 def short(command: str) -> str:
-    """A command without the flags that all of its kind have."""
-    shown = [flag for flag in ("--workers 2", "--dataset", "--trace") if flag in command]
-    return " ".join([command.split(maxsplit=1)[0], *shown])
+    """Return a command without the flags that all of its kind have."""
+    flags = [flag for flag in ("--workers 2", "--dataset", "--trace") if flag in command]
+    return " ".join([command.split(maxsplit=1)[0], *flags])
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as they stand in benchmarks/attacks.md: a line for those that end alike."""
-    typed: dict[tuple[str, ...], list[str]] = {}
+    """Return the rows as they stand in benchmarks/attacks.md, one line for those that end alike."""
+    commands_by_attack: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        said = f" (`{row.words}`)" if row.words else ""
-        end = (row.phase, words(row.codes), row.left)
-        typed.setdefault((row.attack, said, *end), []).append(f"`{short(row.command)}`")
-    lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for (attack, said, *end), commands in typed.items():
-        kind, colon, what = attack.rpartition(": ")
-        lines.setdefault((" ".join(commands), *end), {}).setdefault(kind + colon, []).append(
-            what + said
+        remark = f" (`{row.words}`)" if row.words else ""
+        end = (row.phase, format_exit_codes(row.codes), row.left)
+        commands_by_attack.setdefault((row.attack, remark, *end), []).append(
+            f"`{short(row.command)}`"
         )
-    told = [
+    lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for (attack, remark, *end), commands in commands_by_attack.items():
+        kind, colon, detail = attack.rpartition(": ")
+        lines.setdefault((" ".join(commands), *end), {}).setdefault(kind + colon, []).append(
+            detail + remark
+        )
+    table_lines = [
         "| attack (what is said) | command | when | exit | left on disk |",
         "|---|---|---|---|---|",
     ]
     for rest, kinds in lines.items():
         attacks = "; ".join(kind + "; ".join(same) for kind, same in kinds.items())
-        told.append(f"| {attacks} | {' | '.join(rest)} |")
-    return "\n".join(told)
+        table_lines.append(f"| {attacks} | {' | '.join(rest)} |")
+    return "\n".join(table_lines)

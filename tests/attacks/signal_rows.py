@@ -1,4 +1,4 @@
-"""Signals as a terminal sends them: to the process group, twice, when it closes; in every command and phase."""
+"""Attacks by signals, as a terminal sends them to the process group, in each command and phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from loadgen.commands import COMMANDS
 
 LOAD = "--request-rate 60/s --warmup 0 --server-metrics off --energy off --out out"
 FILES = {
-    "c.yaml": "name: c\nhorizon: 1s\nlevels:\n  - {name: a, workload: w.yaml, rate: 60/s, duration: 60s, warmup: 0, "
+    "c.yaml": "name: c\nhorizon: 1s\nlevels:\n  - {name: a, workload: w.yaml, rate: 60/s, "
+    "duration: 60s, warmup: 0, "
     "grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}\n",
     "q.jsonl": '{"prompt": "one and one?", "reference": "two"}\n' * 400,
     "t.jsonl": "".join(
@@ -26,10 +27,13 @@ SENDS = {  # every command that sends, without and with load
     "doctor": "doctor --url {url}",
     "run": f"run w.yaml --url {{url}} -d 60s {LOAD}",
     "run --workers 2": f"run w.yaml --url {{url}} -d 60s --workers 2 {LOAD}",
-    "sweep": "sweep w.yaml --url {url} --request-rate 60,80 -d 60s --warmup 0 --server-metrics off --out out",
-    "search": "search w.yaml --url {url} --slo ttft:1s:p90 --start 60 -d 60s --server-metrics off --out out",
+    "sweep": "sweep w.yaml --url {url} --request-rate 60,80 -d 60s --warmup 0 --server-metrics "
+    "off --out out",
+    "search": "search w.yaml --url {url} --slo ttft:1s:p90 --start 60 -d 60s --server-metrics off "
+    "--out out",
     "validate": "validate c.yaml --url {url} --server-metrics off --out out",
-    "mlperf": "mlperf server -b llama3.1-8b --url {url} --target-qps 60 --min-duration 60 --out out",
+    "mlperf": "mlperf server -b llama3.1-8b --url {url} --target-qps 60 --min-duration 60 --out "
+    "out",
     "answers": "answers q.jsonl --url {url} --max-tokens 30 --out out",
 }
 READS = {  # every command that reads a result
@@ -71,7 +75,7 @@ def computing(command: str, *numbers: int) -> Callable[[Scene], None]:
 
 
 def asking(command: str, *numbers: int) -> Callable[[Scene], None]:
-    """The target accepts and says nothing."""
+    """Interrupt a command while its target accepts a connection and never responds."""
 
     def do(scene: Scene) -> None:
         laid_out(scene)
@@ -79,19 +83,19 @@ def asking(command: str, *numbers: int) -> Callable[[Scene], None]:
             silent.setblocking(False)
             scene.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
             scene.go(command)
-            held: list[Any] = []
+            connections: list[Any] = []
 
-            def came() -> bool:
+            def has_connection() -> bool:
                 try:
-                    held.append(silent.accept())
+                    connections.append(silent.accept())
                 except BlockingIOError:
                     return False
                 return True
 
-            scene.until(came)
+            scene.until(has_connection)
             scene.strike(*numbers)
             scene.ended()
-            for connection, _ in held:
+            for connection, _ in connections:
                 connection.close()
 
     return do
@@ -116,11 +120,12 @@ def serving(command: str, word: str, *numbers: int) -> Callable[[Scene], None]:
     return do
 
 
-def rows() -> list[Row]:
-    found = []
+def interrupt_at_start() -> list[Row]:
+    """Return an interrupt of every command while its modules are read."""
+    attacks = []
     for command in ("--help", *(row.name for row in COMMANDS.builtin_rows)):
         always = command in ("run", "verify")
-        found.append(
+        attacks.append(
             Row(
                 f"start-{command.strip('-')}",
                 "Ctrl-C",
@@ -133,78 +138,113 @@ def rows() -> list[Row]:
                 always,
             )
         )
-    for name, typed in READS.items():
+    return attacks
+
+
+def interrupt_readers() -> list[Row]:
+    """Return interrupts of every command that reads a result."""
+    attacks = []
+    for name, command_line in READS.items():
         for attack, numbers in {
             "Ctrl-C twice": (SIGINT, SIGINT),
             "terminal closed": (SIGHUP,),
         }.items():
-            found.append(
+            attacks.append(
                 Row(
                     f"reads-{name}-{len(numbers)}",
                     attack,
-                    typed,
+                    command_line,
                     "it computes",
                     (130,),
                     "interrupted",
                     NOTHING,
-                    computing(typed, *numbers),
+                    computing(command_line, *numbers),
                     (name, len(numbers)) == ("report", 2),
                 )
             )
-    for name, typed in SENDS.items():
+    return attacks
+
+
+def interrupt_first_requests() -> list[Row]:
+    """Return interrupts of every command that sends, while its target is silent."""
+    attacks = []
+    for name, command_line in SENDS.items():
         for attack, numbers in {
             "Ctrl-C": (SIGINT,),
             "terminal closed, then TERM": (SIGHUP, SIGTERM),
         }.items():
-            found.append(
+            attacks.append(
                 Row(
                     f"asks-{name.replace(' ', '')}-{len(numbers)}",
                     attack,
-                    typed,
+                    command_line,
                     "the target is silent",
                     (130,),
                     "interrupted",
                     NOTHING,
-                    asking(typed, *numbers),
+                    asking(command_line, *numbers),
                     (name, len(numbers)) == ("search", 1),
                 )
             )
-    for name, typed in SENDS.items():
+    return attacks
+
+
+def interrupt_loads() -> list[Row]:
+    """Return interrupts of every command that sends, under load."""
+    attacks = []
+    for name, command_line in SENDS.items():
         if name in ("doctor", "answers"):
             continue
         for attack, numbers in {
             "Ctrl-C twice": (SIGINT, SIGINT),
             "terminal closed": (SIGHUP,),
         }.items():
-            found.append(
+            attacks.append(
                 Row(
                     f"load-{name.replace(' ', '')}-{len(numbers)}",
                     attack,
-                    typed,
+                    command_line,
                     "under load",
                     (130,),
                     "interrupted",
                     RECORDED,
-                    loading(typed, *numbers),
+                    loading(command_line, *numbers),
                     (name, len(numbers)) in (("run --workers 2", 2), ("validate", 1)),
                 )
             )
-    for name, typed in SERVES.items():
-        word = {"ui": "Ctrl-C ends it", "sim": "http"}[name]
+    return attacks
+
+
+def interrupt_servers() -> list[Row]:
+    """Return interrupts of every command that serves."""
+    attacks = []
+    for name, command_line in SERVES.items():
+        marker = {"ui": "Ctrl-C ends it", "sim": "http"}[name]
         for attack, numbers in {
             "Ctrl-C twice": (SIGINT, SIGINT),
             "terminal closed": (SIGHUP,),
         }.items():
-            found.append(
+            attacks.append(
                 Row(
                     f"serves-{name}-{len(numbers)}",
                     attack,
-                    typed,
+                    command_line,
                     "it serves",
                     (0,),
-                    word,
+                    marker,
                     NOTHING,
-                    serving(typed, word, *numbers),
+                    serving(command_line, marker, *numbers),
                 )
             )
-    return found
+    return attacks
+
+
+def rows() -> list[Row]:
+    """Return all attacks by signals."""
+    return [
+        *interrupt_at_start(),
+        *interrupt_readers(),
+        *interrupt_first_requests(),
+        *interrupt_loads(),
+        *interrupt_servers(),
+    ]

@@ -1,6 +1,6 @@
-"""What a shell, a network, a host and a stranger do to a command in the middle of its work: one row, one attack.
+"""Attack commands while they work, through the shell, the network, the host and files.
 
-CI carries out the cheap rows; `pytest -m attacks` carries out all, `pytest -m attacks -k NAME` one.
+CI runs the cheap rows; `pytest -m attacks` runs all of them, `pytest -m attacks -k NAME` one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(ttft="5ms", itl="2ms")) as made:
-        yield made
+    with start(Options(ttft="5ms", itl="2ms")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[EmbeddedServer]:
-    with start(Options(ttft="400ms", itl="4ms")) as made:
-        yield made
+    with start(Options(ttft="400ms", itl="4ms")) as server:
+        yield server
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The features behind a load: figures, whether they are to be trusted, verdicts, evidence, money, others, fleets."""
+"""Check features of results: metrics, validity, verdicts, evidence, costs, formats, operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import loadgen_sdk
 import trustme
 import yaml
 from canned import answer, events, serving
-from feature_bench import PLAIN, ROOT, Bench, Feature, Missing, Ran
+from feature_bench import PLAIN, ROOT, Bench, Feature, MissingFieldError, Ran
 from load_rows import TENANTS
 from servers import start
 
@@ -34,15 +34,17 @@ AT = "--model m -c 2 --warmup 0 --server-metrics off --energy off"
 CONTRACT = """name: short
 horizon: 5s
 levels:
-  - {name: one, workload: w.yaml, concurrency: 2, duration: 60s, must: [{ttft: {limit: 1s, at: p50}}]}
+  - {name: one, workload: w.yaml, concurrency: 2, duration: 60s,
+     must: [{ttft: {limit: 1s, at: p50}}]}
 """
 STEADY = "-c 4 -d 120s --warmup 10s"
 
 
 def has(ran: Ran, *paths: str) -> bool:
+    """Return whether a run has non-empty values at all paths."""
     try:
         return all(ran[path] not in ([], {}) for path in paths)
-    except Missing:
+    except MissingFieldError:
         return False
 
 
@@ -52,9 +54,9 @@ def exported(bench: Bench, form: str) -> str:
 
 
 def within_a_run(bench: Bench) -> dict[str, bool]:
-    """By blocks of time: where two runs are compared, and in the report of one."""
-    one, other = bench.run(STEADY).folder, bench.run(f"{STEADY} --seed 2").folder
-    compared = bench.do(f"compare {one} {other} --json")["comparison.scope"]
+    """Check intervals from blocks of time in a comparison and in a report."""
+    first_run, second_run = bench.run(STEADY).folder, bench.run(f"{STEADY} --seed 2").folder
+    compared = bench.do(f"compare {first_run} {second_run} --json")["comparison.scope"]
     return {
         "of a comparison": "by blocks of time" in compared,
         "of a report": has(bench.run(STEADY), "within"),
@@ -62,7 +64,10 @@ def within_a_run(bench: Bench) -> dict[str, bool]:
 
 
 def raw_gaps(bench: Bench) -> dict[str, bool]:
-    """The gaps of each request: as the vLLM family and AIPerf write them, and in a table. One less than tokens."""
+    """Check the gaps of each request in the formats of vLLM and AIPerf and in a table.
+
+    There is one gap less than tokens.
+    """
     folder = bench.run("-c 4 -n 24 --keep gaps").folder
     family, records, table = (
         bench.do(f"export {folder} --as {form}").out for form in ("vllm", "aiperf-records", "csv")
@@ -71,19 +76,22 @@ def raw_gaps(bench: Bench) -> dict[str, bool]:
         json.loads(line)["metrics"]["inter_chunk_latency"]["value"] for line in records.splitlines()
     ]
     cells = [json.loads(row["inter_chunk_ms"]) for row in csv.DictReader(io.StringIO(table))]
-    found = {
+    gaps_by_format = {
         "vLLM's itls": json.loads(family).get("itls"),
         "AIPerf's records": listed,
         "csv": cells,
     }
     return {
-        name: len(kept) == 24 and {len(gaps) for gaps in kept} == {4}
-        for name, kept in found.items()
+        name: len(rows) == 24 and {len(gaps) for gaps in rows} == {4}
+        for name, rows in gaps_by_format.items()
     }
 
 
 def steps_of_connecting(bench: Bench) -> bool:
-    """Over TLS at a host by name: the lookup before the load, TCP and the handshake of each connection."""
+    """Check connection times over TLS at a host by name.
+
+    These are the lookup before the load, TCP and the handshake of each connection.
+    """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(bench.folder / "ca.pem"))
     issued = authority.issue_cert("localhost")
@@ -97,33 +105,33 @@ def steps_of_connecting(bench: Bench) -> bool:
     return has(ran, "dns_ms", "figures.tcp_ms.p50", "figures.tls_ms.p50")
 
 
-def read_back(bench: Bench) -> dict[str, bool]:
-    """Each file that another tool has written itself, by its own reader."""
-    found = {}
+def read_back(_bench: Bench) -> dict[str, bool]:
+    """Read each file that another tool wrote, with the reader of that tool."""
+    read_tools = {}
     for file in sorted(RIVALS.glob("*.json*")):
         text = file.read_text("utf-8")
         with_lines = file.suffix == ".jsonl"
         value = json.loads(text.splitlines()[-1] if with_lines else text)
-        given = ToolFile(str(file), text, value, len(text.splitlines()) if with_lines else 0)
-        row = next((row for row in FORMATS.rows() if formats.is_result(row, given)), None)
+        tool_file = ToolFile(str(file), text, value, len(text.splitlines()) if with_lines else 0)
+        row = next((row for row in FORMATS.rows() if formats.is_result(row, tool_file)), None)
         if row is not None:
-            found[row.tool] = bool(formats.read_result(row, given).figures)
-    return found
+            read_tools[row.tool] = bool(formats.read_result(row, tool_file).metrics)
+    return read_tools
 
 
 def written(bench: Bench) -> dict[str, bool]:
-    found = {
+    written_formats = {
         row.tool or row.name: bool(exported(bench, row.name))
         for row in FORMATS.builtin_rows
         if row.write
     }
-    return found | {
+    return written_formats | {
         row.tool: row.send != "" for row in FORMATS.builtin_rows if row.name in ("mlflow", "wandb")
     }
 
 
 def prices(bench: Bench, **changed: Any) -> bool:
-    """Whether a price file with these keys in its first rented machine is read."""
+    """Return whether a price file with these keys in its first rented machine can be read."""
     text = yaml.safe_load(PRICES.read_text("utf-8"))
     text["rented"][0] |= changed
     try:
@@ -140,26 +148,28 @@ def cost(bench: Bench, flags: str = "") -> Ran:
 
 def search(bench: Bench) -> bool:
     bench.file("w.yaml", "name: w", PLAIN)
-    found = bench.do(
-        "search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 -d 20s "
+    completed = bench.do(
+        "search w.yaml --url sim:gb300-vm --slo ttft:1s:p50 --over concurrency --low 1 --high 4 "
+        "-d 20s "
         "--no-sustain --max-probes 3 --seed 1 -o search"
     )
-    return found.code in (0, 3) and "Capacity  " in found.out
+    return completed.code in (0, 3) and "Capacity  " in completed.out
 
 
 def contract(bench: Bench) -> bool:
     bench.file("w.yaml", "name: w", PLAIN)
     ran = bench.do(
-        f"validate {bench.file('contract.yaml', CONTRACT).name} --url sim:gb300-vm --seed 1 --json -o poc"
+        f"validate {bench.file('contract.yaml', CONTRACT).name} --url sim:gb300-vm --seed 1 "
+        f"--json -o poc"
     )
     return ran["verdict"] in ("PASS", "FAIL", "INCONCLUSIVE")
 
 
 def failures(bench: Bench) -> bool:
-    """An endpoint that refuses everything after a while."""
-    said = events({"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]})
+    """Check a run at an endpoint that refuses everything after a while."""
+    response = events({"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]})
     refusal = answer({"error": {"message": "too much"}}, "429 Too Many Requests")
-    with serving(*[said] * 20, refusal) as server:
+    with serving(*[response] * 20, refusal) as server:
         ran = bench.run(f"{AT} --server openai -n 40", url=server.url)
     ok, refused = ran["requests.ok"], ran["requests.by_error.http_429.count"]
     return bool(ok + refused == 40 and refused >= 20 and ran["ttft_ms.count"] == ok)
@@ -172,7 +182,7 @@ def cache_writes(bench: Bench) -> bool:
         "cache_read_input_tokens": 1,
         "output_tokens": 1,
     }
-    said = events(
+    response = events(
         {"type": "message_start", "message": {"usage": usage}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
         {
@@ -183,16 +193,19 @@ def cache_writes(bench: Bench) -> bool:
         {"type": "message_stop"},
         done=False,
     )
-    with serving(said) as writing:
+    with serving(response) as writing:
         ran = bench.run(f"{AT} --api messages -n 4", url=writing.url)
     return bool(ran["tokens.cache_written"] == 160)
 
 
 def declared_power(bench: Bench) -> bool:
-    """The summary of a run with accelerators that drew a megawatt, under a price that declares 7.2 kW a machine."""
+    """Check that the power of a price is compared with the measured power.
+
+    The summary has accelerators that drew a megawatt, and the price declares 7.2 kW a machine.
+    """
     folder = bench.run(f"{STEADY} --shape ND128isr_GB300_v6 -n 300 --seed 3").folder
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    drawn = {
+    energy = {
         "watts": 1e6,
         "joules": 1e8,
         "error_j": 1e6,
@@ -201,7 +214,7 @@ def declared_power(bench: Bench) -> bool:
     }
     copied = bench.folder / "drawn"
     copied.mkdir(exist_ok=True)
-    (copied / "summary.json").write_text(json.dumps(summary | {"energy": drawn}), "utf-8")
+    (copied / "summary.json").write_text(json.dumps(summary | {"energy": energy}), "utf-8")
     return "power_understated" in bench.do(f"cost {copied} --prices {PRICES} --json").out
 
 
@@ -221,17 +234,17 @@ def signed(bench: Bench) -> bool:
 
 
 def manifest(*kinds: str) -> bool:
-    """Whether deploy/ has Kubernetes objects of these kinds."""
-    found = [
-        one.get("kind")
+    """Return whether deploy/ has Kubernetes objects of these kinds."""
+    kinds_in_files = [
+        document.get("kind")
         for file in (ROOT / "deploy").glob("*.yaml")
-        for one in yaml.safe_load_all(file.read_text("utf-8"))
-        if one
+        for document in yaml.safe_load_all(file.read_text("utf-8"))
+        if document
     ]
-    return all(kind in found for kind in kinds)
+    return all(kind in kinds_in_files for kind in kinds)
 
 
-FIGURES = (
+METRICS = (
     Feature(
         "TTFT from the scheduled time and from the time of sending",
         lambda b: has(b.run(), "ttft_ms.p50", "ttft_from_sent_ms.p50"),
@@ -378,7 +391,7 @@ JUDGEMENT = (
     ),
     Feature(
         "A GitHub action",
-        lambda b: "runs" in yaml.safe_load((ROOT / "action.yml").read_text("utf-8")),
+        lambda _: "runs" in yaml.safe_load((ROOT / "action.yml").read_text("utf-8")),
     ),
     Feature(
         "MLPerf's rules: Server, Interactive, Offline, accuracy",
@@ -400,7 +413,7 @@ EVIDENCE = (
             not in "".join((b.folder / "page.html").read_text("utf-8").split("src=")[1:])[:200]
         ),
     ),
-    Feature("Results in a browser", lambda b: "ui" in {row.name for row in COMMANDS.builtin_rows}),
+    Feature("Results in a browser", lambda _: "ui" in {row.name for row in COMMANDS.builtin_rows}),
     Feature(
         "JSON Schemas of files",
         lambda b: {
@@ -441,12 +454,12 @@ MONEY = (
     ),
 )
 
-OTHERS = (
+FOREIGN_FORMATS = (
     Feature("Results of other tools with their definitions", read_back),
     Feature("Export in the formats of other tools", written),
     Feature(
         "MLPerf LoadGen's log files",
-        lambda b: any(row.name == "mlperf-log" and row.read for row in FORMATS.builtin_rows),
+        lambda _: any(row.name == "mlperf-log" and row.read for row in FORMATS.builtin_rows),
     ),
 )
 
@@ -460,11 +473,11 @@ FLEETS = (
     Feature("Workers on several machines with Ray", lambda b: "Ray cluster" in b.help("run")),
     Feature(
         "A container image",
-        lambda b: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0,
+        lambda _: (ROOT / "deploy/Dockerfile").read_text("utf-8").count("FROM ") > 0,
     ),
     Feature(
         "Kubernetes Jobs and a Helm chart",
-        lambda b: {
+        lambda _: {
             "a Job": manifest("Job"),
             "a chart": any((ROOT / "deploy").rglob("Chart.yaml")),
         },
@@ -476,18 +489,18 @@ FLEETS = (
 SDK = (
     Feature(
         "A client of its own",
-        lambda b: all(
+        lambda _: all(
             name in loadgen_sdk.__all__ for name in ("Client", "BlockingClient", "Measurement")
         ),
     ),
-    Feature("Measurement of existing clients", lambda b: "instrument" in loadgen_sdk.__all__),
+    Feature("Measurement of existing clients", lambda _: "instrument" in loadgen_sdk.__all__),
     Feature(
         "Retries, throttles, budgets, fallbacks",
-        lambda b: {
+        lambda _: {
             name: name in loadgen_sdk.__all__
             for name in ("Retry", "Throttle", "Budget", "Fallback")
         },
     ),
-    Feature("Recording of traffic without texts", lambda b: "record_shape" in loadgen_sdk.__all__),
-    Feature("Plug-ins", lambda b: COMMANDS.plugins is not None),
+    Feature("Recording of traffic without texts", lambda _: "record_shape" in loadgen_sdk.__all__),
+    Feature("Plug-ins", lambda _: COMMANDS.plugins is not None),
 )

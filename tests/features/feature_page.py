@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from answer_rows import EVIDENCE, FIGURES, FLEETS, JUDGEMENT, MONEY, OTHERS, SDK, TRUTH
+from answer_rows import EVIDENCE, FLEETS, FOREIGN_FORMATS, JUDGEMENT, METRICS, MONEY, SDK, TRUTH
 from feature_bench import ROOT, Bench, verdict
 from load_rows import CONTENT, DOORS, LOAD
 from other_rows import SEEN, TOOLS, verdicts
@@ -22,33 +22,33 @@ GROUPS = {
     "Arrival of requests": LOAD,
     "Content of requests": CONTENT,
     "APIs and servers": DOORS,
-    "Metrics": FIGURES,
+    "Metrics": METRICS,
     "Validity": TRUTH,
     "Verdicts": JUDGEMENT,
     "Evidence": EVIDENCE,
     "Costs": MONEY,
-    "Formats of other tools": OTHERS,
+    "Formats of other tools": FOREIGN_FORMATS,
     "Operations": FLEETS,
     "SDK": SDK,
 }
 
 
 def tables(folder: Path) -> str:
-    """Every table; the checks are carried out in this empty folder."""
+    """Return all tables; the checks run in this empty folder."""
     bench = Bench(folder)
     lines, lacking, count = [], [], {"yes": 0, "partly": 0, "no": 0}
     for group, features in GROUPS.items():
         lines += ["", f"## {group}", ""]
         for feature in features:
-            word, absent = verdict(feature, bench)
-            count[word] += 1
-            if word == "yes":
+            outcome, absent = verdict(feature, bench)
+            count[outcome] += 1
+            if outcome == "yes":
                 lines.append(f"- {feature.name}")
             else:
-                lacking.append(f"| {feature.name} | {word} | {feature.why or absent} |")
-    said = (
+                lacking.append(f"| {feature.name} | {outcome} | {feature.why or absent} |")
+    totals = (
         f"{sum(count.values())} features: "
-        + ", ".join(f"{number} {word}" for word, number in count.items())
+        + ", ".join(f"{number} {outcome}" for outcome, number in count.items())
         + "."
     )
     heads = [f"{tool.name} {tool.version}, {tool.seen}" for tool in TOOLS]
@@ -58,10 +58,10 @@ def tables(folder: Path) -> str:
         "|---|" + "---|" * len(heads),
     ]
     lines += [f"| {row.name} | {' | '.join(verdicts(row))} |" for row in SEEN]
-    return "\n".join([said, "", "| missing | | why |", "|---|---|---|", *lacking, *lines])
+    return "\n".join([totals, "", "| missing | | why |", "|---|---|---|", *lacking, *lines])
 
 
 def page(folder: Path) -> str:
-    """The page as it should be."""
+    """Return the page with the results of today's checks."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n\n{tables(folder)}\n\n{END}{rest.partition(END)[2]}"

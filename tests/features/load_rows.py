@@ -25,12 +25,13 @@ TASKS = """requests:
     search: {schema_tokens: 60, time: 500ms, result_tokens: 100}
   steps:
     plan: {system_tokens: 40, input_tokens: 40, output_tokens: 20}
-    look: {after: plan, context: new, parallel: 2, input_tokens: 30, turns: 2, tool: search, output_tokens: 20}
+    look: {after: plan, context: new, parallel: 2, input_tokens: 30, turns: 2, tool: search,
+           output_tokens: 20}
     write: {after: [plan, look], output_tokens: 20}
 """
 
 
-SAID = events(
+RESPONSE = events(
     {"choices": [{"delta": {"content": "a"}}]},
     {
         "choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
@@ -40,8 +41,11 @@ SAID = events(
 
 
 def asks(input_tokens: object, output_tokens: int = 3, more: str = "") -> str:
-    """The text of a workload that asks this."""
-    return f"requests: {{input_tokens: {input_tokens}, output_tokens: {output_tokens}{more and ', '}{more}}}"
+    """Return the text of a workload with these lengths."""
+    return (
+        f"requests: {{input_tokens: {input_tokens}, output_tokens: "
+        f"{output_tokens}{more and ', '}{more}}}"
+    )
 
 
 def stages(*stages: str) -> str:
@@ -102,7 +106,10 @@ def spike(bench: Bench) -> bool:
 
 
 def in_prefill(bench: Bench) -> bool:
-    """Requests that have been sent and have no first token: never more than the cap, which is below those in flight."""
+    """Check that requests without a first token never exceed the cap.
+
+    The cap is below the number of requests in flight.
+    """
     ran = bench.run("-n 40 -c 8 --stagger 0 --set max_in_prefill=2", asks(50, 40))
     sent, first = (bench.rows(ran, name) for name in ("sent_ns", "first_token_ns"))
     steps = sorted(
@@ -118,10 +125,10 @@ def same_seed(bench: Bench) -> bool:
         bench.run("--request-rate 10 -n 20"),
         bench.run("--request-rate 10 -n 20 --seed 2"),
     ]
-    one, again, other = (
+    first, second, third = (
         (ran["fingerprints.prompts"], ran["fingerprints.timetable"]) for ran in runs
     )
-    return one == again and one[0] != other[0] and one[1] != other[1]
+    return first == second and first[0] != third[0] and first[1] != third[1]
 
 
 def lengths(bench: Bench) -> dict[str, bool]:
@@ -139,17 +146,22 @@ def lengths(bench: Bench) -> dict[str, bool]:
 
 
 def own_prompts(bench: Bench) -> dict[str, bool]:
-    said = "How many legs has a spider?"
-    talk = [
-        {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "Eight."}]}
+    question = "How many legs has a spider?"
+    conversations = [
+        {
+            "conversations": [
+                {"from": "human", "value": question},
+                {"from": "gpt", "value": "Eight."},
+            ]
+        }
     ]
     files = {
-        "JSONL": bench.file("rows.jsonl", {"prompt": said}),
-        "a list of JSON": bench.file("rows.json", [{"prompt": said}]),
-        "CSV": bench.file("rows.csv", "prompt", said),
-        "ShareGPT": bench.file("talk.json", talk),
+        "JSONL": bench.file("rows.jsonl", {"prompt": question}),
+        "a list of JSON": bench.file("rows.json", [{"prompt": question}]),
+        "CSV": bench.file("rows.csv", "prompt", question),
+        "ShareGPT": bench.file("talk.json", conversations),
         "chat messages": bench.file(
-            "chat.jsonl", {"messages": [{"role": "user", "content": said}]}
+            "chat.jsonl", {"messages": [{"role": "user", "content": question}]}
         ),
         "OpenAI's batch files": bench.file(
             "batch.jsonl",
@@ -157,10 +169,12 @@ def own_prompts(bench: Bench) -> dict[str, bool]:
                 "custom_id": "a",
                 "method": "POST",
                 "url": "/v1/chat/completions",
-                "body": {"messages": [{"role": "user", "content": said}]},
+                "body": {"messages": [{"role": "user", "content": question}]},
             },
         ),
-        "SPEED-Bench": bench.file("speed.jsonl", {"turns": [said, "And an ant?"], "category": "x"}),
+        "SPEED-Bench": bench.file(
+            "speed.jsonl", {"turns": [question, "And an ant?"], "category": "x"}
+        ),
     }
     return {
         name: bench.do(f"run --dataset {file.name} -c 1 --osl 5 --url sim:gb300-vm --dry-run").code
@@ -195,10 +209,10 @@ def trace_formats(bench: Bench) -> dict[str, bool]:
 
 
 def row_fields(bench: Bench) -> dict[str, bool]:
-    """What a row of a trace asks for beside its lengths reaches the endpoint."""
-    asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
-    file = bench.file("fields.jsonl", trace_rows.mooncake(0, 20, 3) | asked)
-    with serving(SAID) as server:
+    """Check that the fields of a trace's row reach the endpoint."""
+    fields = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
+    file = bench.file("fields.jsonl", trace_rows.mooncake(0, 20, 3) | fields)
+    with serving(RESPONSE) as server:
         bench.run(
             f"--trace {file.name} --model m --server vllm --server-metrics off --energy off",
             url=server.url,
@@ -206,7 +220,7 @@ def row_fields(bench: Bench) -> dict[str, bool]:
     bodies = [heard.body for heard in server.heard if heard.body]
     sent = {
         name: any(body.get(name) == value for body in bodies)
-        for name, value in asked.items()
+        for name, value in fields.items()
         if name != "model"
     }
     prompts = TracePrompts(
@@ -216,24 +230,24 @@ def row_fields(bench: Bench) -> dict[str, bool]:
 
 
 def parts_of_messages(bench: Bench) -> dict[str, bool]:
-    """Recordings in a row's messages reach the endpoint as they were written."""
+    """Check that recordings in a row's messages reach the endpoint unchanged."""
     parts = {
         "audio": {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
         "video": {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
     }
-    said = [
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts.values()]}
     ]
-    file = bench.file("parts.jsonl", {"messages": said, "max_tokens": 3})
-    with serving(SAID) as server:
+    file = bench.file("parts.jsonl", {"messages": messages, "max_tokens": 3})
+    with serving(RESPONSE) as server:
         flags = "-c 1 -n 1 --model m --server vllm --server-metrics off --energy off"
         bench.do(f"run --dataset {file.name} --url {server.url} --seed 1 --json {flags}")
     sent = [
         part
         for heard in server.heard
         if heard.body
-        for one in heard.body.get("messages", ())
-        for part in one["content"]
+        for message in heard.body.get("messages", ())
+        for part in message["content"]
     ]
     return {name: part in sent for name, part in parts.items()}
 
@@ -301,7 +315,8 @@ LOAD = (
             len(
                 {
                     b.run(
-                        f"--request-rate 10 -n 20 --set schedule_seed=16159082839903944936 --seed {seed}"
+                        f"--request-rate 10 -n 20 --set schedule_seed=16159082839903944936 --seed "
+                        f"{seed}"
                     )["fingerprints.timetable"]
                     for seed in (1, 2)
                 }

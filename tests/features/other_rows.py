@@ -1,6 +1,6 @@
-"""What the result files of other tools had in them that were run here: results/rivals, docs/evidence/rivals.md.
+"""Check what the result files of other tools contain that were run here, in results/rivals.
 
-Nothing is taken from what they say of themselves, and where no file shows it, nothing is said.
+Only files count, not what a tool says of itself. See docs/evidence/rivals.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from feature_bench import stored
 
 
 class Tool(NamedTuple):
-    """A tool that was run, by the beginning of the names of its files in results/rivals."""
+    """A tool that was run, with the pattern of its file names in results/rivals."""
 
     name: str
     version: str
@@ -21,7 +21,10 @@ class Tool(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """One row: of each tool whether its files have it. check: (its `quiet`, `refusals` and `starved` file by name)."""
+    """One row: whether the result files of each tool contain something.
+
+    `check` gets a function that returns a file by its name: `quiet`, `refusals` or `starved`.
+    """
 
     name: str
     check: Callable[[Callable[[str], Any]], bool]
@@ -35,7 +38,7 @@ TOOLS = (
 
 
 def itl_ms(result: Any) -> float:
-    """The median gap between tokens that the file tells."""
+    """Return the median gap between tokens according to the file."""
     return float(result.get("median_itl_ms") or result["inter_chunk_latency"]["p50"])
 
 
