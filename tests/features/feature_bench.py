@@ -124,8 +124,8 @@ class Bench:
         return np.asarray(loadgen.load(ran.folder).rows.column(name))
 
     def report(self, ran: Ran) -> str:
-        """Return the printed report of a run."""
-        return self.do(f"report {ran.folder} --no-html").out
+        """Return the full printed report of a run."""
+        return self.do(f"report {ran.folder} --no-html --full").out
 
     def help(self, command: str) -> str:
         """Return the complete help of a command."""

@@ -345,7 +345,7 @@ LOAD = (
     Feature("The same seed sends the same requests", same_seed),
     Feature(
         "The option that reproduces a run is printed",
-        lambda b: "--seed 1" in b.do("run qa --url sim:gb300-vm -c 2 -n 4 --seed 1").said,
+        lambda b: "--seed 1" in b.do("run qa --url sim:gb300-vm -c 2 -n 4 --seed 1").out,
     ),
     Feature("Several worker processes", lambda b: accepted(b, "--workers 2")),
 )
@@ -419,7 +419,7 @@ CONTENT = (
     Feature("Prompts from a file", own_prompts),
     Feature("Trace formats", trace_formats),
     Feature("Request fields from the rows of a trace", row_fields),
-    Feature("A workload from a trace", lambda b: "arrivals" in b.do(f"fit {trace(b)}").out),
+    Feature("A workload from a trace", lambda b: "Arrivals" in b.do(f"fit {trace(b)}").out),
     Feature(
         "Packaged workloads",
         lambda b: {
