@@ -23,7 +23,7 @@ from make_packages import ROOT
 from msgspec.structs import replace
 from plugin_packages import install
 from refusals import refused
-from said import figures, of_page
+from report_text import figures, of_page
 
 import loadgen
 from loadgen import plugins, result_kinds

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from golden import check_golden
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from refusals import refused

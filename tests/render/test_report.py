@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
-from said import figures, of_page
+from report_text import figures, of_page
 
 from loadgen.render import html, markdown, text
 from loadgen.render.page import Axis, Bar, Chart, Series, Tile

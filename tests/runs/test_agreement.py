@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from said import of_page
+from report_text import of_page
 
 import loadgen
 from loadgen.cli.app import main
