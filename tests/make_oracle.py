@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import frozen
-import named
 import places
+import public_names
 import pyarrow.parquet as pq
 from frozen import figures, over, sha, shape
-from named import told
+from public_names import told
 
 import loadgen
 from loadgen.sim.server import embedded
@@ -483,7 +483,7 @@ def read(name: str, where: Path) -> dict[str, Any]:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 FROZEN: dict[str, dict[str, Callable[[Path], Any]]] = {
-    "names": {name: lambda _, make=make: make() for name, make in named.NAMES.items()},
+    "names": {name: lambda _, make=make: make() for name, make in public_names.NAMES.items()},
     "commands": {"typed": typed, "asked": asked, "wrong": wrong, "planned": planned},
     "runs": {
         **{name: lambda where, name=name: run(name, where) for name in RUNS},

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from make_oracle import FOLDERS, MLPERF, READ, SEARCH, SIM, SWEEP, inputs
-from named import told
+from public_names import told
 
 from loadgen.core.errors import BUG, USAGE
 from loadgen.core.execution import host_facts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from frozen import differences, over, shape
 from make_oracle import ASKED, DATA, FROZEN, TYPED
-from named import commands, flags
+from public_names import commands, flags
 
 MARKS = {
     "asked": pytest.mark.processes,
