@@ -5,7 +5,7 @@
 
 Structure is names (of `__all__`, keywords, flags, keys of files that people write, codes of faults), exit codes, the
 tree of keys and types of each command's JSON, files of a result and their keys and columns. Figures are those of runs
-in virtual time, and what the stored folders give. No sentence, no help and no day is kept: see `frozen.py`.
+in virtual time, and what the stored folders give. No sentence, no help and no day is kept: see `oracle_values.py`.
 
 Only the doors that stay are used: `loadgen.run`, `loadgen.load`, the command line, `__all__`, the files of a folder.
 """
@@ -23,11 +23,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import frozen
+import oracle_values
 import places
 import public_names
 import pyarrow.parquet as pq
-from frozen import figures, over, sha, shape
+from oracle_values import figures, over, sha, shape
 from public_names import told
 
 import loadgen
@@ -136,7 +136,11 @@ def run(name: str, where: Path) -> dict[str, Any]:
     """A run in virtual time: all its rows and all its figures."""
     result = loadgen.run(**RUNS[name], seed=1, out=where / name)
     summary = figures(json.loads((where / name / "summary.json").read_bytes()))
-    return {"exit": result.exit_code, "columns": frozen.columns(result.rows), "summary": summary}
+    return {
+        "exit": result.exit_code,
+        "columns": oracle_values.columns(result.rows),
+        "summary": summary,
+    }
 
 
 def due(where: Path) -> dict[str, Any]:
@@ -188,7 +192,9 @@ def sent(where: Path) -> dict[str, Any]:
         "embedded": {"ttft": "3ms"},
     }
     table = loadgen.run({**PLAIN, "requests": OPEN["requests"]}, **flags, out=where / "sent").rows
-    return frozen.columns(table.select([name for name in SENT if name in table.column_names]))
+    return oracle_values.columns(
+        table.select([name for name in SENT if name in table.column_names])
+    )
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -377,7 +383,7 @@ def typed(where: Path) -> dict[str, Any]:
     for folder in ("sweep", "search"):
         levels = sorted(path.parent for path in (where / folder).glob("*/run.json"))
         found[f"rows of {folder}"] = {
-            one.name: sha(frozen.columns(loadgen.load(one).rows)) for one in levels
+            one.name: sha(oracle_values.columns(loadgen.load(one).rows)) for one in levels
         }
     files = [
         file
@@ -475,7 +481,7 @@ def read(name: str, where: Path) -> dict[str, Any]:
         result = loadgen.load(run)
         given: dict[str, Any] = {"exit": result.exit_code, "ok": result.summary.requests.ok}
         if any(run.rglob("*.parquet")):
-            given |= frozen.columns(result.rows)
+            given |= oracle_values.columns(result.rows)
         found[f"load {run.relative_to(where).as_posix()}"] = given
     return found
 
@@ -501,7 +507,7 @@ def main() -> None:
         for entry, make in entries.items():
             with tempfile.TemporaryDirectory() as scratch:
                 found[entry] = make(Path(scratch))
-        (DATA / f"{name}.json").write_text(frozen.written(found) + "\n", "utf-8")
+        (DATA / f"{name}.json").write_text(oracle_values.written(found) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frozen import differences, over, shape
 from make_oracle import ASKED, DATA, FROZEN, TYPED
+from oracle_values import differences, over, shape
 from public_names import commands, flags
 
 MARKS = {

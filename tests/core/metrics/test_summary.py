@@ -13,11 +13,11 @@ import numpy as np
 import places
 import pytest
 import run_page
-from frozen import differences
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from make_examples import DATA, EXAMPLES, blank
 from numpy.typing import NDArray
+from oracle_values import differences
 from pytest import approx as about
 from queueing import rows
 from refusals import refused
