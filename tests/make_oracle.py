@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import oracle_values
-import places
 import public_names
 import pyarrow.parquet as pq
+import repository_paths
 from oracle_values import figures, over, sha, shape
 from public_names import told
 
@@ -467,7 +467,7 @@ READ: dict[str, list[list[str]]] = {
 
 def read(name: str, where: Path) -> dict[str, Any]:
     """What the commands print of a folder, and what `loadgen.load` gives: all figures, as nothing is measured here."""
-    places.unpack(name, where)
+    repository_paths.unpack(name, where)
     shutil.copy(DATA / "open.yaml", where)
     found: dict[str, Any] = {}
     for call in (["report", name, "--json"], ["cost", name, *priced(name)], *READ[name]):

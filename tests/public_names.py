@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import loadgen_sdk
 from command_line import all_commands
-from places import ROOT
+from repository_paths import ROOT
 
 import loadgen
 from loadgen.cli.app import run_command_line

@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
-import places
 import pytest
+import repository_paths
 import yaml
 from command_line import exits
 
@@ -139,7 +139,7 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
 
 def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     """A mix that missed the limits of a class, or a promise about tasks, exited with 1 beside a file that passed."""
-    rag = load_summary((places.DATA / "summary_example_rag_gpus.json").read_bytes())
+    rag = load_summary((repository_paths.DATA / "summary_example_rag_gpus.json").read_bytes())
     tasks = Sessions(
         count=10,
         ok=10,

@@ -10,15 +10,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 import runs
 
 from loadgen.core.results import store
 from loadgen.core.server_metrics.series import FILE
 from loadgen.core.sidecars.compactor_process import Compactor
 
-PAGE = places.ROOT / "docs" / "guides" / "notebooks.md"
+PAGE = repository_paths.ROOT / "docs" / "guides" / "notebooks.md"
 EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)
 LIBRARIES = [example.split()[1] for example in EXAMPLES]
 
@@ -33,7 +33,7 @@ def test_there_is_an_example_of_each_library() -> None:
 def test_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(example.split()[1])
     _write_run(tmp_path / "results" / "RUN")
-    places.unpack("search", tmp_path / "results")
+    repository_paths.unpack("search", tmp_path / "results")
     (tmp_path / "results" / "search").rename(tmp_path / "results" / "SEARCH")
     monkeypatch.chdir(tmp_path)
     variables: dict[str, Any] = {}

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-import places
 import pytest
+import repository_paths
 from canned import answering
 from command_line import exits
 from loadgen_sdk import plugins as sdk_plugins
@@ -78,7 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A result of each kind, by its name in MADE."""
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sweep", "search", "contract", "mlperf"):
-        places.unpack(name, root)
+        repository_paths.unpack(name, root)
     exits(
         "sweep",
         "qa",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import places
 import pyarrow as pa
 import pyarrow.parquet as pq
+import repository_paths
 from scene import LENIENT, NOTHING, UNHARMED, Row, Scene, unhurried
 
 from loadgen.bundle.bundle_writer import write_bundle
@@ -156,7 +156,7 @@ def _parquet(command: str, damage: Damage) -> Callable[[Scene], None]:
 
 
 def _stored(scene: Scene) -> Path:
-    places.unpack("raw", scene.folder)
+    repository_paths.unpack("raw", scene.folder)
     run_dir = next(scene.folder.glob("*/run.json")).parent
     run_dir.rename(scene.folder / "run")
     return scene.folder / "run"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any
 
-import places
+import repository_paths
 from scene import NOTHING, RECORDED, Row, Scene
 
 from loadgen.commands import COMMANDS
@@ -65,7 +65,7 @@ def early(command: str, *numbers: int) -> Callable[[Scene], None]:
 def computing(command: str, *numbers: int) -> Callable[[Scene], None]:
     def do(scene: Scene) -> None:
         laid_out(scene)
-        places.unpack("raw", scene.folder)
+        repository_paths.unpack("raw", scene.folder)
         next(scene.folder.glob("*/run.json")).parent.rename(scene.folder / "run")
         scene.go(command)
         scene.computing()

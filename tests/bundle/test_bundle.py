@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import places
 import pytest
+import repository_paths
 from command_line import exits
 from golden import check_golden
 
@@ -26,7 +26,7 @@ from loadgen.render import text as as_text
 
 pytestmark = pytest.mark.commands
 
-FOLDERS = places.DATA / "oracle" / "folders"
+FOLDERS = repository_paths.DATA / "oracle" / "folders"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
 CONTRACT = """
 name: poc

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-import places
 import pytest
+import repository_paths
 from canned import answering
 from refusals import refused
 
@@ -139,7 +139,7 @@ def _wrote(file: Path, data: bytes) -> None:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("sound")
     for name in ("raw", "contract"):
-        places.unpack(name, where)
+        repository_paths.unpack(name, where)
     return where
 
 
@@ -173,7 +173,7 @@ def test_no_command_leaves_the_folder_of_a_stranger(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(places.ROOT)
+    monkeypatch.chdir(repository_paths.ROOT)
     ZOO[animal](theirs)
     for words in TAKERS.values():
         _ends(

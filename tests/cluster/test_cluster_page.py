@@ -23,13 +23,13 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-import places
 import pytest
+import repository_paths
 from servers import shared
 
 pytestmark = [pytest.mark.optional, pytest.mark.kills, pytest.mark.processes]
 
-PAGE = (places.ROOT / "docs/guides/many-machines.md").read_text("utf-8")
+PAGE = (repository_paths.ROOT / "docs/guides/many-machines.md").read_text("utf-8")
 SMALL = "--object-store-memory=80000000"
 SHORTER = {"500": "8", "3500": "8", "5m": "3s", "10m": "3s", "12": "4", "16": "2"}
 SCRIPTS = {
@@ -177,7 +177,7 @@ def wait_for(port: str) -> None:
 
 def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
     """With the three commands of Slurm that it uses in the place of Slurm's: a step is run on this machine."""
-    script = (places.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
+    script = (repository_paths.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
     script = script.replace("port=6379", f"port={free_port()}").replace(
         "ray start", f"ray start {SMALL}"
     )

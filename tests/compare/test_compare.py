@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
-import places
 import pytest
+import repository_paths
 import runs
 from command_line import exits
 from golden import check_golden, normalize
@@ -39,7 +39,7 @@ from loadgen.render import text as as_text
 from loadgen.repeated import comparable_metrics
 from loadgen.runs.comparison_side import ComparedRun, Side, SideFacts
 
-EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
+EXAMPLE = repository_paths.DATA / "summary_example_rag_gpus.json"
 INSTANTS = (
     "first_byte_ns",
     "first_event_ns",

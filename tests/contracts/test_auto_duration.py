@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 from command_line import exits
 
 from loadgen.contracts.level_plan import LevelPlan
@@ -17,7 +17,12 @@ from loadgen.core import format
 from loadgen.core.errors import CombinedError
 
 SIM = ("--url", "sim:gb300-vm", "--seed", "1", "--progress", "off")
-PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
+PRICES = (
+    "--prices",
+    repository_paths.ROOT / "docs/prices.example.yaml",
+    "--shape",
+    "ND128isr_GB300_v6",
+)
 
 
 def write_contract(directory: Path, level: str, horizon: str = "12m") -> Path:
@@ -116,7 +121,7 @@ def test_a_level_that_was_shortened_is_not_extended(tmp_path: Path) -> None:
 
 @pytest.mark.commands
 def test_the_contract_of_the_guide_passes(tmp_path: Path) -> None:
-    text = (places.ROOT / "docs" / "guides" / "proof-of-concept.md").read_text("utf-8")
+    text = (repository_paths.ROOT / "docs" / "guides" / "proof-of-concept.md").read_text("utf-8")
     (contract,) = re.findall(r"(?m)^```yaml\n(# poc.yaml\n[\s\S]*?)^```", text)
     (tmp_path / "poc.yaml").write_text(contract)
     assert exits("validate", tmp_path / "poc.yaml", *SIM, "-o", tmp_path / "poc") == 0

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -22,7 +22,7 @@ from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated.capacity import Capacity, dump_capacity, load_capacity
 
-DATA = places.DATA
+DATA = repository_paths.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 GOOD = {
     "schema": 1,

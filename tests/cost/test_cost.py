@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import places
 import pytest
+import repository_paths
 from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +49,7 @@ from loadgen.pricing.units import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS
 from loadgen.render import text as as_text
 from loadgen.repeated.capacity import Capacity, dump_capacity
 
-DATA = places.DATA
+DATA = repository_paths.DATA
 GPUS = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 API = load_summary((DATA / "summary_example_qa_api.json").read_bytes())
 TODAY = date(2026, 11, 21)
@@ -278,7 +278,7 @@ def test_every_code_has_words_is_used_and_is_listed():
         "region_differs",
     }  # written with a condition
     assert raised | chosen == set(reasons.SENTENCES)
-    text = (places.ROOT / "docs/reference/costs.md").read_text()
+    text = (repository_paths.ROOT / "docs/reference/costs.md").read_text()
     listed = re.findall(r"(?m)^- `(\w+)`:", text.partition("## Note codes")[2])
     assert sorted(listed) == sorted(reasons.SENTENCES)
 

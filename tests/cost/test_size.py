@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import places
 import pytest
+import repository_paths
 from golden import check_golden
 from loadgen_sdk.price_file import PerToken
 from msgspec import structs
@@ -52,7 +52,7 @@ from loadgen.repeated.capacity import CAPACITY_FILE, Capacity, dump_capacity
 from loadgen.search.capacity_files import with_search_state
 from loadgen.search.search_results import SearchResult
 
-DATA = places.DATA
+DATA = repository_paths.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 CAPACITY = Capacity(rate_per_s=20.0, low_per_s=19.0, high_per_s=21.5, method="search", recipe="r")
 EVIDENCE = Evidence(name="vm", folder="vm", summaries=(RAG,), capacity=CAPACITY)
@@ -698,7 +698,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         "--users",
         "5000",
         "--prices",
-        str(places.ROOT / "docs" / "prices.example.yaml"),
+        str(repository_paths.ROOT / "docs" / "prices.example.yaml"),
         "--price",
         "vm=own dgx-h200",
         "--price",

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 import trace_rows
 from loadgen_sdk import Measurement, record_shape
 from refusals import refused
@@ -358,7 +358,7 @@ def test_recorded_traffic_sizes_what_it_replays(
         return (int(ending.value.code or 0), *capsys.readouterr())
 
     page = (
-        (places.ROOT / "docs/reference/sdk-telemetry.md")
+        (repository_paths.ROOT / "docs/reference/sdk-telemetry.md")
         .read_text("utf-8")
         .partition("## From production to load test")[2]
     )

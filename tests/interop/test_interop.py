@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 import runs
 import yaml
 from command_line import exits
@@ -39,8 +39,8 @@ from loadgen.render import text as as_text
 from loadgen.runs import records_csv, request_gaps
 from loadgen.runs.export import json_parts
 
-DATA = places.DATA / "rivals"
-EXPORTED_FIELDS = places.ROOT / "docs/reference/exports.md"
+DATA = repository_paths.DATA / "rivals"
+EXPORTED_FIELDS = repository_paths.ROOT / "docs/reference/exports.md"
 FILES = {
     "vllm_bench_serve.json": "vllm bench serve",
     "sglang_bench_serving.jsonl": "SGLang bench_serving",

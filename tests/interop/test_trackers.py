@@ -8,14 +8,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import places
 import pytest
+import repository_paths
 
 from loadgen.cli.app import main
 from loadgen.core.metrics.summary import load_summary
 from loadgen.interop import trackers
 
-EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
+EXAMPLE = repository_paths.DATA / "summary_example_rag_gpus.json"
 
 
 def test_every_metric_and_setting_is_logged() -> None:

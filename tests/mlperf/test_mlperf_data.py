@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import repository_paths
 from msgspec import structs
 from refusals import refused
 
 from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError
 from loadgen.mlperf import dataset, rules
 
-DATA = places.DATA
+DATA = repository_paths.DATA
 LLAMA = rules.load_rules().benchmarks["llama2-70b"]
 
 

@@ -6,8 +6,8 @@ import contextlib
 from datetime import date
 from decimal import Decimal
 
-import places
 import pytest
+import repository_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.price_file import PerToken
@@ -19,7 +19,7 @@ from loadgen.pricing import price_file, prices
 from loadgen.pricing.prices import Owned, Rented
 
 TODAY = date(2026, 11, 21)
-EXAMPLE = places.ROOT / "docs" / "prices.example.yaml"
+EXAMPLE = repository_paths.ROOT / "docs" / "prices.example.yaml"
 
 RENTED = """
 currency: USD

@@ -13,8 +13,8 @@ import termios
 from pathlib import Path
 from struct import pack
 
-import places
 import pytest
+import repository_paths
 from command_line import exits
 from msgspec.structs import replace
 
@@ -44,7 +44,7 @@ FACTS = ProgressFacts(
 @pytest.mark.parametrize("width", [60, 72, 100, 140])
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_no_line_of_a_report_is_wider_than_the_terminal(name: str, width: int) -> None:
-    report = text.report(load_summary((places.DATA / name).read_bytes()))
+    report = text.report(load_summary((repository_paths.DATA / name).read_bytes()))
     lines = as_text.render(report, width=width).splitlines()
     too_wide = [line for line in lines if len(line) > width and " " in line.strip()]
     assert too_wide == []

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 from compare_responses import HEAD, as_reads, check_response, chunked, read_response
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ compiled = pytest.importorskip(
 RELAXED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # the machine may be busy
-TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
+TRANSCRIPTS = sorted((repository_paths.DATA / "transcripts").glob("*/*.http"))
 END = b"0\r\n\r\n"
 
 TEXTS = [

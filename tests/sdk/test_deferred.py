@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.request import Completion
@@ -20,7 +20,7 @@ from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 RELAXED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # the machine may be busy
-TRANSCRIPTS = sorted((places.DATA / "transcripts").glob("*/*.http"))
+TRANSCRIPTS = sorted((repository_paths.DATA / "transcripts").glob("*/*.http"))
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 import trustme
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
@@ -23,7 +23,7 @@ from servers import start
 
 from loadgen.sim.server.options import Options
 
-RECORDED = json.loads((places.TESTS / "data/transcripts/probe.json").read_text())
+RECORDED = json.loads((repository_paths.TESTS / "data/transcripts/probe.json").read_text())
 KEY = "sk-very-secret-key-1234"
 JSON = {"content-type": "application/json"}
 RECORDED_LENGTHS = OutputLengths(shortest=1, longest=8)

@@ -7,8 +7,8 @@ import json
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import places
 import pytest
+import repository_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.request import NEVER, Completion, Usage
@@ -19,7 +19,7 @@ from loadgen_sdk.wire_formats.response_reader import NOT_STREAMED, NOT_UTF8, Res
 from loadgen_sdk.wire_formats.sse import NamedEvent
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
-TRANSCRIPTS = places.DATA / "transcripts"
+TRANSCRIPTS = repository_paths.DATA / "transcripts"
 
 
 def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import places
 import pytest
+import repository_paths
 from canned import CHAT, CHAT_EVENTS, answer, events, serving
 from loadgen_sdk import (
     Budget,
@@ -305,7 +305,7 @@ per_token:
 
 @pytest.mark.parametrize("text", ["", DATED])
 def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Path) -> None:
-    file = places.ROOT / "docs" / "prices.example.yaml"
+    file = repository_paths.ROOT / "docs" / "prices.example.yaml"
     if text:
         file = tmp_path / "prices.yaml"
         file.write_text(text)

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import openai
-import places
 import pytest
+import repository_paths
 from canned import CHAT, CHAT_EVENTS, answer, chunk, events, serving
 from loadgen_sdk import Measurement, instrument
 from loadgen_sdk.app.processor_wait import processor_wait_ns
@@ -59,7 +59,9 @@ def test_an_instrumented_call_says_how_long_it_waited_for_a_processor() -> None:
 @pytest.mark.processes
 def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent() -> None:
     command = [sys.executable, "-c", FIRST_RESPONSE]
-    done = subprocess.run(command, cwd=places.TESTS, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=repository_paths.TESTS, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "True"
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import places
 import pytest
+import repository_paths
 from servers import start
 
 from loadgen import Result
@@ -21,7 +21,7 @@ from loadgen.pytest_plugin import NotValid
 from loadgen.sim.server.options import Options
 
 PAGES = [
-    places.ROOT / "docs" / page
+    repository_paths.ROOT / "docs" / page
     for page in (
         "reference/sdk.md",
         "reference/sdk-limits.md",
@@ -87,11 +87,17 @@ def checked(tmp_path: Path, *command: str) -> None:
 @pytest.mark.commands
 @pytest.mark.processes
 def test_the_examples_are_typed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mypy", "--config-file", str(places.ROOT / "pyproject.toml")]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(repository_paths.ROOT / "pyproject.toml"),
+    ]
     if os.access(
-        places.ROOT, os.W_OK
+        repository_paths.ROOT, os.W_OK
     ):  # what mypy knows from the tree itself, a minute's work: only with its options
-        command += ["--cache-dir", str(places.ROOT / ".mypy_cache")]
+        command += ["--cache-dir", str(repository_paths.ROOT / ".mypy_cache")]
     checked(tmp_path, *command)
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import loadgen_sdk
-import places
 import pytest
+import repository_paths
 
 
 def test_every_public_name_exists_and_they_are_sorted() -> None:
@@ -23,7 +23,7 @@ def test_every_public_name_exists_and_they_are_sorted() -> None:
 
 
 def test_every_public_name_is_in_the_docs() -> None:
-    pages = (places.ROOT / "docs/reference").glob("sdk*.md")
+    pages = (repository_paths.ROOT / "docs/reference").glob("sdk*.md")
     text = "".join(page.read_text("utf-8") for page in pages)
     missing = [name for name in loadgen_sdk.__all__ if f"`{name}" not in text]
     assert not missing

@@ -15,13 +15,13 @@ import zipfile
 from pathlib import Path
 
 import loadgen_sdk
-import places
 import pytest
+import repository_paths
 
-ROOT = places.ROOT
-OWN = tomllib.loads((places.ROOT / "sdk" / "pyproject.toml").read_text())["project"]
+ROOT = repository_paths.ROOT
+OWN = tomllib.loads((repository_paths.ROOT / "sdk" / "pyproject.toml").read_text())["project"]
 NEEDS = [need for need in OWN["dependencies"] if "python_version" not in need]  # of this Python
-WHOLE = tomllib.loads((places.ROOT / "pyproject.toml").read_text())["project"]
+WHOLE = tomllib.loads((repository_paths.ROOT / "pyproject.toml").read_text())["project"]
 
 USE_OF_EVERYTHING = """
 import asyncio, importlib.util, sys
@@ -149,7 +149,7 @@ def test_it_runs_on_every_python_that_is_here(version: str) -> None:
         ).returncode
     ):
         pytest.skip(f"there is no python{version} with msgspec")
-    code = f"import sys; sys.path.insert(0, {str(places.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
+    code = f"import sys; sys.path.insert(0, {str(repository_paths.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
     ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import openai
-import places
 import pytest
+import repository_paths
 from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 from loadgen_sdk import (
     Measurement,
@@ -442,7 +442,7 @@ def test_batches_of_files() -> None:
     assert all(one.ttft_ms is None and one.e2e_ms is not None for one in told)
 
 
-SDK = places.ROOT / "sdk"
+SDK = repository_paths.ROOT / "sdk"
 START = """
 import site, sys
 for _ in range(2):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import places
 import pytest
+import repository_paths
 from command_line import exits
 from synthetic_searches import make_runner
 
@@ -38,7 +38,7 @@ from loadgen.search.search_settings import (
 
 pytestmark = pytest.mark.commands
 
-PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
+PLAIN = (repository_paths.DATA / "oracle" / "open.yaml").read_text()
 
 
 @pytest.mark.parametrize(

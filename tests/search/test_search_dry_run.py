@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import places
 import pytest
+import repository_paths
 from command_line import exits
 
 SLO = ("--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95", "--seed", "1")
-PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
+PRICES = (
+    "--prices",
+    repository_paths.ROOT / "docs/prices.example.yaml",
+    "--shape",
+    "ND128isr_GB300_v6",
+)
 
 
 def test_a_dry_run_states_trials_and_time_and_writes_nothing(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import places
 import pytest
+import repository_paths
 from command_line import exits
 from msgspec.structs import replace
 from synthetic_searches import (
@@ -47,7 +47,7 @@ from loadgen.search.search_settings import (
 
 pytestmark = pytest.mark.commands
 
-PLAIN = (places.DATA / "oracle" / "open.yaml").read_text()
+PLAIN = (repository_paths.DATA / "oracle" / "open.yaml").read_text()
 PASSES_UP_TO = 100.0  # at the ordinary length of a trial
 LASTS_UP_TO = 97.0  # at twice that length
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import places
 import pytest
+import repository_paths
 import runs
 from browser import Browser, find
 from canned import answering
@@ -31,7 +31,7 @@ from loadgen.ui.results_list import is_collection, results_in
 from loadgen.ui.server import ResultsServer
 from loadgen.ui.stored_result import distinct_workloads
 
-DATA = places.DATA
+DATA = repository_paths.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
 PER_REQUEST = RAG.tokens.steady_output_per_s or 0.0
 

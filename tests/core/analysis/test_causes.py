@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 from make_examples import MS, blank
 from numpy.typing import NDArray
 
@@ -33,7 +33,7 @@ from loadgen.runs.text import render
 pytestmark = pytest.mark.commands
 
 
-sys.path.append(str(places.ROOT / "benchmarks"))
+sys.path.append(str(repository_paths.ROOT / "benchmarks"))
 BENCHMARK = importlib.import_module("causes")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import places
 import pytest
 import queueing
+import repository_paths
 import runs
 from command_line import exits
 from refusals import refused
@@ -20,7 +20,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import hardware, series
 from loadgen.runs import text
 
-EXAMPLE = places.ROOT / "docs" / "system.example.yaml"
+EXAMPLE = repository_paths.ROOT / "docs" / "system.example.yaml"
 SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s", "--seed", "1")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import make_figures
 import numpy as np
-import places
 import pytest
+import repository_paths
 import run_page
 from command_line import exits
 from make_examples import EXAMPLES
@@ -228,8 +228,8 @@ def test_only_its_definition_and_its_function_name_a_metric() -> None:
     """A figure is its row and its function; the stamp that it rests on has a column of its own."""
     key = re.compile(r"""["'.]first_answer(?:_ms)?\b(?!_ns)""")
     naming = {
-        str(file.relative_to(places.ROOT / "loadgen"))
-        for file in (places.ROOT / "loadgen").rglob("*.py")
+        str(file.relative_to(repository_paths.ROOT / "loadgen"))
+        for file in (repository_paths.ROOT / "loadgen").rglob("*.py")
         if key.search(file.read_text("utf-8"))
     }
     allowed = {

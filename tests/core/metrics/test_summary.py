@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import places
 import pytest
+import repository_paths
 import run_page
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
@@ -1077,7 +1077,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def test_exactly_the_fields_of_a_summary_are_documented() -> None:
-    text = (places.ROOT / "docs/reference/summary.md").read_text()
+    text = (repository_paths.ROOT / "docs/reference/summary.md").read_text()
     sections = {
         part.split("\n", 1)[0].strip(): part for part in re.split(r"^##+ ", text, flags=re.M)[1:]
     }
@@ -1100,7 +1100,7 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
 
 
 def test_every_code_has_a_sentence_and_is_documented() -> None:
-    text = (places.ROOT / "docs/reference/summary.md").read_text()
+    text = (repository_paths.ROOT / "docs/reference/summary.md").read_text()
     section = text.partition("## Reason codes")[2].partition("\n## ")[0]
     listed = set(re.findall(r"(?m)^- `(\w+)`:", section))
     only_words = {

@@ -6,8 +6,8 @@ import itertools
 import random
 from types import SimpleNamespace
 
-import places
 import pytest
+import repository_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import train
@@ -32,7 +32,7 @@ from loadgen.core.workload import (
 from loadgen.core.workload.request_kinds import Chunks, Images
 
 CL100K = tokens.load_tokenizer(None)
-WORKLOADS = places.ROOT / "workloads"
+WORKLOADS = repository_paths.ROOT / "workloads"
 UNIFORM = UniformTokens.model_construct(min=0, max=400)
 
 

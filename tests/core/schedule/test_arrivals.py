@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.arrivals import Arrivals
 
-ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
+ORACLE = json.loads((repository_paths.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
 SEED = ORACLE["seed_v5.1"]["schedule"]
 S = 1_000_000_000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 from command_line import exits
 from make_examples import blank, seen
 from numpy.typing import NDArray
@@ -339,7 +339,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = tmp_path / "rag.yaml"  # the packaged profile with shorter answers
-    profile = (places.ROOT / "workloads" / "rag.yaml").read_text()
+    profile = (repository_paths.ROOT / "workloads" / "rag.yaml").read_text()
     short.write_text(re.sub(r"output_tokens: *\d+", "output_tokens: 128", profile))
     common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
     search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")

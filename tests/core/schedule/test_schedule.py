@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import places
 import pytest
+import repository_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_workloads import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
@@ -31,7 +31,7 @@ from loadgen.core.workload import (
     load,
 )
 
-ORACLE = json.loads((places.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
+ORACLE = json.loads((repository_paths.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
 
 
 def lines(whole: Schedule) -> list[Slot]:
