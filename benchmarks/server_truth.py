@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import rig
 import uvloop
-from canned import COUNT, chunk, events, serving
 from loadgen_sdk.app.client import Client
 from loadgen_sdk.request import Request
 from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
+from scripted_server import COUNT, chunk, events, serving
 
 from loadgen.core import seeds
 from loadgen.core.execution.plan import Settings

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import msgspec
 import pytest
 import repository_paths
-from canned import answering
 from command_line import exits
 from loadgen_sdk import plugins as sdk_plugins
 from make_packages import ROOT
@@ -24,6 +23,7 @@ from msgspec.structs import replace
 from plugin_packages import install
 from refusals import refused
 from report_text import figures, of_page
+from scripted_server import answering
 
 import loadgen
 from loadgen import plugins, result_kinds

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from canned import answering
 from command_line import exits
 from loadgen_sdk.probe.server_detection import match_profiles
 from loadgen_sdk.wire_formats.server_profiles import SERVERS
 from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
 from loadgen_sdk.wire_formats.server_timing_lookup import find_timing_parser, parse_server_timing
 from plugin_packages import forgetting, install
+from scripted_server import answering
 
 import loadgen
 from loadgen import plugins

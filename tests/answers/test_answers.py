@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canned import events, serving
 from golden import check_golden
 from msgspec.structs import replace
 from refusals import refused
+from scripted_server import events, serving
 from servers import start
 
 from loadgen.answers import scores

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import pytest
 import repository_paths
-from canned import answering
 from refusals import refused
+from scripted_server import answering
 
 from loadgen.cli.app import run_command_line
 from loadgen.cli.resume import arguments_to_type_again, resume_arguments

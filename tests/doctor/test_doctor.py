@@ -16,8 +16,8 @@ from signal import SIGCONT, SIGSTOP
 from threading import Thread
 from typing import Any
 
-import canned
 import pytest
+import scripted_server
 import trustme
 from golden import check_golden
 from loadgen_sdk.probe.http_types import HttpResponse
@@ -75,8 +75,12 @@ def test_a_sound_trtllm_like_endpoint() -> None:
 
 def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 99}
-    events = [canned.chunk("a"), canned.chunk(finish="length"), {"choices": [], "usage": usage}]
-    with canned.serving(canned.events(*events)) as server:
+    events = [
+        scripted_server.chunk("a"),
+        scripted_server.chunk(finish="length"),
+        {"choices": [], "usage": usage},
+    ]
+    with scripted_server.serving(scripted_server.events(*events)) as server:
         settings = Settings(url=server.url, model="m", server="generic")
         found = {one.check: one for one in asyncio.run(doctor.examine(settings))}
     assert found["usage"].state == WARNING and "cached" in found["usage"].observed
@@ -541,11 +545,11 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
             )
 
         def said(self, status: int, value: Any) -> None:
-            self.wfile.write(canned.answer(value, f"{status} x"))
+            self.wfile.write(scripted_server.answer(value, f"{status} x"))
 
         def log_message(self, *_: Any) -> None: ...
 
-    with canned.running(Embeds) as url:
+    with scripted_server.running(Embeds) as url:
         found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
     (target,) = [one for one in found if one.check == "target"]
     assert "too large" in target.observed

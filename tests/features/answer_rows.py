@@ -10,9 +10,9 @@ from typing import Any
 import loadgen_sdk
 import trustme
 import yaml
-from canned import answer, events, serving
 from feature_bench import PLAIN, ROOT, Bench, Feature, MissingFieldError, Ran
 from load_rows import TENANTS
+from scripted_server import answer, events, serving
 from servers import start
 
 from loadgen import formats

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import trace_rows
-from canned import events, serving
 from feature_bench import PLAIN, ROOT, Bench, Feature
+from scripted_server import events, serving
 
 from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, CHAT_EVENTS, answer, events, serving
 from loadgen_sdk import Measurement, OpenTelemetry, instrument, measurement_of
+from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 WAYS = ("blocking", "async")

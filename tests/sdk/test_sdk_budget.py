@@ -13,7 +13,6 @@ from typing import Any
 import openai
 import pytest
 import repository_paths
-from canned import CHAT, CHAT_EVENTS, answer, events, serving
 from loadgen_sdk import (
     Budget,
     BudgetExceeded,
@@ -35,6 +34,7 @@ from loadgen_sdk.app.budget import (
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
+from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.pricing.price_file import load_prices

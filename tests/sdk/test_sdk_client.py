@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from canned import CHAT, CHAT_EVENTS, HANG, answer, chunk, cut, events, serving
 from loadgen_sdk import (
     BlockingClient,
     Client,
@@ -28,6 +27,7 @@ from loadgen_sdk import (
     latest_measurement,
 )
 from refusals import refused
+from scripted_server import CHAT, CHAT_EVENTS, HANG, answer, chunk, cut, events, serving
 from servers import start
 
 from loadgen.sim.server.options import Options

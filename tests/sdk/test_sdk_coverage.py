@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, COUNT, RESPONSE, RESPONSE_EVENTS, answer, chunk, events, serving
 from loadgen_sdk import Measurement, TokenPrice, instrument, measurement_of
 from pydantic import BaseModel
+from scripted_server import CHAT, COUNT, RESPONSE, RESPONSE_EVENTS, answer, chunk, events, serving
 
 if not hasattr(openai.OpenAI(api_key="k"), "responses"):
     pytest.skip(f"openai {openai.__version__} has no responses", allow_module_level=True)

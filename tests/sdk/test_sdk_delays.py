@@ -8,14 +8,14 @@ import sys
 import openai
 import pytest
 import repository_paths
-from canned import CHAT, CHAT_EVENTS, answer, chunk, events, serving
 from loadgen_sdk import Measurement, instrument
 from loadgen_sdk.app.processor_wait import processor_wait_ns
+from scripted_server import CHAT, CHAT_EVENTS, answer, chunk, events, serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 FIRST_RESPONSE = """
 import openai
-from canned import RESPONSE_EVENTS, events, serving
+from scripted_server import RESPONSE_EVENTS, events, serving
 from loadgen_sdk import instrument
 told = []
 with serving(events(*RESPONSE_EVENTS)) as server:

@@ -9,7 +9,6 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, CHAT_EVENTS, answer, cut, events, serving
 from loadgen_sdk import (
     Client,
     Fallback,
@@ -24,6 +23,7 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.fallback import Circuit
 from refusals import refused
+from scripted_server import CHAT, CHAT_EVENTS, answer, cut, events, serving
 
 ASK: dict[str, Any] = {"model": "large", "messages": [{"role": "user", "content": "Hello"}]}
 BUSY = answer({"error": {}}, "503 Service Unavailable")

@@ -17,7 +17,6 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from loadgen_sdk import (
     Fallback,
     Measurement,
@@ -30,6 +29,7 @@ from loadgen_sdk import (
 from loadgen_sdk.app.budget import MemoryBudgetStore
 from loadgen_sdk.app.fallback import Circuit
 from loadgen_sdk.app.finishing import flush
+from scripted_server import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

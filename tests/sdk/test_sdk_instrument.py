@@ -14,21 +14,6 @@ from typing import Any, TypeVar
 import openai
 import pydantic
 import pytest
-from canned import (
-    CHAT,
-    CHAT_EVENTS,
-    COMPLETION,
-    COMPLETION_EVENTS,
-    HANG,
-    RESPONSE,
-    RESPONSE_EVENTS,
-    Canned,
-    answer,
-    chunk,
-    cut,
-    events,
-    serving,
-)
 from loadgen_sdk import (
     Budget,
     ClientError,
@@ -48,6 +33,21 @@ from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.measurement import attach
 from loadgen_sdk.app.prompt_text import read_prompt
 from refusals import refused
+from scripted_server import (
+    CHAT,
+    CHAT_EVENTS,
+    COMPLETION,
+    COMPLETION_EVENTS,
+    HANG,
+    RESPONSE,
+    RESPONSE_EVENTS,
+    Canned,
+    answer,
+    chunk,
+    cut,
+    events,
+    serving,
+)
 
 PROMPT = "the secret prompt"
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from canned import answer, events, running
 from loadgen_sdk import (
     Budget,
     Measurement,
@@ -17,6 +16,7 @@ from loadgen_sdk import (
     instrument,
     record_shape,
 )
+from scripted_server import answer, events, running
 
 USAGE = {
     "input_tokens": 12,

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 import repository_paths
-from canned import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 from loadgen_sdk import (
     Measurement,
     Retry,
@@ -23,6 +22,7 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.finishing import flush
 from openai.types.chat import ChatCompletionChunk
+from scripted_server import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 
 USAGE = {
     "input_tokens": 3,

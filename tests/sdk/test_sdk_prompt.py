@@ -10,7 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, answer, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Throttle, instrument, record_shape
@@ -23,6 +22,7 @@ from loadgen_sdk.app.media_tokens import (
     sound_tokens,
 )
 from loadgen_sdk.app.prompt_text import estimated_tokens, read_prompt
+from scripted_server import CHAT, answer, serving
 
 
 def png(width: int, height: int, padding: int = 0) -> str:

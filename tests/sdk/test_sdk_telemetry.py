@@ -13,7 +13,6 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, CHAT_EVENTS, answer, events, serving
 from loadgen_sdk import (
     Measurement,
     OpenTelemetry,
@@ -27,6 +26,7 @@ from loadgen_sdk import (
 from loadgen_sdk.app.backlog import MAX_UNCOUNTED
 from loadgen_sdk.app.finishing import flush
 from refusals import refused
+from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("prometheus_client")

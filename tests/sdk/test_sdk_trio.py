@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from canned import CHAT, answer, serving
 from loadgen_sdk import Measurement, Retry, Throttle, ThrottleTimeout, WrongUse, instrument
 from refusals import refused
+from scripted_server import CHAT, answer, serving
 
 BUSY = answer({"error": {"message": "down"}}, "500 Internal Server Error")
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canned import Heard, answer, events, serving
 from command_line import exits
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
@@ -19,6 +18,7 @@ from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from runs import NO_PAGES
+from scripted_server import Heard, answer, events, serving
 from servers import log, shared, start
 
 from loadgen.cli.settings import build_settings

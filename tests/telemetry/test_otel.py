@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canned import running
 from command_line import exits
 from refusals import refused
+from scripted_server import running
 
 from loadgen.core.errors import UserError
 from loadgen.core.requests.trace_context import TraceContext

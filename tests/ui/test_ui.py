@@ -17,7 +17,7 @@ import pytest
 import repository_paths
 import runs
 from browser import Browser, find
-from canned import answering
+from scripted_server import answering
 
 from loadgen.cli.app import run_command_line
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, load_summary

@@ -160,9 +160,9 @@ def test_invalid_chunks_are_refused(more: str, shape: str, code: str, tmp_path: 
 def test_each_server_type_has_its_cache_reset_request() -> None:
     import asyncio
 
-    from canned import answer, serving
     from loadgen_sdk.transport.target import Target
     from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
+    from scripted_server import answer, serving
 
     from loadgen.core.sidecars import cache_reset
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import canned
 import pytest
+import scripted_server
 
 import loadgen
 
@@ -34,11 +34,11 @@ def piece(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 
 def stream(*pieces: dict[str, Any], finish: str = "length", **counts: Any) -> bytes:
     usage = {"choices": [], "usage": COUNTS | counts}
-    return canned.events(*pieces, piece(finish), usage)
+    return scripted_server.events(*pieces, piece(finish), usage)
 
 
 def summary_of(response: bytes, out: Path, **options: Any) -> Any:
-    with canned.serving(response) as server:
+    with scripted_server.serving(response) as server:
         return loadgen.run(url=server.url, out=str(out), **LOAD | options).summary
 
 
@@ -84,7 +84,7 @@ def test_output_in_unknown_fields_leaves_ttft_undecided(tmp_path: Path) -> None:
 
 def test_one_object_where_a_stream_was_requested_leaves_ttft_undecided(tmp_path: Path) -> None:
     message = {"message": {"content": "ab"}, "finish_reason": "stop"}
-    response = canned.answer({"choices": [message], "usage": COUNTS})
+    response = scripted_server.answer({"choices": [message], "usage": COUNTS})
     summary = summary_of(response, tmp_path / "r", slo=["ttft:10s:p50"])
     assert summary.requests.ok == 12 and summary.ttft_ms.p50 is None
     assert summary.e2e_ms.p50 is not None

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import run_page
-from canned import Heard, answer, events, serving
 from refusals import refused
 from runs import NO_PAGES
+from scripted_server import Heard, answer, events, serving
 
 from loadgen.cli.settings import build_settings
 from loadgen.compare.comparison import compare

@@ -9,9 +9,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import canned
 import numpy as np
 import pytest
+import scripted_server
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
 from runs import NO_PAGES
@@ -433,7 +433,9 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     assert summary.sessions.duration_ms.max == times[-1] / 1e6
 
 
-def heard_requests(server: canned.Canned) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
+def heard_requests(
+    server: scripted_server.Canned,
+) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
     """Yield the number, body and headers of each request of the load."""
     for heard in server.heard:
         name = heard.headers.get("x-request-id", "")
@@ -447,7 +449,7 @@ def said(text: str, *calls: dict[str, Any]) -> bytes:
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
     start = {"id": "x", "object": "chat.completion.chunk", "model": "m"}
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
-    return canned.events(
+    return scripted_server.events(
         {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         {
             **start,
@@ -480,7 +482,7 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
         request_rate="40",
         num_requests="6",
     )
-    with canned.serving(said("so be it", call)) as server:
+    with scripted_server.serving(said("so be it", call)) as server:
         settings = Settings(
             url=server.url,
             model="m",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canned import running
+from scripted_server import running
 
 import loadgen
 from loadgen.core.errors import CombinedError

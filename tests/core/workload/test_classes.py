@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 import run_page
-from canned import events, serving
 from msgspec import structs
 from refusals import refused
 from runs import NO_PAGES
+from scripted_server import events, serving
 from servers import start
 
 from loadgen.compare.comparison import compare
