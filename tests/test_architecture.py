@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grimp
 import make_packages
-import parsed
+import parsed_modules
 import pytest
 from make_packages import FOLDERS, README, ROOT
 
@@ -56,7 +56,7 @@ def named(file: Path) -> str:
 @cache
 def trees() -> dict[str, ast.Module]:
     """Every module by its name, parsed."""
-    return {named(file): tree for file, tree in parsed.trees().items()}
+    return {named(file): tree for file, tree in parsed_modules.trees().items()}
 
 
 @cache
@@ -237,7 +237,7 @@ def test_text_files_are_utf_8_on_every_machine() -> None:
         "read_text": r"\.read_text",
         "write_text": r"\.write",
     }
-    for file, nodes in parsed.nodes().items():
+    for file, nodes in parsed_modules.nodes().items():
         for call in (node for node in nodes if isinstance(node, ast.Call)):
             text = calls.get(getattr(call.func, "attr", getattr(call.func, "id", "")))
             if (

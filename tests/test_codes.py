@@ -9,7 +9,7 @@ from typing import get_args
 
 import loadgen_sdk.errors
 import make_codes
-import parsed
+import parsed_modules
 import pytest
 from make_codes import ROOT
 
@@ -107,7 +107,9 @@ def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
 
 def modules() -> dict[str, list[ast.AST]]:
     """The nodes of every module, by its path."""
-    return {file.relative_to(ROOT).as_posix(): found for file, found in parsed.nodes().items()}
+    return {
+        file.relative_to(ROOT).as_posix(): found for file, found in parsed_modules.nodes().items()
+    }
 
 
 def test_nothing_looks_for_words_in_a_message() -> None:
