@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import repository_paths
-import runs
+import run_fixtures
 
 from loadgen.core.results import store
 from loadgen.core.server_metrics.series import FILE
@@ -56,7 +56,7 @@ def _execute(module: ast.Module, variables: dict[str, Any]) -> None:
 
 def _write_run(folder: Path) -> None:
     """Write a finished run with a sample of the metrics page of its server."""
-    runs.write(folder)
+    run_fixtures.write(folder)
     compactor = Compactor(folder)
     assert compactor.finish()
     store.delete_record_log(folder)

@@ -26,7 +26,7 @@ from loadgen_sdk.transport.target import Target
 from msgspec.structs import replace
 from ray_nodes import kill, started
 from refusals import refused
-from runs import NO_PAGES, says, when_started
+from run_fixtures import NO_PAGES, says, when_started
 from servers import log, shared
 
 from loadgen.cluster import clock_sync, node_agent, node_facts, placement, ray_process

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import repository_paths
-import runs
+import run_fixtures
 from command_line import exits
 from golden import check_golden, normalize
 from hypothesis import given
@@ -63,7 +63,7 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
 
 
 def run(found: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
-    manifest = runs.manifest(name, len(found), **changed)
+    manifest = run_fixtures.manifest(name, len(found), **changed)
     return ComparedRun(name=name, summary=summarize(manifest, found), manifest=manifest, rows=found)
 
 
@@ -741,8 +741,8 @@ def test_markdown_cells_cannot_break_the_table() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = str(runs.write(tmp_path / "a", rows(1, 300)))
-    b = str(runs.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
+    a = str(run_fixtures.write(tmp_path / "a", rows(1, 300)))
+    b = str(run_fixtures.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
     assert exits("compare", a, b) == 0
     assert "runs differ" in capsys.readouterr().out
     assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 4, (
@@ -755,7 +755,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     for name, by in (("a", 1.0), ("b", 1.5)):
         for seed in (3, 4, 5):
-            runs.write(tmp_path / f"{name}s" / f"r{seed}", slower(rows(seed + len(name), 300), by))
+            run_fixtures.write(
+                tmp_path / f"{name}s" / f"r{seed}", slower(rows(seed + len(name), 300), by)
+            )
     a, b = str(tmp_path / "as"), str(tmp_path / "bs")
     xml = tmp_path / "out.xml"
     assert (
@@ -771,7 +773,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_command_refuses_what_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a = str(runs.write(tmp_path / "a", rows(1, 60)))
+    a = str(run_fixtures.write(tmp_path / "a", rows(1, 60)))
     assert exits("compare", a) == 2
     assert exits("compare", a, str(tmp_path / "none")) == 2
     assert "no such file or folder" in capsys.readouterr().err
@@ -779,7 +781,7 @@ def test_the_command_refuses_what_cannot_be_compared(
     assert exits("compare", a, str(tmp_path / "empty")) == 2
     assert "run.json" in capsys.readouterr().err
     for i in (1, 2):
-        runs.write(
+        run_fixtures.write(
             tmp_path / "mixed" / f"c{i}",
             rows(i, 60),
             fingerprints=Fingerprints(recipe=f"recipe {i}"),
@@ -789,7 +791,7 @@ def test_the_command_refuses_what_cannot_be_compared(
     assert exits("compare", a, a, "--confidence", "wrong") == 2
     bad = rows(1, 60)
     send_late(bad)
-    assert exits("compare", a, str(runs.write(tmp_path / "bad", bad))) == 3
+    assert exits("compare", a, str(run_fixtures.write(tmp_path / "bad", bad))) == 3
 
 
 def test_the_command_takes_folders_of_repeats(
@@ -797,7 +799,7 @@ def test_the_command_takes_folders_of_repeats(
 ) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (3, 4))):
         for seed in seeds:
-            runs.write(tmp_path / name / f"r{seed}", rows(seed, 60))
+            run_fixtures.write(tmp_path / name / f"r{seed}", rows(seed, 60))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
     assert "run-to-run variation" not in capsys.readouterr().out
 
@@ -810,9 +812,9 @@ def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
 ) -> None:
     """One INVALID repeat of three made every line "inconclusive", at 5.4 times the latency."""
     for seed in (1, 2, 3):
-        runs.write(tmp_path / "a" / f"r{seed}", rows(seed, 700))
-        runs.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
-    runs.write(tmp_path / "b" / "r4", rows(9, FEWER_THAN_A_RUN_NEEDS))
+        run_fixtures.write(tmp_path / "a" / f"r{seed}", rows(seed, 700))
+        run_fixtures.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
+    run_fixtures.write(tmp_path / "b" / "r4", rows(9, FEWER_THAN_A_RUN_NEEDS))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 0
     found = json.loads(capsys.readouterr().out)["comparison"]
     assert found["valid"] and found["runs"] == [3, 3]
@@ -825,8 +827,8 @@ def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in (1, 2):
-        runs.write(tmp_path / "a" / f"r{seed}", rows(seed, 300))
-        runs.write(tmp_path / "b" / f"r{seed}", rows(seed + 5, FEWER_THAN_A_RUN_NEEDS))
+        run_fixtures.write(tmp_path / "a" / f"r{seed}", rows(seed, 300))
+        run_fixtures.write(tmp_path / "b" / f"r{seed}", rows(seed + 5, FEWER_THAN_A_RUN_NEEDS))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 3
     found = json.loads(capsys.readouterr().out)["comparison"]
     assert not found["valid"] and found["runs"] == [2, 2]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import runs
+import run_fixtures
 from queueing import rows
 
 from loadgen.contracts.recorded_run import RecordedRun
@@ -21,7 +21,7 @@ def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path)
     records = rows(3, 700)
     records["status"][::7] = DROPPED
     classes = (ClassPlan(name="a", share=0.5), ClassPlan(name="b", share=0.5))
-    run_dir = runs.write(tmp_path / "r", records, classes=classes)
+    run_dir = run_fixtures.write(tmp_path / "r", records, classes=classes)
     (run_dir / "requests").mkdir()
     write(run_dir / "requests" / store.MERGED, [to_table(records, [])])
     (run_dir / "summary.json").write_bytes(dump_summary(summarize(*store.read_run(run_dir))))

@@ -20,7 +20,7 @@ import pytest
 from command_line import exits
 from golden import check_golden, normalize
 from queueing import rows, run
-from runs import write as write_run
+from run_fixtures import write as write_run
 
 from loadgen.contracts import prediction, sections
 from loadgen.contracts.judge import TermJudge, judge_levels

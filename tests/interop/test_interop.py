@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import repository_paths
-import runs
+import run_fixtures
 import yaml
 from command_line import exits
 from hypothesis import given
@@ -191,7 +191,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         ("output_tokens", (5 / ms, 5 / ms)),
     ):
         records[field] = np.array([round(value * ms) for value in values])
-    made = other_definitions.theirs(runs.manifest("r", 2), records, [])
+    made = other_definitions.theirs(run_fixtures.manifest("r", 2), records, [])
     vllm, guidellm, sglang = (
         made["vllm bench serve"],
         made["GuideLLM"],
@@ -211,9 +211,9 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = other_definitions.theirs(runs.manifest("r", 2, api="completions"), records, [])[
-        "vllm bench serve"
-    ]
+    completions = other_definitions.theirs(
+        run_fixtures.manifest("r", 2, api="completions"), records, []
+    )["vllm bench serve"]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
@@ -262,7 +262,7 @@ NAMES = {
 def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, tool: str) -> None:
     records = rows(3, 700)
     fail(records, 0.1)
-    stored = store.read_run(runs.write(tmp_path / "r", records))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     summary = summarize(*stored)
     made = getattr(export, form)(summary, stored)
     back = reader.parse_result(b"".join(json_parts(made)))
@@ -293,7 +293,7 @@ def keys(value: Any) -> set[str]:
 def test_exports_have_the_fields_of_real_files(
     tmp_path: Path, form: str, file: str, lacking: set[str]
 ) -> None:
-    stored = store.read_run(runs.write(tmp_path / "r", rows(3, 700)))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r", rows(3, 700)))
     made = getattr(export, form)(summarize(*stored), stored)
     assert keys(VALUES[file]) - set(made) == lacking
     if form == "inference_perf":
@@ -311,7 +311,7 @@ def test_exports_have_the_fields_of_real_files(
 
 def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     """Neither all rows nor the file are in memory at once, which once took 2.2 to 2.8 GB."""
-    folder = runs.write(tmp_path / "r", found := rows(3, 700))
+    folder = run_fixtures.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
     write(
         folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])]
@@ -356,7 +356,7 @@ def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
 ) -> None:
     records = rows(3, 700)
     fail(records, 0.1)
-    stored = store.read_run(runs.write(tmp_path / "r", records))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     summary = summarize(*stored)
     made = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
     back = reader.parse_result(made.encode())
@@ -417,7 +417,7 @@ def test_csv_has_a_line_per_request(
 ) -> None:
     records = rows(1, 50)
     fail(records, 0.2)
-    folder = runs.write(tmp_path / "r", records)
+    folder = run_fixtures.write(tmp_path / "r", records)
     assert exits("export", str(folder), "--as", "csv") == 0
     lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
     assert len(lines) == 50 and {"ttft_ms", "tpot_ms", "e2e_ms", "input_tokens"} <= set(lines[0])
@@ -441,8 +441,8 @@ def test_csv_says_which_rows_the_report_leaves_out(
     warmed = rows(1, 50)
     warmed["stage"][10:] = 1
     folders = (
-        runs.write(tmp_path / "w", warmed, stages=stages),
-        runs.write(tmp_path / "r", rows(1, 50)),
+        run_fixtures.write(tmp_path / "w", warmed, stages=stages),
+        run_fixtures.write(tmp_path / "r", rows(1, 50)),
     )
     for folder, said in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
@@ -452,7 +452,7 @@ def test_csv_says_which_rows_the_report_leaves_out(
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = runs.write(tmp_path / "r", rows(1, 50))
+    folder = run_fixtures.write(tmp_path / "r", rows(1, 50))
     out = tmp_path / "vllm.json"
     assert exits("export", str(folder), "--as", "vllm", "-o", str(out)) == 0
     assert exits("report", str(out), "--html", str(tmp_path / "page.html")) == 0
@@ -495,7 +495,7 @@ def test_of_several_runs_one_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("r1", "r2"):
-        runs.write(tmp_path / "repeated" / name, rows(1, 50))
+        run_fixtures.write(tmp_path / "repeated" / name, rows(1, 50))
     (tmp_path / "repeated" / "repeats.json").write_text("{}")
     assert exits("export", str(tmp_path / "repeated"), "--as", "csv") == 2
     assert "give the directory of one of them" in capsys.readouterr().err
@@ -517,7 +517,7 @@ def test_an_official_mlperf_log_stands_beside_our_runs(
     found = reader.read_result(log)
     assert found.tool == "MLPerf LoadGen" and found.metrics["tokens.output_per_s"] == 1000.5
     assert found.metrics["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
-    run_dir = runs.write(tmp_path / "r", rows(1, 50))
+    run_dir = run_fixtures.write(tmp_path / "r", rows(1, 50))
     assert exits("compare", str(run_dir), str(tmp_path), "--full") == 0
     assert "MLPerf LoadGen" in capsys.readouterr().out
     line = {"key": "result_invalid_reason", "value": "Increase the duration."}
@@ -592,7 +592,7 @@ def run_whose_last_request_fails_late(tmp_path: Path) -> tuple[Summary, store.St
     records["kind"][last] = KINDS.index("http_5xx")
     for column in ("first_token_ns", "last_token_ns", "end_ns", "output_tokens"):
         records[column][last] = -1
-    stored = store.read_run(runs.write(tmp_path / "r", records))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     return summarize(*stored), stored
 
 

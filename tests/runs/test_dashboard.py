@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
+import run_fixtures
 from numpy.typing import NDArray
 from queueing import fail, rows
 from rich.console import Console
@@ -39,7 +39,7 @@ S = 1_000_000_000
 
 def status_of(records: NDArray[np.void], now_s: float, **manifest: object) -> LiveStatus:
     """Return the status after the records were added in several parts, in order of their end."""
-    status = LiveStatus(runs.manifest("r", len(records), **manifest))
+    status = LiveStatus(run_fixtures.manifest("r", len(records), **manifest))
     for part in np.array_split(records[np.argsort(records["done_ns"])], 7):
         status.add_records(part)
     status.now_s = now_s
@@ -56,7 +56,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     records = rows(1, 800)
     fail(records, 0.05)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 5),))
-    summary = summarize(runs.manifest("r", 800, slo=slo), records)
+    summary = summarize(run_fixtures.manifest("r", 800, slo=slo), records)
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
     assert SUPPORT["p99"] < 800
     for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
@@ -88,7 +88,7 @@ def test_stage_time_left_and_worker_samples() -> None:
         StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S),
         StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S),
     )
-    status = LiveStatus(runs.manifest("r", 300, stages=stages))
+    status = LiveStatus(run_fixtures.manifest("r", 300, stages=stages))
     status.add_worker_samples(
         WorkerSample(t_s=t, worker=worker, in_flight=3, cpu_share=0.1 * worker)
         for t in range(1, 21)
@@ -110,13 +110,13 @@ def test_objectives_are_judged_since_the_start() -> None:
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
     assert status.latency("ttft").is_met is False
     assert status.latency("tpot").is_met is True
-    empty = LiveStatus(runs.manifest("r", 0, slo=slo))
+    empty = LiveStatus(run_fixtures.manifest("r", 0, slo=slo))
     assert empty.latency("ttft").is_met is None
     assert empty.attainment is None
 
 
 def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
-    status = LiveStatus(runs.manifest("r", 600))
+    status = LiveStatus(run_fixtures.manifest("r", 600))
     for second in range(1, 100):
         status.add_server_samples(
             MetricSample(
@@ -150,14 +150,14 @@ def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
 
 
 def test_a_dashboard_without_records_is_drawn() -> None:
-    status = LiveStatus(runs.manifest("r", 0, stages=()))
+    status = LiveStatus(run_fixtures.manifest("r", 0, stages=()))
     status.now_s = 0.1
     assert "- / -" in text_of(status)
 
 
 def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None:
     records = rows(5, 30)
-    run_dir = runs.write(tmp_path / "r", records)
+    run_dir = run_fixtures.write(tmp_path / "r", records)
     tail = Tail(run_dir)
     path = run_dir / "spool" / "w0.rows"
     data = path.read_bytes()
@@ -182,13 +182,13 @@ def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None
 
 
 def test_a_snapshot_shows_what_is_in_the_record_log(tmp_path: Path) -> None:
-    run_dir = runs.write(tmp_path / "r", rows(6, 200))
+    run_dir = run_fixtures.write(tmp_path / "r", rows(6, 200))
     assert "200/200" in snapshot(run_dir)
 
 
 @pytest.mark.processes
 def test_the_process_draws_on_a_terminal_until_its_standard_input_ends(tmp_path: Path) -> None:
-    run_dir = runs.write(tmp_path / "r", rows(6, 200))
+    run_dir = run_fixtures.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "loadgen.runs.dashboard", str(run_dir)]
     with subprocess.Popen(
@@ -208,6 +208,6 @@ def test_the_process_draws_on_a_terminal_until_its_standard_input_ends(tmp_path:
 
 @pytest.mark.processes
 def test_the_view_of_a_run_that_has_ended_closes(tmp_path: Path) -> None:
-    live = Dashboard(runs.write(tmp_path / "r", rows(7, 20)))
+    live = Dashboard(run_fixtures.write(tmp_path / "r", rows(7, 20)))
     live.close()
     assert live._process.returncode == 0

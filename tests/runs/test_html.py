@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import run_fixtures
 import run_page
-import runs
 from browser import Browser
 from command_line import exits
 from queueing import fail, rows
@@ -54,8 +54,8 @@ def page_of(folder: Path) -> str:
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
-    gaps, timeline = runs.gaps_of(found)
-    return summarize(runs.manifest("r", len(found), **changed), found, [gaps], [timeline])
+    gaps, timeline = run_fixtures.gaps_of(found)
+    return summarize(run_fixtures.manifest("r", len(found), **changed), found, [gaps], [timeline])
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -102,7 +102,9 @@ def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(failing: bool, s
     if failing:
         fail(found, 0.5)
     sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
-    summary = summarize(runs.manifest("r", len(found), state="running"), found, seconds=sent)
+    summary = summarize(
+        run_fixtures.manifest("r", len(found), state="running"), found, seconds=sent
+    )
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
     assert ("SLO missed" in describe_result(summary)) is said
@@ -193,7 +195,7 @@ def test_a_curve_is_made_of_samples() -> None:
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     found = rows(3, 40)
-    bins = run_data.compute_chart_data(runs.manifest("r", 40), found).load.in_flight
+    bins = run_data.compute_chart_data(run_fixtures.manifest("r", 40), found).load.in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
@@ -216,8 +218,8 @@ def test_quantiles_over_time_are_those_of_each_bin() -> None:
 def test_loads_tokens_and_errors_add_up() -> None:
     found = rows(5, 400)
     fail(found, 0.2)
-    gaps, timeline = runs.gaps_of(found)
-    made = run_data.compute_chart_data(runs.manifest("r", 400), found, [gaps], [timeline])
+    gaps, timeline = run_fixtures.gaps_of(found)
+    made = run_data.compute_chart_data(run_fixtures.manifest("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
     assert sum(
         v or 0 for v in made.load.request_rates.series["ok"]
@@ -239,7 +241,7 @@ def test_many_rows_make_no_larger_page() -> None:
             run_page.render(
                 summary_of_rows(found),
                 None,
-                run_data.compute_chart_data(runs.manifest("r", len(found)), found),
+                run_data.compute_chart_data(run_fixtures.manifest("r", len(found)), found),
             )
         )
         for found in (few, many)
@@ -248,11 +250,11 @@ def test_many_rows_make_no_larger_page() -> None:
 
 
 def summary_of_rows(found: np.ndarray) -> Summary:
-    return summarize(runs.manifest("r", len(found)), found)
+    return summarize(run_fixtures.manifest("r", len(found)), found)
 
 
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
-    stored = store.read_run(runs.write(tmp_path / "r"))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r"))
     lines = store.read_heat(tmp_path / "r")
     found = run_data.count_inter_chunk_latencies(lines, 30.0)
     assert sum(count for *_, count in found) == stored.gaps[0].count
@@ -266,7 +268,7 @@ def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
-    text = page_of(runs.write(tmp_path / "r"))
+    text = page_of(run_fixtures.write(tmp_path / "r"))
     assert len(text) < 2_000_000
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)|@import|url\(""", text)
     assert "default-src 'none'" in text
@@ -276,7 +278,7 @@ def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
     said = [
         re.findall(
             "sockets read by [a-zA-Z ]*",
-            page_of(runs.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by))),
+            page_of(run_fixtures.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by))),
         )
         for read_by in ("compiled", "python", "")
     ]
@@ -288,7 +290,7 @@ def test_untrusted_text_is_escaped_in_the_page(tmp_path: Path) -> None:
     found = rows(1, 300)
     fail(found, 0.1)
     found["text"][found["status"] != 0] = 0
-    folder = runs.write(
+    folder = run_fixtures.write(
         tmp_path / "r",
         found,
         texts=(bad,),
@@ -333,7 +335,7 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
 
 
 def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
-    text = page_of(runs.write(tmp_path / "r"))
+    text = page_of(run_fixtures.write(tmp_path / "r"))
     for part in (
         "Latency",
         "throughput over time",
@@ -352,7 +354,7 @@ def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
 def test_the_command_writes_the_page_beside_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = runs.write(tmp_path / "r")
+    folder = run_fixtures.write(tmp_path / "r")
     assert exits("report", str(folder)) == 0
     out, err = capsys.readouterr()
     assert "Measurement  valid" in out and f"page: {folder / 'report.html'}" in err
@@ -370,7 +372,7 @@ def test_the_command_writes_the_page_beside_the_run(
 def test_a_run_cut_off_is_reported_as_far_as_it_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = runs.write(tmp_path / "r", state="running", ended="")
+    folder = run_fixtures.write(tmp_path / "r", state="running", ended="")
     for name in ("rows", "seconds", "texts"):  # the last write stopped in its middle
         path = folder / "spool" / f"w0.{name}"
         path.write_bytes(path.read_bytes()[:-17])
@@ -403,8 +405,8 @@ def test_a_path_that_is_no_run_is_an_error(
 def test_damaged_records_and_mixed_runs_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = runs.write(tmp_path / "both" / "a")
-    runs.write(
+    one = run_fixtures.write(tmp_path / "both" / "a")
+    run_fixtures.write(
         tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
     )
     assert exits("report", str(tmp_path / "both")) == 2
@@ -440,7 +442,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         StagePlan(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
     )
-    folder = runs.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
+    folder = run_fixtures.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
     said = (
         (t, name, value)
         for t in range(70)
@@ -583,10 +585,10 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     found = rows(2, 50)
-    late = run_data.compute_chart_data(runs.manifest("r", 50), found).percentile_curves
+    late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), found).percentile_curves
     assert late["ttft_from_sent"].values_ms != late["ttft"].values_ms
     found["sent_ns"] = found["due_ns"]
-    at_once = run_data.compute_chart_data(runs.manifest("r", 50), found).percentile_curves
+    at_once = run_data.compute_chart_data(run_fixtures.manifest("r", 50), found).percentile_curves
     assert (
         at_once["ttft_from_sent"].values_ms is at_once["ttft"].values_ms
         and at_once["ttft_from_sent"].name == "TTFT from sent"

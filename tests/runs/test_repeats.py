@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import runs
+import run_fixtures
 from command_line import exits
 from queueing import rows
 
@@ -42,7 +42,7 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
     made = []
     for seed, factor in zip(seeds, by, strict=False):
         records = rows(seed, 300, 8.0, factor)
-        made.append(summarize(runs.manifest(f"r{seed}", len(records)), records))
+        made.append(summarize(run_fixtures.manifest(f"r{seed}", len(records)), records))
     return made
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import exits
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import log, shared
 
 import loadgen

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from queueing import fail, rows
-from runs import NO_PAGES, says, write
+from run_fixtures import NO_PAGES, says, write
 from servers import shared
 
 import loadgen

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_line import exits
 from msgspec.structs import replace
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 
 from loadgen.core.execution import run

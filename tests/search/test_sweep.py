@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import runs
+import run_fixtures
 from browser import Browser, find
 from command_line import exits
 from hypothesis import given
@@ -190,7 +190,7 @@ def write_three_runs(folder: Path) -> Path:
         stage = StagePlan(
             name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes
         )
-        runs.write(
+        run_fixtures.write(
             folder / f"c{lanes}",
             rows(lanes, 150, rate),
             stages=(stage,),
@@ -233,7 +233,9 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
     for number, (rate, outcome) in enumerate(outcomes):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
         folder, targets = tmp_path / f"r{rate:g}", (TargetFacts(simulated=simulated),)
-        runs.write(folder, rows(number, 150, rate), stages=(stage,), targets=targets, slo=None)
+        run_fixtures.write(
+            folder, rows(number, 150, rate), stages=(stage,), targets=targets, slo=None
+        )
         store_summary(folder)
         trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
         experiment.append_result(
@@ -365,7 +367,7 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
     assert all(one.is_closed_loop for one in lanes.load_points)
     assert sweep_curve.lower_bound_reason(lanes) != ""
     stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
-    runs.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
+    run_fixtures.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
     (rate,) = sweep_curve.build_curve(
         [NamedSummary("cloud-a", run_folder.open_run(tmp_path / "open").summary)]
     ).load_points
@@ -403,7 +405,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
     for number, (rate, kept) in enumerate(zip(rates, met, strict=True)):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
         records = rows(number, 150, rate, slower=1.0 if kept else 300.0)
-        runs.write(tmp_path / f"r{rate:g}", records, stages=(stage,))
+        run_fixtures.write(tmp_path / f"r{rate:g}", records, stages=(stage,))
         store_summary(tmp_path / f"r{rate:g}")
         trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
         experiment.append_result(
@@ -490,7 +492,7 @@ def test_another_experiment_is_refused_in_the_same_directory(
 
 
 def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
-    runs.write(tmp_path / "r", rows(1, 20))
+    run_fixtures.write(tmp_path / "r", rows(1, 20))
     with pytest.raises(UserError, match=r"/r(\n|$)"):
         experiment.begin(tmp_path / "r", experiment_plan())
     (tmp_path / "s").mkdir()

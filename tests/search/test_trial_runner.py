@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from command_line import exits
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 from synthetic_searches import S, make_runner, planned_trial, workload_at
 

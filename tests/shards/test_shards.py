@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from refusals import refused
-from runs import NO_PAGES, says
+from run_fixtures import NO_PAGES, says
 from servers import QUICK, shared
 
 from loadgen.core import run_folder

@@ -17,7 +17,7 @@ from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from scripted_server import Heard, answer, events, serving
 from servers import log, shared, start
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 from test_apis import SHORT, workload
 from test_sim_server import FAST, ask

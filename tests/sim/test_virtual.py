@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from runs import says
+from run_fixtures import says
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings

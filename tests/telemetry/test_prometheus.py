@@ -9,7 +9,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import runs
+import run_fixtures
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
@@ -39,7 +39,7 @@ def test_before_a_run_has_begun_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
-    folder = runs.write(tmp_path / "r")
+    folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
         found = _scraped(collector)
         written = Columns(tail.rows())
@@ -60,14 +60,14 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
 
 def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
     """The report says unfinished, and the dashboard's panel of failures showed them."""
-    rows = runs.rows(1, 300)
+    rows = run_fixtures.rows(1, 300)
     for place, status, kind in (
         (0, "failed", "reset"),
         (1, "unfinished", "unfinished"),
         (2, "lost", "worker_died"),
     ):
         rows["status"][place], rows["kind"][place] = STATUS[status], KIND[kind]
-    with closing(RunCollector(runs.write(tmp_path / "r", rows))) as collector:
+    with closing(RunCollector(run_fixtures.write(tmp_path / "r", rows))) as collector:
         found = _scraped(collector)
     assert found["loadgen_requests_total", ("status", "unfinished")] == 1
     failed = {
@@ -79,12 +79,14 @@ def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("turns", "of"), [(1, "requests"), (4, "starts")])
 def test_the_offered_rate_says_what_it_counts(tmp_path: Path, turns: int, of: str) -> None:
     """8 conversations/s of four requests each stood as 8 requests/s beside 32 sent."""
-    with closing(RunCollector(runs.write(tmp_path / "r", turns_per_session=turns))) as collector:
+    with closing(
+        RunCollector(run_fixtures.write(tmp_path / "r", turns_per_session=turns))
+    ) as collector:
         assert ("loadgen_offered_per_second", ("of", of)) in _scraped(collector)
 
 
 def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> None:
-    with closing(RunCollector(runs.write(tmp_path / "r"))) as collector:
+    with closing(RunCollector(run_fixtures.write(tmp_path / "r"))) as collector:
         exported = {name for name, *_ in _scraped(collector)}
         exported |= {"loadgen_failures_total"}  # none failed
     queries = re.findall(r"loadgen_\w+", (DOCS / "grafana.json").read_text("utf-8"))
@@ -108,7 +110,7 @@ def braces(text: str) -> list[str]:
 
 
 def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
-    folder = runs.write(tmp_path / "r")
+    folder = run_fixtures.write(tmp_path / "r")
     spool = next((folder / "spool").glob("w*.rows"))
     whole = spool.read_bytes()
     spool.write_bytes(whole[: len(whole) // 2])
@@ -122,7 +124,7 @@ def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
 
 
 def test_it_is_served_on_loopback(tmp_path: Path) -> None:
-    folder = runs.write(tmp_path / "r")
+    folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector:
         server = serve(collector, "127.0.0.1", 0)
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import repository_paths
-import runs
+import run_fixtures
 from browser import Browser, find
 from scripted_server import answering
 
@@ -76,7 +76,7 @@ def results(tmp_path: Path) -> Path:
     (root / "damaged").mkdir()
     (root / "damaged" / "summary.json").write_text("{")
     going_on = root / "going-on"
-    runs.write(going_on)
+    run_fixtures.write(going_on)
     grew(going_on, time.time())
     (going_on / "notes").mkdir()
     return root

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runs
+import run_fixtures
 from queueing import rows
 
 from loadgen.core import seeds
@@ -21,7 +21,7 @@ S = 1_000_000_000
 def checked(found: Any, **changed: object) -> dict[str, StimulusCheck]:
     return {
         check.code: check
-        for check in summarize(runs.manifest("r", len(found), **changed), found).stimulus
+        for check in summarize(run_fixtures.manifest("r", len(found), **changed), found).stimulus
     }
 
 

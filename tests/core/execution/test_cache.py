@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Settings

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from processes import children
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 from test_run import after_the_probe
 

@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 from processes import children
 from refusals import refused
-from runs import NO_PAGES, frozen_at_birth, says, when_started
+from run_fixtures import NO_PAGES, frozen_at_birth, says, when_started
 from test_run import cli, ended, gone, outcomes, rows_written
 
 from loadgen.core import run_folder

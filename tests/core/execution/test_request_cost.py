@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from loadgen_sdk import compiled
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import shared
 
 from loadgen.core.execution.plan import Settings

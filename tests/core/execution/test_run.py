@@ -23,7 +23,7 @@ import trustme
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.tls import Tls
 from processes import children
-from runs import NO_PAGES, says, when_started
+from run_fixtures import NO_PAGES, says, when_started
 from servers import log, start
 
 from loadgen.cli.app import main

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from queueing import rows
 from refusals import refused
-from runs import gaps_of, manifest, when_started
+from run_fixtures import gaps_of, manifest, when_started
 from servers import log, shared, start
 
 from loadgen.core.errors import CombinedError

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import shared, start
 
 from loadgen.core.execution import run

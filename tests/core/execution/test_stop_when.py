@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 
 from loadgen.core.errors import CombinedError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import queueing
 import repository_paths
-import runs
+import run_fixtures
 from command_line import exits
 from refusals import refused
 
@@ -173,7 +173,9 @@ def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
     }
     coded = reasons.make_note("undisclosed", {"missing": missing})
     told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
-    manifest = runs.manifest("r", 200, warnings=tuple(coded), warning_codes=coded, metadata=told)
+    manifest = run_fixtures.manifest(
+        "r", 200, warnings=tuple(coded), warning_codes=coded, metadata=told
+    )
     rows = queueing.rows(1, 200)
     plain = summarize(manifest, rows)
     seen = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))

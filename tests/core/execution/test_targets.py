@@ -8,7 +8,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Failure
 from msgspec.structs import replace
 from refusals import refused
-from runs import NO_PAGES, says, when_started
+from run_fixtures import NO_PAGES, says, when_started
 from servers import QUICK, log, shared, start
 
 from loadgen.core.errors import CombinedError, TargetError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import runs
+import run_fixtures
 from queueing import rows
 
 from loadgen.core import run_folder
@@ -21,7 +21,7 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
     records["finish_reason"][40:43] = FINISH["content_filter"]
     records["finish_reason"][50:55] = FINISH[""]
     records["status"][0] = STATUSES.index("failed")
-    folder = runs.write(tmp_path / "r", records)
+    folder = run_fixtures.write(tmp_path / "r", records)
     requests = run_folder.open_run(folder).summary.requests
     assert list(requests.by_finish.items()) == [
         ("length", 152),

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import run_page
 from queueing import rows
-from runs import manifest
+from run_fixtures import manifest
 
 from loadgen.core.metrics.columns import LOST
 from loadgen.core.metrics.machines import MachineSummary

@@ -21,7 +21,7 @@ from oracle_values import differences
 from pytest import approx as about
 from queueing import rows
 from refusals import refused
-from runs import says
+from run_fixtures import says
 
 import loadgen
 from loadgen.core import errors as codes

@@ -17,7 +17,7 @@ import pytest
 from command_line import exits
 from make_examples import blank, stream
 from numpy.typing import NDArray
-from runs import says
+from run_fixtures import says
 
 from loadgen.core.errors import INCONCLUSIVE, INTERRUPTED, OK, SLO_MISSED, UNSOUND
 from loadgen.core.execution.events import Counters

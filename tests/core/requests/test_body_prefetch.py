@@ -15,7 +15,7 @@ from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
 from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
-from runs import NO_PAGES, frozen_at_birth, says, when_started
+from run_fixtures import NO_PAGES, frozen_at_birth, says, when_started
 from servers import log, shared
 
 from loadgen.core.errors import UserError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import run_page
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from scripted_server import Heard, answer, events, serving
 
 from loadgen.cli.settings import build_settings

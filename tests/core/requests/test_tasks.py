@@ -14,7 +14,7 @@ import pytest
 import scripted_server
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings

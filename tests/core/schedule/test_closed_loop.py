@@ -13,7 +13,7 @@ import repository_paths
 from command_line import exits
 from make_examples import blank, seen
 from numpy.typing import NDArray
-from runs import says
+from run_fixtures import says
 from schedule_workloads import MS, S, closed, constant, poisson, workload
 from test_dispatcher import Run, drive
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import NO_PAGES, says, when_started
+from run_fixtures import NO_PAGES, says, when_started
 from servers import shared
 
 from loadgen.core import run_folder

@@ -11,7 +11,7 @@ import pytest
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
-from runs import manifest
+from run_fixtures import manifest
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_fixtures
 import run_page
-import runs
 from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,7 +179,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
 
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
-    stored = store.read_run(runs.write(tmp_path / "r"))
+    stored = store.read_run(run_fixtures.write(tmp_path / "r"))
     made = compute_chart_data(*stored[:5])
     kv = "vllm:kv_cache_usage_perc"
     found = said(
@@ -351,7 +351,7 @@ def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> 
 
 
 def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
-    folder = runs.write(tmp_path / "r")
+    folder = run_fixtures.write(tmp_path / "r")
     lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
     data = b"".join(
         json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines
@@ -359,7 +359,7 @@ def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
     (folder / series.FILE).write_bytes(data[:-9])
     summary = run_folder.summary(folder)
     assert summary.server is not None and summary.server.kv_use_max == 0.25
-    assert runs.says(summary.verdict.warning_codes, "server_counts") == (
+    assert run_fixtures.says(summary.verdict.warning_codes, "server_counts") == (
         summary.server.output_tokens is not None
     )
     assert "KV cache up to 25.0 % full" in " ".join(text.render(summary).split())

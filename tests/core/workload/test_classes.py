@@ -16,7 +16,7 @@ import pytest
 import run_page
 from msgspec import structs
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from scripted_server import events, serving
 from servers import start
 

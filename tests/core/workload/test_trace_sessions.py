@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
-from runs import NO_PAGES
+from run_fixtures import NO_PAGES
 from servers import start
 from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
