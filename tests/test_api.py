@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from expected_errors import refused
 
 import loadgen
 from loadgen import pytest_plugin

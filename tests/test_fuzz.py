@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from expected_errors import refused
 from fuzz_targets import ROOT, TARGETS, corpus, told
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 import loadgen
 from loadgen.core import run_folder

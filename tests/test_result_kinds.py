@@ -17,11 +17,11 @@ import msgspec
 import pytest
 import repository_paths
 from command_line import exits
+from expected_errors import refused
 from loadgen_sdk import plugins as sdk_plugins
 from make_packages import ROOT
 from msgspec.structs import replace
 from plugin_packages import install
-from refusals import refused
 from report_text import figures, of_page
 from scripted_server import answering
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from golden import check_golden
 from msgspec.structs import replace
-from refusals import refused
 from scripted_server import events, serving
 from servers import start
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 import repository_paths
-from refusals import refused
+from expected_errors import refused
 from scripted_server import answering
 
 from loadgen.cli.app import run_command_line

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import exits
-from refusals import refused
+from expected_errors import refused
 
 from loadgen.cli.repetition import parse_repetition
 from loadgen.core.errors import CombinedError, UserError

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from command_line import exits
+from expected_errors import refused
 from msgspec.structs import fields
-from refusals import refused
 
 import loadgen
 from loadgen.cli.run_options import COMMAND_OPTIONS, OPTIONS

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from expected_errors import refused
 from msgspec.structs import replace
-from refusals import refused
 
 from loadgen.cli import targets
 from loadgen.cli.settings import build_settings

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as some
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.target import Target
 from msgspec.structs import replace
 from ray_nodes import kill, started
-from refusals import refused
 from run_fixtures import NO_PAGES, says, when_started
 from servers import log, shared
 

@@ -14,12 +14,12 @@ import pytest
 import repository_paths
 import run_fixtures
 from command_line import exits
+from expected_errors import refused
 from golden import check_golden, normalize
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows, send_late
-from refusals import refused
 
 from loadgen.compare import block_errors, comparison, judgement, significance, thresholds
 from loadgen.compare import compare_text as compared

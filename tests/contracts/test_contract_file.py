@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from expected_errors import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 from loadgen.cli.app import main
 from loadgen.contracts import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import repository_paths
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary

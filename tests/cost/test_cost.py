@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import pytest
 import repository_paths
+from expected_errors import refused
 from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from refusals import refused
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary

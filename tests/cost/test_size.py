@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 import repository_paths
+from expected_errors import refused
 from golden import check_golden
 from loadgen_sdk.price_file import PerToken
 from msgspec import structs
 from msgspec.structs import replace
-from refusals import refused
 
 import loadgen
 from loadgen.cli.app import run_command_line

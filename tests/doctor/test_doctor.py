@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import scripted_server
 import trustme
+from expected_errors import refused
 from golden import check_golden
 from loadgen_sdk.probe.http_types import HttpResponse
 from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
-from refusals import refused
 from relay import Relay
 from servers import start
 

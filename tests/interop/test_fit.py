@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import repository_paths
 import trace_rows
+from expected_errors import refused
 from loadgen_sdk import Measurement, record_shape
-from refusals import refused
 
 import loadgen
 from loadgen.cli import app as cli

@@ -16,10 +16,10 @@ import repository_paths
 import run_fixtures
 import yaml
 from command_line import exits
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from queueing import fail, rows
-from refusals import refused
 
 import loadgen
 from loadgen.core.errors import UserError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 from trace_rows import (
     bailian,
     call,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expected_errors import refused
 from golden import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from refusals import refused
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import load_summary

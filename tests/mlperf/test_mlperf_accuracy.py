@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from expected_errors import refused
 from servers import start
 from tiny_tokenizer import train
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import repository_paths
+from expected_errors import refused
 from msgspec import structs
-from refusals import refused
 
 from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError
 from loadgen.mlperf import dataset, rules

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import exits
-from refusals import refused
+from expected_errors import refused
 from servers import shared
 
 from loadgen.core.errors import UserError

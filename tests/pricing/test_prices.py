@@ -8,10 +8,10 @@ from decimal import Decimal
 
 import pytest
 import repository_paths
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.price_file import PerToken
-from refusals import refused
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results.manifest import TargetFacts

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import exits
-from refusals import refused
+from expected_errors import refused
 from run_fixtures import NO_PAGES
 from servers import log, shared
 

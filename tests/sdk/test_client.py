@@ -23,6 +23,7 @@ import msgspec
 import pytest
 import trustme
 import uvloop
+from expected_errors import refused
 from loadgen_sdk.app.client import Client, Event
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
@@ -37,7 +38,6 @@ from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.tls import Tls, TlsStream
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
-from refusals import refused
 from servers import start
 
 from loadgen.sim.server.embedded import EmbeddedServer

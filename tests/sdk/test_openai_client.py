@@ -9,6 +9,7 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.pool import Pool
@@ -18,7 +19,6 @@ from loadgen_sdk.wire_formats.response_reader import ResponseReader
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from loadgen_sdk.wire_formats.sse import SseDecoder
 from openai_client import OpenAIClient
-from refusals import refused
 from servers import start
 
 from loadgen.sim.server.options import Options

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import repository_paths
 import trustme
+from expected_errors import refused
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
 from loadgen_sdk.probe.http_types import HttpResponse
@@ -18,7 +19,6 @@ from loadgen_sdk.probe.probe import ProbeResult, probe
 from loadgen_sdk.probe.probe_client import OutputLengths, ProbeOptions
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.server_profiles import Api
-from refusals import refused
 from servers import start
 
 from loadgen.sim.server.options import Options

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 import repository_paths
+from expected_errors import refused
 from loadgen_sdk import (
     Budget,
     BudgetExceeded,
@@ -33,7 +34,6 @@ from loadgen_sdk.app.budget import (
 )
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
-from refusals import refused
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 from loadgen.core.errors import CombinedError, UserError

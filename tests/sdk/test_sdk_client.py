@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from loadgen_sdk import (
     BlockingClient,
     Client,
@@ -26,7 +27,6 @@ from loadgen_sdk import (
     WrongUse,
     latest_measurement,
 )
-from refusals import refused
 from scripted_server import CHAT, CHAT_EVENTS, HANG, answer, chunk, cut, events, serving
 from servers import start
 

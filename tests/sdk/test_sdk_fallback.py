@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from expected_errors import refused
 from loadgen_sdk import (
     Client,
     Fallback,
@@ -22,7 +23,6 @@ from loadgen_sdk import (
     instrument,
 )
 from loadgen_sdk.app.fallback import Circuit
-from refusals import refused
 from scripted_server import CHAT, CHAT_EVENTS, answer, cut, events, serving
 
 ASK: dict[str, Any] = {"model": "large", "messages": [{"role": "user", "content": "Hello"}]}

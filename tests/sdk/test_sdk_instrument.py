@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import openai
 import pydantic
 import pytest
+from expected_errors import refused
 from loadgen_sdk import (
     Budget,
     ClientError,
@@ -32,7 +33,6 @@ from loadgen_sdk import (
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.measurement import attach
 from loadgen_sdk.app.prompt_text import read_prompt
-from refusals import refused
 from scripted_server import (
     CHAT,
     CHAT_EVENTS,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
@@ -26,7 +27,6 @@ from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
 from loadgen_sdk.app.retry import is_curable
 from loadgen_sdk.app.throttle import _Waiter
 from loadgen_sdk.request import Failure
-from refusals import refused
 
 S = 1_000_000_000
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import trustme
+from expected_errors import refused
 from loadgen_sdk import Client, Completion, Target, TargetUnusable, Tls, WrongUse
 from loadgen_sdk.transport.proxy import proxy_for
-from refusals import refused
 from scripted_server import CHAT_EVENTS, events, serving
 from servers import start
 

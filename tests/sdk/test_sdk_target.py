@@ -6,12 +6,12 @@ import base64
 from urllib.parse import quote
 
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.redaction import redact
 from loadgen_sdk.transport.target import Target, header_secrets
-from refusals import refused
 
 AZURE = "https://me.openai.azure.com"
 

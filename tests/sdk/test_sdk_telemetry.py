@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from expected_errors import refused
 from loadgen_sdk import (
     Measurement,
     OpenTelemetry,
@@ -25,7 +26,6 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.backlog import MAX_UNCOUNTED
 from loadgen_sdk.app.finishing import flush
-from refusals import refused
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 pytest.importorskip("opentelemetry.sdk")

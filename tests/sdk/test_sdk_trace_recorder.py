@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from expected_errors import refused
 from loadgen_sdk import Client, Request, WrongUse, instrument, record_shape
 from loadgen_sdk.app.trace_recorder import BLOCK_BYTES, ShapeRecorder
-from refusals import refused
 from scripted_server import CHAT, CHAT_EVENTS, RESPONSE, answer, events, serving
 from servers import start
 

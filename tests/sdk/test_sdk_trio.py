@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from expected_errors import refused
 from loadgen_sdk import Measurement, Retry, Throttle, ThrottleTimeout, WrongUse, instrument
-from refusals import refused
 from scripted_server import CHAT, answer, serving
 
 BUSY = answer({"error": {"message": "down"}}, "500 Internal Server Error")

@@ -7,6 +7,7 @@ from typing import Any
 
 import make_servers
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
@@ -22,7 +23,6 @@ from loadgen_sdk.wire_formats.server_profiles import (
     server_names,
 )
 from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
-from refusals import refused
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
 USAGE = {"include_usage": True}

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import exits
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from refusals import refused
 from run_fixtures import NO_PAGES, says
 from servers import QUICK, shared
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from command_line import exits
+from expected_errors import refused
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
-from refusals import refused
 from run_fixtures import NO_PAGES
 from scripted_server import Heard, answer, events, serving
 from servers import log, shared, start

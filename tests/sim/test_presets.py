@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from refusals import refused
+from expected_errors import refused
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.cost import published

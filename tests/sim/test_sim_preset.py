@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from expected_errors import refused
 from servers import start
 
 from loadgen.core.errors import TargetError

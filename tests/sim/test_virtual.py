@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expected_errors import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 from run_fixtures import says
 
 from loadgen.core.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import exits
-from refusals import refused
+from expected_errors import refused
 from scripted_server import running
 
 from loadgen.core.errors import UserError

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from refusals import refused
+from expected_errors import refused
 from run_fixtures import NO_PAGES
 
 from loadgen.core.errors import CombinedError, LoadgenError

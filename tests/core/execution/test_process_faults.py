@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from msgspec.structs import replace
 from processes import children
-from refusals import refused
 from run_fixtures import NO_PAGES, frozen_at_birth, says, when_started
 from test_run import cli, ended, gone, outcomes, rows_written
 

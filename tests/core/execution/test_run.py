@@ -16,9 +16,9 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
+import expected_errors
 import numpy as np
 import pytest
-import refusals
 import trustme
 from loadgen_sdk import compiled
 from loadgen_sdk.transport.tls import Tls
@@ -702,14 +702,14 @@ def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
 @pytest.mark.processes
 def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
     with start(Options(ttft="1.5s", itl="0")) as endpoint:
-        with refusals.refused(TargetError, "timeout"):
+        with expected_errors.refused(TargetError, "timeout"):
             asyncio.run(probe_url(Settings(url=endpoint.url), 0.3))
         assert asyncio.run(probe_url(Settings(url=endpoint.url), 30.0)).one_token_response_ms > 1500
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])
 def test_an_invalid_url_is_a_user_error(tmp_path: Path, url: str) -> None:
-    with refusals.refused(UserError, "invalid_url", "--url") as caught:
+    with expected_errors.refused(UserError, "invalid_url", "--url") as caught:
         go(tmp_path, url, num_requests="5", concurrency="1")
     assert caught.value.exit_code == 2
 

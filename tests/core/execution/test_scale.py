@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expected_errors import refused
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from queueing import rows
-from refusals import refused
 from run_fixtures import gaps_of, manifest, when_started
 from servers import log, shared, start
 

@@ -10,7 +10,7 @@ import queueing
 import repository_paths
 import run_fixtures
 from command_line import exits
-from refusals import refused
+from expected_errors import refused
 
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution import system_file

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import refused
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Failure
 from msgspec.structs import replace
-from refusals import refused
 from run_fixtures import NO_PAGES, says, when_started
 from servers import QUICK, log, shared, start
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import repository_paths
 import run_page
+from expected_errors import refused
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from make_examples import DATA, EXAMPLES, blank
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from oracle_values import differences
 from pytest import approx as about
 from queueing import rows
-from refusals import refused
 from run_fixtures import says
 
 import loadgen

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import run_page
-from refusals import refused
+from expected_errors import refused
 from run_fixtures import NO_PAGES
 from scripted_server import Heard, answer, events, serving
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scripted_server
+from expected_errors import refused
 from loadgen_sdk.price_file import PerToken
-from refusals import refused
 from run_fixtures import NO_PAGES
 
 from loadgen.core.errors import CombinedError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken_ext.openai_public
-from refusals import refused
+from expected_errors import refused
 from tiny_tokenizer import train
 
 from loadgen.core.errors import UserError

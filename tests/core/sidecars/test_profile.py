@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from refusals import refused
+from expected_errors import refused
 from servers import start
 
 import loadgen

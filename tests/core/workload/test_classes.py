@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 import run_page
+from expected_errors import refused
 from msgspec import structs
-from refusals import refused
 from run_fixtures import NO_PAGES
 from scripted_server import events, serving
 from servers import start

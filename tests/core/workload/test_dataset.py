@@ -6,9 +6,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 
 from loadgen.cli.app import main
 from loadgen.core.errors import MAX_ERRORS, CombinedError, UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from expected_errors import refused
 from run_fixtures import NO_PAGES
 from servers import start
 from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka

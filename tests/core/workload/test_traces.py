@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 from trace_rows import mooncake, written
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError

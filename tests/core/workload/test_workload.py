@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from refusals import refused
 
 from loadgen.core import seeds, units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
