@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from truth import TOLERANCE_NS, truth
+from truth import TOLERANCE_NS, compare_with_log
 
 from loadgen.core.results.record import ROW
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests
@@ -46,7 +46,7 @@ SENDS = ((0, 0, 1 * MS), (2, 0, 10 * MS), (1, 0, 12 * MS), (2, 4, 50 * MS), (1, 
 
 
 def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
-    seen = truth(rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START)
+    seen = compare_with_log(rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START)
     assert seen is not None
     assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (
         2,
@@ -77,13 +77,13 @@ def test_an_error_is_bounded_by_its_stamp_error(
     late_ns: int, stamp_error_ns: int, bounded: float, explained: float
 ) -> None:
     found = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
-    seen = truth(found, log(*SENDS), "run", START)
+    seen = compare_with_log(found, log(*SENDS), "run", START)
     assert seen is not None
     assert (seen.bounded_share, seen.explained_share) == (bounded, explained)
     assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)
 
 
 def test_truth_of_other_runs_and_of_failures_is_none() -> None:
-    assert truth(rows((1, 2, 0)), log(*SENDS), "other", START) is None
-    assert truth(rows((1, 2, 0), status=1), log(*SENDS), "run", START) is None
-    assert truth(rows((1, 2, 0)), log(ids=()), "run", START) is None
+    assert compare_with_log(rows((1, 2, 0)), log(*SENDS), "other", START) is None
+    assert compare_with_log(rows((1, 2, 0), status=1), log(*SENDS), "run", START) is None
+    assert compare_with_log(rows((1, 2, 0)), log(ids=()), "run", START) is None
