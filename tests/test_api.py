@@ -160,7 +160,7 @@ def test_what_is_wrong_is_said_as_on_the_command_line(
 
 
 def test_an_option_that_there_is_none_of() -> None:
-    with pytest.raises(TypeError, match="no flag 'durtion'; did you mean 'duration'"):
+    with pytest.raises(TypeError, match="no option 'durtion'; did you mean 'duration'"):
         loadgen.run("qa", durtion="3s")  # type: ignore[call-arg]
 
 

@@ -26,7 +26,8 @@ from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.metrics.withholding import without_outcomes_if_invalid
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.run_folder import kept_summary
-from loadgen.runs import builds, outcome
+from loadgen.runs import outcome
+from loadgen.runs.ci_report import create_ci_report
 from loadgen.runs.slo_text import judge_objectives
 
 pytestmark = pytest.mark.commands
@@ -100,7 +101,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
     )
     assert exits(*gone, "--junit", str(file)) == 3
     assert outcomes(file) == {"the command finished": "error"}
-    kept = builds.build_report(file, github=False, strict=False)
+    kept = create_ci_report(file, github=False, strict=False)
     kept.write("loadgen run", [], is_complete=False)
     assert outcomes(file) == {"the command finished": "error"}, "one of several runs was cut off"
 

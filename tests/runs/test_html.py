@@ -343,7 +343,7 @@ def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
         "No errors",
         "Client overhead",
         "Definitions",
-        "How other tools would have reported this very run",
+        "How other tools would have reported this run",
         "How to reproduce",
         "loadgen run chat",
         "b1946ac92492d234",

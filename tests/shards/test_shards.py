@@ -234,7 +234,7 @@ def test_one_part_is_reported_and_not_compared(
 ) -> None:
     workload = make_workload(tmp_path, request_rate="200", num_requests="20")
     first, second = run_parts(tmp_path, workload, 2)
-    exits("report", first)
+    exits("report", first, "--full")
     assert "part 1 of 2: poisson 200/s" in capsys.readouterr().out
     for command in (
         ("compare", first, second),

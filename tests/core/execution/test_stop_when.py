@@ -155,14 +155,14 @@ def test_a_stop_rule_ignores_unsent_requests() -> None:
     ("text", "what"),
     [
         ("errors", "is no rule"),
-        ("errors:2", "is not a percentage"),
-        ("errors:120%", "is more than 100%"),
+        ("errors:2", "must be a percentage"),
+        ("errors:120%", "must be at most 100%"),
         ("errors:0%", "stops every run"),
         ("ttft:30s", "is no rule"),
         ("tfft:p50:30s", "is no rule"),
-        ("ttft:p50:30", "is a duration without its unit"),
+        ("ttft:p50:30", "needs a unit"),
         ("time_to_first_token:p50:30s", ""),
-        ("ttft:p100:30s", "is not a percentile"),
+        ("ttft:p100:30s", "must be a percentile"),
     ],
 )
 def test_an_invalid_stop_rule_is_reported(text: str, what: str) -> None:

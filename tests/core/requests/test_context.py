@@ -135,7 +135,7 @@ def test_a_dry_run_lists_the_lengths_of_tasks_and_classes(
     assert "largest context 33,535" in told
     _, told, _ = ends(capsys, "run", "mixed", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm")
     assert "480 starts, 543 requests" in told
-    assert "class agentic: 5.0 % of all starts, 15.1 % of these requests" in told
+    assert "class agentic: 5.0 % of all sessions, 15.1 % of these requests" in told
 
 
 def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:

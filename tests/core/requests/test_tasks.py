@@ -597,7 +597,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
         offer.classes["agentic"].costs["request"],
     )
     assert task is not None and request is not None and task.total > 5 * request.total
-    rendered_text = as_text.render(cost_report(compare_costs([offer], book)))
+    rendered_text = as_text.render(cost_report(compare_costs([offer], book)), full=True)
     assert "mix: agentic" in rendered_text and offer.classes["qa"].costs["task"] is None
 
 
