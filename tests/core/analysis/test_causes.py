@@ -39,16 +39,19 @@ BENCHMARK = importlib.import_module("causes")
 
 @pytest.mark.parametrize("cause", BENCHMARK.CAUSES)
 def test_injected_cause_is_named_with_its_evidence(cause: str) -> None:
-    said = BENCHMARK.judged(cause, 3)
-    assert said.causes[0].code == cause, said
-    assert said.text.startswith("Likely: ") and said.causes[0].evidence in said.text
-    assert 0.5 <= said.causes[0].share <= 1
+    explanation = BENCHMARK.explain_run(cause, 3)
+    assert explanation.causes[0].code == cause, explanation
+    assert (
+        explanation.text.startswith("Likely: ")
+        and explanation.causes[0].evidence in explanation.text
+    )
+    assert 0.5 <= explanation.causes[0].share <= 1
 
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_run_without_a_cause_has_no_explanation(seed: int) -> None:
-    said = BENCHMARK.judged("clean", seed)
-    assert said.text == "" and said.causes == ()
+    explanation = BENCHMARK.explain_run("clean", seed)
+    assert explanation.text == "" and explanation.causes == ()
 
 
 def test_simultaneous_load_has_no_growing_queue() -> None:
@@ -57,10 +60,10 @@ def test_simultaneous_load_has_no_growing_queue() -> None:
 
 
 def test_queue_is_only_possible_without_server_timing() -> None:
-    said = BENCHMARK.judged("queue", 3, account=False)
-    assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
-    assert BENCHMARK.judged("client", 3, account=False).causes[0].sure == "likely"
-    slow_network = BENCHMARK.judged(
+    explanation = BENCHMARK.explain_run("queue", 3, account=False)
+    assert (explanation.causes[0].code, explanation.causes[0].sure) == ("queue", "possible")
+    assert BENCHMARK.explain_run("client", 3, account=False).causes[0].sure == "likely"
+    slow_network = BENCHMARK.explain_run(
         "network", 4, account=False
     )  # not to be told from a slow server
     assert "network" not in [cause.code for cause in slow_network.causes]
@@ -68,18 +71,18 @@ def test_queue_is_only_possible_without_server_timing() -> None:
 
 def test_queue_is_found_although_server_reports_it_as_prefill() -> None:
     """Dynamo reports time from the worker on: 2 ms of queue and 53 s of prefill for 300 tokens."""
-    rows, samples = BENCHMARK.simulate("queue", 3)
+    rows, samples = BENCHMARK.simulate_run("queue", 3)
     rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
     rows["server_queue_ns"] = 2_000_000
-    said = explain([Columns(rows)], RunManifest(), samples)
-    assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
-    assert "reports the time as prefill" in said.text
+    explanation = explain([Columns(rows)], RunManifest(), samples)
+    assert (explanation.causes[0].code, explanation.causes[0].sure) == ("queue", "possible")
+    assert "reports the time as prefill" in explanation.text
 
 
 @pytest.mark.parametrize("capped", [True, False])
 def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
     """The throttle reasons of nvidia-smi are evidence only if they change with the slowdown."""
-    rows, samples = BENCHMARK.simulate("power", 3)
+    rows, samples = BENCHMARK.simulate_run("power", 3)
     without = explain([Columns(rows)], RunManifest(), samples)
     step_s = float(without.causes[0].evidence.removeprefix("from t=").partition(" s on")[0])
     first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
@@ -90,9 +93,11 @@ def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
             MetricSample(t_s=t_s, target=None, page="nvidia-smi", name=name, labels="", value=value)
             for name, value in told.items()
         ]
-    said = explain([Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s))
-    assert said.causes[0].code == "power"
-    assert ("report a power cap" in said.causes[0].evidence) is capped
+    explanation = explain(
+        [Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s)
+    )
+    assert explanation.causes[0].code == "power"
+    assert ("report a power cap" in explanation.causes[0].evidence) is capped
 
 
 def late(rows: NDArray[np.void], every_s: float, longest_ms: float) -> None:
@@ -119,18 +124,18 @@ def test_repeatedly_stopped_client_is_the_cause(
     account: bool,
 ) -> None:
     """What it sent late comes in bursts at a fixed distance: nothing holds the server up."""
-    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows, samples = BENCHMARK.simulate_run("clean", 3)
     late(rows, 15, 1500)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
-    said = explain([Columns(rows)], RunManifest(), samples)
-    assert [cause.code for cause in said.causes] == ["client"], said
-    assert said.causes[0].sure == "likely"
+    explanation = explain([Columns(rows)], RunManifest(), samples)
+    assert [cause.code for cause in explanation.causes] == ["client"], explanation
+    assert explanation.causes[0].sure == "likely"
 
 
 @pytest.mark.parametrize("account", [True, False])
 def test_overload_is_named_together_with_the_client(account: bool) -> None:
-    rows, samples = BENCHMARK.simulate("queue", 3)
+    rows, samples = BENCHMARK.simulate_run("queue", 3)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
     alone = explain([Columns(rows)], RunManifest(), samples)
@@ -138,15 +143,15 @@ def test_overload_is_named_together_with_the_client(account: bool) -> None:
     for longest_ms in (3_000, 12_000, 40_000):
         both = rows.copy()
         late(both, 50, longest_ms)
-        said = explain([Columns(both)], RunManifest(), samples)
-        assert {cause.code for cause in said.causes} >= {"queue"}, (longest_ms, said)
-        assert "the median TTFT grew" in said.text
-    assert {cause.code for cause in said.causes} >= {"queue", "client"}
+        explanation = explain([Columns(both)], RunManifest(), samples)
+        assert {cause.code for cause in explanation.causes} >= {"queue"}, (longest_ms, explanation)
+        assert "the median TTFT grew" in explanation.text
+    assert {cause.code for cause in explanation.causes} >= {"queue", "client"}
 
 
 def test_connections_of_a_stopped_client_are_not_the_network() -> None:
     """A real client that was stopped for 1.2 s spent half of the lateness connecting."""
-    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows, samples = BENCHMARK.simulate_run("clean", 3)
     late(rows, 15, 1500)
     rows = np.sort(rows, order="due_ns")
     new = (rows["due_ns"] % 15_000_000_000 > 300_000_000) & (
@@ -161,29 +166,31 @@ def test_connections_of_a_stopped_client_are_not_the_network() -> None:
 
 def test_equal_waits_without_server_timing_are_a_possible_queue() -> None:
     """Four slots at twice their load: TTFT grows from 1.6 to 6 s without server timing."""
-    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows, samples = BENCHMARK.simulate_run("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
     waited = np.linspace(1_600, 6_000, len(rows)).astype("i8") * 1_000_000
     rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
     for column in LATER[1:]:
         rows[column] += waited
     slo = Slo(terms=(Term(metric="ttft", limit_ns=1_000_000_000, quantile=0.95),))
-    said = explain([Columns(rows)], RunManifest(slo=slo), samples)
-    assert [(cause.code, cause.sure) for cause in said.causes] == [("queue", "possible")], said
+    explanation = explain([Columns(rows)], RunManifest(slo=slo), samples)
+    assert [(cause.code, cause.sure) for cause in explanation.causes] == [("queue", "possible")], (
+        explanation
+    )
     late(rows, 5, 4_000)
-    said = explain([Columns(rows)], RunManifest(slo=slo), samples)
-    assert [cause.code for cause in said.causes] == ["queue", "client"]
+    explanation = explain([Columns(rows)], RunManifest(slo=slo), samples)
+    assert [cause.code for cause in explanation.causes] == ["queue", "client"]
 
 
 def test_responses_that_arrive_at_once_are_buffered() -> None:
-    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows, samples = BENCHMARK.simulate_run("clean", 3)
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["last_token_ns"]
-    said = explain([Columns(rows)], RunManifest(), samples, ("tpot",))
-    assert (said.causes[0].code, said.causes[0].share) == ("held_back", 1.0)
+    explanation = explain([Columns(rows)], RunManifest(), samples, ("tpot",))
+    assert (explanation.causes[0].code, explanation.causes[0].share) == ("held_back", 1.0)
 
 
 def test_unreported_metric_is_no_evidence() -> None:
-    rows, samples = BENCHMARK.simulate("power", 3)
+    rows, samples = BENCHMARK.simulate_run("power", 3)
     assert explain([Columns(rows)], RunManifest(), samples, ("tpot",)).causes == ()
 
 
@@ -194,22 +201,22 @@ def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
     240 requests in 1.2 s went to a vLLM with 8 sequences. TTFT grew from 1.1 s to 2.7 s, so no
     request took three times as long as the fast ones.
     """
-    rows, samples = BENCHMARK.simulate("clean", 3)
+    rows, samples = BENCHMARK.simulate_run("clean", 3)
     rows = np.sort(rows[rows["first_token_ns"] > 0], order="due_ns")
     waited = np.linspace(1_100, last_ms, len(rows)).astype("i8") * 1_000_000
     rows["server_queue_ns"] = waited
     for column in ("first_event_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[column] += waited
-    said = explain([Columns(rows)], RunManifest(), samples)
-    assert [cause.code for cause in said.causes] == ["queue"] * named, said
-    assert said.slow == 0
+    explanation = explain([Columns(rows)], RunManifest(), samples)
+    assert [cause.code for cause in explanation.causes] == ["queue"] * named, explanation
+    assert explanation.slow == 0
     if named:
-        assert said.causes[0].sure == "likely"
-        assert "the median TTFT grew" in said.text
+        assert explanation.causes[0].sure == "likely"
+        assert "the median TTFT grew" in explanation.text
 
 
 def test_few_requests_are_not_explained() -> None:
-    rows, samples = BENCHMARK.simulate("queue", 3)
+    rows, samples = BENCHMARK.simulate_run("queue", 3)
     found = explain([Columns(rows[:199])], RunManifest(), samples)
     assert (found.text, found.causes) == ("", ())
     assert "199 requests are too few" in found.not_examined
