@@ -77,7 +77,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
         ),
         (
             ["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"],
-            "a test has at least a second",
+            "must be at least 1 s",
             "10m",
         ),
         (
