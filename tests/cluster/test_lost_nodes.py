@@ -204,7 +204,7 @@ def test_every_node_is_killed_between_two_probes(
 GOING_ON = {
     "run": (),
     "search": ("go on with: loadgen search --resume",),
-    "sweep": ("what was measured is kept, and the same command with --out {out} goes on",),
+    "sweep": ("finished runs are kept, and the same command with --out {out} resumes it",),
     "validate": ("b anew: the same command, with another --out",),
 }
 

@@ -585,7 +585,7 @@ def test_a_load_point_that_was_killed_at_once_is_run_again(
     )
     assert exits(*other, "--out", str(out / "r4")) == 0
     assert exits("report", str(out)) == 2
-    assert "differ in SLO" in capsys.readouterr().err
+    assert "have different values of: SLO" in capsys.readouterr().err
 
 
 def test_every_virtual_user_gets_at_least_five_requests(
@@ -824,5 +824,5 @@ def test_a_sweep_whose_server_is_gone_keeps_its_runs(
             over.set()
             watcher.join()
     stderr = capsys.readouterr().err
-    assert code == 3 and f"what was measured is kept, and {said.format(out=out)}" in stderr, stderr
+    assert code == 3 and f"finished runs are kept, and {said.format(out=out)}" in stderr, stderr
     assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"
