@@ -107,8 +107,8 @@ def describe_paths(paths: Sequence[str]) -> str:
     shortest = sorted(unique_paths, key=path_depth)[:MAX_PATHS]
     listed = " and ".join(f"`{path}`" for path in shortest)
     if len(unique_paths) > MAX_PATHS:
-        return f"In the file, it is found at {listed}, among others. It has the following fields:"
-    return f"In the file, it is found at {listed}. It has the following fields:"
+        return f"This block is stored at {listed}, among others. It has these fields:"
+    return f"This block is stored at {listed}. It has these fields:"
 
 
 def path_depth(path: str) -> int:
