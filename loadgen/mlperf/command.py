@@ -319,7 +319,7 @@ def recompute_verdict(
         run_dir=str(folder),
     )
     print_result(result, report, as_json=as_json, full=full)
-    if result != stored:
+    if not result.has_same_values(stored):
         print_status("The records give another result than the stored one: one of them was changed")
         return UNSOUND
     return int(result.exit_code if run.is_reliable(summary) else UNSOUND)

@@ -222,6 +222,14 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     longer_minutes: float | None = None
     disclosure: str = DISCLOSURE
 
+    def has_same_values(self, other: MlperfResult) -> bool:
+        """Return whether two results are equal apart from the wording of their sentences.
+
+        Another version of loadgen may word a reason or a warning differently. Their kinds and
+        their number count.
+        """
+        return _without_wording(self) == _without_wording(other)
+
     @property
     def rules_only(self) -> bool:
         """Whether it is VALID, but not shown to be sustained for longer than the run."""
@@ -233,6 +241,19 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.valid:
             return OK
         return UNSOUND if any(reason.kind == "size" for reason in self.reasons) else SLO_MISSED
+
+
+def _without_wording(result: MlperfResult) -> MlperfResult:
+    """Return a result with empty sentences in place of its own."""
+    return msgspec.structs.replace(
+        result,
+        reasons=tuple(Reason(kind=reason.kind, text="") for reason in result.reasons),
+        notes=("",) * len(result.notes),
+        errors=("",) * len(result.errors),
+        warnings=("",) * len(result.warnings),
+        sustained_why="",
+        disclosure="",
+    )
 
 
 # -- judging ---------------------------------------------------------------------------------------

@@ -216,6 +216,23 @@ def test_the_command_prints_the_verdict_and_the_disclosure(
     assert "one of them was changed" in capsys.readouterr().err
 
 
+def test_verdict_accepts_a_stored_result_with_other_sentences(tmp_path: Path) -> None:
+    run_dir = tmp_path / "o"
+    flags = ["--target-qps", "40", "--min-duration", "5", "--gpus", "4", "--out", str(run_dir)]
+    flags += ["--dataset", str(_small_data(tmp_path, 800)), "--url", "sim:gb200-vm"]
+    exit_code = exits("mlperf", "server", "-b", "llama2-70b", *flags)
+    stored = mlperf_run.read_result(run_dir)
+    assert stored.reasons, "the run must be INVALID"
+    reasons = tuple(
+        msgspec.structs.replace(reason, text="As an older version worded it")
+        for reason in stored.reasons
+    )
+    reworded = msgspec.structs.replace(stored, reasons=reasons, disclosure="Unofficial")
+    (run_dir / mlperf_run.RESULT).write_bytes(msgspec.json.encode(reworded))
+
+    assert exits("mlperf", "verdict", str(run_dir)) == exit_code
+
+
 @pytest.mark.parametrize("scenario", ["server", "offline"])
 def test_page_and_report_of_a_run_have_the_mlperf_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
