@@ -68,10 +68,10 @@ def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["export"], "the folder of a run is missing"),
+        (["export"], "the directory of a run is missing"),
         (["export", "r"], "--as is missing"),
         (["export", "--schema", "workloads"], "known: workload, contract, prices, targets"),
-        (["export", "r", "--schema", "workload"], "a schema is of no run"),
+        (["export", "r", "--schema", "workload"], "--schema does not export a run"),
     ],
 )
 def test_what_export_lacks_is_said(
