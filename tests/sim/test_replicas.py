@@ -37,7 +37,7 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     )
     out = tmp_path / "r"
     url = f"sim:{preset(tmp_path, '20s: 1, 30s: 4')}"
-    code = exits("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out))
+    code = exits("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out), "--full")
     shown = " ".join(capsys.readouterr().out.split())
     rows = store.read_run(out).rows
     lost = rows[rows["kind"] == KIND["reset"]]
@@ -50,11 +50,12 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
         ("loss", "4 replicas", "1 replica", 20.0),
         ("scale_up", "1 replica", "4 replicas", 30.0),
     ]
-    assert "loss 4 replicas 1 replica 20.0 s" in shown and "replica was removed" in shown
+    assert "lost server 4 replicas 1 replica 20.0 s" in shown and "replica was removed" in shown
     if arrival.startswith("poisson"):
         assert gone["broken"] and come["back_s"] > 0
     assert exits("report", str(out)) == code
-    assert "Back within the SLO" in (out / "report.html").read_text("utf-8")
+    page = (out / "report.html").read_text("utf-8")
+    assert "<td>lost server</td>" in page and '"title":"SLO attainment"' in page
 
 
 @pytest.mark.processes
