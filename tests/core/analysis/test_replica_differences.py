@@ -163,8 +163,10 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
         )
         for name, factor in (("before", {}), ("after", {7: 1.08}))
     ]
-    notes = [note for note in compare(sides).notes if "stands out" in note]
-    assert len(notes) == 2 and all(note.startswith("after: vm-07 stands out, ") for note in notes)
+    notes = [note for note in compare(sides).notes if "is an outlier" in note]
+    assert len(notes) == 2 and all(
+        note.startswith("after: vm-07 is an outlier, ") for note in notes
+    )
 
 
 @pytest.mark.parametrize("targets", [3, 18])
