@@ -276,7 +276,7 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
     )
     assert (summary.dns_ms or 0) > 0
     rendered_text = text.render(summary)
-    assert "the name's lookup before it" in rendered_text and "TLS handshake" in rendered_text
+    assert "name lookup" in rendered_text and "TLS handshake" in rendered_text
     (tmp_path / "plain").mkdir()
     summary, stored = go(tmp_path / "plain", endpoint.url, **load)
     assert set(stored.rows["tls_ns"]) == {-1, 0} and summary.dns_ms is None
@@ -314,7 +314,7 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
 ) -> None:
     load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
     for settings, words in (
-        ({"stream": False}, "does not tell when its prefill"),
+        ({"stream": False}, "show the end of prefill"),
         ({"workers": 2}, "spread over 2"),
     ):
         with pytest.raises(CombinedError, match=words):

@@ -497,13 +497,21 @@ def test_search_report_cost_and_capacity_agree(
         (
             said(
                 "cost",
+                "--full",
                 str(folder),
                 "--accept-sample-prices",
                 "--price",
                 f"{folder.name}=oracle-gb300",
             ),
             said(
-                "size", profile, str(folder), "--request-rate", "100", "-o", str(tmp_path / "sized")
+                "size",
+                "--full",
+                profile,
+                str(folder),
+                "--request-rate",
+                "100",
+                "-o",
+                str(tmp_path / "sized"),
             ),
         ),
         strict=True,
