@@ -519,7 +519,7 @@ def test_search_report_cost_and_capacity_agree(
         priced = _number(pattern, line)
         assert priced == pytest.approx(stored["rate_per_s"], rel=0.01)
         assert priced == pytest.approx(steady, rel=0.01)
-        assert "failed" not in line.replace("failed ones are paid for and not counted", "")
+        assert "failed" not in line.replace("failed ones are paid for but not counted", "")
 
 
 def _number(pattern: str, printed: str) -> float:
