@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from parsed_modules import nodes
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("loadgen", "sdk/loadgen_sdk", "benchmarks")
 
 REPLACED_NAMES = frozenset(
     [
@@ -83,18 +83,18 @@ UNFINISHED = ROOT / "tests" / "data" / "vocabulary_unfinished.txt"
 
 
 @cache
-def parsed_modules() -> list[tuple[Path, ast.Module]]:
-    """Return all modules of the packages, parsed."""
-    return [
-        (path, ast.parse(path.read_text("utf-8")))
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
+def nodes_of_modules() -> dict[Path, list[ast.AST]]:
+    """Return the nodes of every module of the two packages and of the benchmarks."""
+    benchmarks = {
+        path: [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+    }
+    return nodes() | benchmarks
 
 
-def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def defined_names(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of every function, class, parameter and variable."""
-    for node in ast.walk(tree):
+    for node in nodes_of_module:
         match node:
             case (
                 ast.FunctionDef(name=name)
@@ -108,10 +108,10 @@ def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def texts(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the line and the value of every string with a space that is not a docstring."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in nodes_of_module if isinstance(node, ast.Expr)}
+    for node in nodes_of_module:
         if not isinstance(node, ast.Constant) or id(node) in docstrings:
             continue
         if isinstance(node.value, str) and " " in node.value.strip():
@@ -122,8 +122,8 @@ def files_with_replaced_names() -> set[str]:
     """Return the files in which a name is one of the replaced words."""
     return {
         str(path.relative_to(ROOT))
-        for path, tree in parsed_modules()
-        for _, name in defined_names(tree)
+        for path, module in nodes_of_modules().items()
+        for _, name in defined_names(module)
         if name.strip("_").lower() in REPLACED_NAMES
     }
 
@@ -137,8 +137,8 @@ def test_no_text_uses_a_replaced_term(term: str) -> None:
     pattern = re.compile(rf"\b{term}\b", re.IGNORECASE)
     uses = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
-        for path, tree in parsed_modules()
-        for line, text in texts(tree)
+        for path, module in nodes_of_modules().items()
+        for line, text in texts(module)
         if pattern.search(text)
     ]
     assert uses == []
