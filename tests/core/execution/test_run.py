@@ -397,6 +397,12 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+def ok_requests(folder: Path) -> int:
+    """Return how many requests of the run in `folder`/out succeeded."""
+    summary = json.loads((folder / "out" / "summary.json").read_bytes())
+    return int(summary["requests"]["ok"])
+
+
 def rows_written(folder: Path, least: int, run: subprocess.Popen[str] | None = None) -> int:
     """Return the number of records once there are `least`, or when the run ends."""
     for _ in range(60_000):
@@ -782,7 +788,8 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
         text=True,
         check=False,
     )
-    assert "4 ok" in ended.stdout, ended.stderr
+    assert (tmp_path / "out" / "summary.json").exists(), ended.stderr
+    assert ok_requests(tmp_path) == 4
     assert not (tmp_path / "executed").exists()
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["energy_pages"] == []
 
@@ -804,4 +811,4 @@ def test_a_key_in_a_header_replaces_that_of_the_environment(
             )
         )
     assert code in (0, 3), err
-    assert "4 ok" in out, err
+    assert ok_requests(tmp_path) == 4
