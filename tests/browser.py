@@ -1,7 +1,9 @@
-"""A real Chromium for tests, over its debugging pipe: no port, no driver, no package. One page at a time.
+"""Drive a headless Chromium in tests, over its debugging pipe.
 
-`Browser().open(path)` loads a file and gives what the console said and what was asked of the network; `evaluate`,
-`screenshot` and `pdf` look at it. Without a Chromium on this machine `find` gives None, and tests that need one skip.
+The pipe needs no port, no driver and no package. One page is open at a time. `Browser().open(path)`
+loads a file and returns what the console printed and which network requests were made. `evaluate`,
+`screenshot` and `pdf` inspect the page. `find` returns None if this machine has no Chromium, and
+tests that need one are skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Browser:
         self._home = tempfile.mkdtemp(prefix="loadgen-chromium-")
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        script = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'  # Chromium talks on descriptors 3 and 4
+        script = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'
         self._process = subprocess.Popen(
             [
                 "bash",
@@ -93,7 +95,10 @@ class Browser:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the DevTools protocol, and its result; events on the way are kept in `events`."""
+        """Send a command of the DevTools protocol and return its result.
+
+        Events received meanwhile are appended to `events`.
+        """
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:

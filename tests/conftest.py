@@ -1,5 +1,8 @@
-"""A test that starts a process carries the mark `processes`, so that the inner loop (CONTRIBUTING.md) stays quick; and
-properties hold at any speed, and the kernel stamps every packet.
+"""Settings and fixtures of all tests.
+
+A test that starts a process is marked `processes`, so that the inner loop described in
+CONTRIBUTING.md can leave it out. Property tests have no deadline, because the speed of the machine
+is no property of the code.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import certifi
 import golden
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-# How fast this machine is at the moment is no property of the code. CI draws more examples than the inner loop.
+# The speed of this machine is no property of the code. CI draws more examples than the inner loop.
 settings.register_profile(
     "any speed",
     deadline=None,
@@ -41,23 +44,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     **(
         {} if os.access(ROOT, os.W_OK) else {"database": None}
-    ),  # a tree of somebody else keeps no examples
+    ),  # a read-only checkout stores no examples
 )
 settings.load_profile("any speed")
 
-# As an application may that uses loadgen. Numbers, dates and messages of a country must reach no file and no answer.
+# An application that uses loadgen may set the locale. It must not change any file or message.
 with suppress(locale.Error):  # LC_ALL names one that is not installed
     if (
         locale.getencoding().lower() == "utf-8"
     ):  # Python takes the messages of the system for UTF-8 anyway
         locale.setlocale(locale.LC_ALL, "")
 
-# What the shell of a user has for other programs: proxies, which would stand before the servers of tests, and keys.
+# The shell of a user may name proxies, which would come between tests and servers, and API keys.
 for _name in list(os.environ):
     if _name.lower().endswith("_proxy") or _name.startswith(("OPENAI_", "ANTHROPIC_")):
         del os.environ[_name]
 
-# What a help remembers of the packages of this host (loadgen_sdk/plugins.py) is in a folder of the tests.
+# The cache of installed plug-ins (loadgen_sdk/plugins.py) is in a directory of the tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadgen-tests-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
@@ -93,9 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Twice as many as there are cores, and two: many tests wait for processes, and others run meanwhile.
+    """Return two workers per core and two more, because many tests wait for processes.
 
-    Not `os.cpu_count()`: it says what PYTHON_CPU_COUNT claims.
+    `os.cpu_count()` is no substitute for the affinity: PYTHON_CPU_COUNT overrides it.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -105,28 +108,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """In a new checkout the first worker compiles every file, and the others wait for what it leaves: each that does so
-    beside it takes ten CPU-seconds for the same. What is collected stays: looking for garbage in it finds nothing, and
-    is a sixth of the work.
+    """Collect without the garbage collector, and compile each test file only once.
+
+    In a new checkout every worker would compile all test files, which takes ten CPU-seconds each.
+    The collected tests live until the end, so collecting garbage among them only costs time.
     """
     gc.disable()
-    files = (ROOT / "tests").rglob
-    with open(
-        __file__, encoding="utf-8"
-    ) as turn:  # its lock is of this folder, and ends with the process
-        if (
-            "PYTEST_XDIST_WORKER" in os.environ
-            and not sys.dont_write_bytecode
-            and os.access(ROOT / "tests", os.W_OK)
-            and len(list(files("*-pytest-*.pyc"))) < len(list(files("test_*.py")))
-        ):
-            try:
-                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                fcntl.flock(turn, fcntl.LOCK_SH)
-                fcntl.flock(turn, fcntl.LOCK_UN)
-            except OSError:
-                pass  # a file system without locks: nobody waits
+    with open(__file__, encoding="utf-8") as lock_file:
+        if _must_compile_tests():
+            _compile_or_wait(lock_file)
         try:
             return (yield)
         finally:
@@ -134,15 +124,41 @@ def pytest_collection() -> Generator[None, object, object]:
             gc.enable()
 
 
+def _must_compile_tests() -> bool:
+    """Return whether this is one of several workers, and compiled test files are missing."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or sys.dont_write_bytecode:
+        return False
+    tests = ROOT / "tests"
+    if not os.access(tests, os.W_OK):
+        return False
+    return len(list(tests.rglob("*-pytest-*.pyc"))) < len(list(tests.rglob("test_*.py")))
+
+
+def _compile_or_wait(lock_file: TextIO) -> None:
+    """Let the first worker go on with the lock, and let the others wait until it has collected.
+
+    The lock ends when the file is closed. On a file system without locks nobody waits.
+    """
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock_file, fcntl.LOCK_SH)
+        fcntl.flock(lock_file, fcntl.LOCK_UN)
+    except OSError:
+        pass
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """By now pytest has looked once for garbage that complains; it and Python would look three times more."""
+    """Skip three further garbage collections at exit: pytest has looked for warnings already."""
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that nobody waits for it alone at the end. Files whose tests start processes,
-    and wait, lie evenly among those that only compute, so that no worker has just the ones or the others.
+    """Run the longest tests first and mix waiting tests with computing ones.
+
+    Files with tests that start processes are spread evenly among the others, so that every worker
+    gets some of both.
     """
     if not items or items[0].config.pluginmanager.hasplugin("randomly"):
         return
@@ -170,7 +186,7 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_arrive() -> None:
-    """A shell starts what it puts into the background with SIGINT ignored, which a run respects."""
+    """Restore SIGINT: a shell starts background jobs with it ignored, and a run respects that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -184,7 +200,10 @@ def shared_servers_stop() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test asks the net, and reading a list of 140 authorities takes longer than most tests that make a client."""
+    """Replace the 140 root certificates by one, because loading them takes longer than most tests.
+
+    No test connects to the internet.
+    """
     first = re.search(
         r"-----BEGIN.*?END CERTIFICATE-----\n", Path(certifi.where()).read_text("utf-8"), re.DOTALL
     )

@@ -1,4 +1,7 @@
-"""Rows that count how many values were read of them: what a test of work looks at in the place of a clock."""
+"""An array of records that counts how many values were read from it.
+
+Tests of the amount of work compare this count, because a clock is too noisy.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ import numpy as np
 
 
 class CountedRows(np.ndarray[Any, Any]):
-    """`rows.view(CountedRows)`. `seen`: values in columns handed out whole, and those picked by place or mask."""
+    """Records that count reads: `rows.view(CountedRows)`.
+
+    `seen` counts the values of complete columns and of those selected by index or mask.
+    """
 
     seen: ClassVar[Counter[str]] = Counter()
 

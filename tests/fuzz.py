@@ -1,10 +1,12 @@
-"""Coverage-guided fuzzing of one parser: `python tests/fuzz.py NAME [INPUTS]`; needs `pip install atheris`.
+"""Coverage-guided fuzzing of one parser.
 
-It begins with the inputs that are kept, tries a million new ones unless another number is given, and stops at the first
-bug, whose input it prints. Half of the new ones are damaged bytes; the others of a parser of documents are documents in
-which a value is damaged (`fuzz_documents.py`). After a clean end the inputs are minimised: as few and as short ones as
-reach all that was reached. At most KEPT of them are kept (tests/data/fuzz/NAME.txt, one per line, base 85);
-`test_fuzz.py` replays them.
+Usage: `python tests/fuzz.py NAME [INPUTS]`. It needs `pip install atheris`.
+
+Fuzzing begins with the stored inputs, tries INPUTS new ones (a million by default) and stops at the
+first bug, whose input it prints. Half of the new inputs are damaged bytes. For parsers of documents
+the other half are documents with a damaged value (`fuzz_documents.py`). If no bug is found, the
+inputs are reduced to a small set that reaches the same code. At most KEPT of them are stored in
+tests/data/fuzz/NAME.txt (one per line, in base 85), and `test_fuzz.py` replays them.
 """
 
 from __future__ import annotations
@@ -99,9 +101,7 @@ def main(name: str, inputs: int) -> int:
             base64.b85encode(one).decode() for one in data[:KEPT] if 0 < len(one) <= LONGEST
         )
         (CORPUS / f"{name}.txt").write_text("\n".join(lines) + "\n")
-        print(
-            f"{name}: {inputs:,} inputs; {len(lines)} kept of {len(data)} that reach all that was reached"
-        )
+        print(f"{name}: {inputs:,} inputs; kept {len(lines)} of {len(data)} with the same coverage")
     return 0
 
 

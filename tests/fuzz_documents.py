@@ -1,7 +1,8 @@
-"""Damage to a document that keeps it one: JSON, JSON lines, YAML, a zip of such files, the files of a folder in one.
+"""Damage the values of a document so that it is still a document.
 
-Bytes that are changed blindly seldom pass the first parser. What is read behind it is reached by damage to the values:
-one is replaced, left out, doubled, renamed, or moved to where another was.
+Documents are JSON, JSON lines, YAML, a zip of such files, or a directory of files in one input.
+Randomly changed bytes seldom get past the first parser. To reach the code behind it, a value is
+replaced, removed, duplicated, renamed or moved to the position of another value.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ TREES = {
 
 
 def changed(name: str, data: bytes, random: Random) -> bytes:
-    """`data`, an input of the parser `name`, with one to three of its values changed; as it is where it is no tree."""
+    """Return `data`, an input of the parser `name`, with one to three values changed.
+
+    Data that is no document is returned unchanged.
+    """
     return _changed(TREES.get(name, ""), data, random)
 
 
@@ -189,7 +193,7 @@ def _one_of(parts: list[bytes], between: bytes, random: Random) -> bytes:
 
 
 def _line(line: bytes, random: Random) -> bytes:
-    """A line of JSON with a value changed; of anything else, with a word replaced."""
+    """Return a line of JSON with one value changed, or another line with one word replaced."""
     if line[:1] in (b"{", b"["):
         return b"\n".join(_changed("json", one, random) for one in line.split(b"\n"))
     words = line.split(b" ")

@@ -1,6 +1,7 @@
-"""What is fuzzed: every parser of bytes from servers, users and other tools, as a function of bytes.
+"""The functions that are fuzzed: every parser of bytes from servers, users and other tools.
 
-Whatever the bytes are, a parser returns, or raises a fault that says what is wrong: `TOLD`. Everything else is a bug.
+For any input, a parser either returns or raises one of the documented errors in `TOLD`. Any other
+exception is a bug.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ TOLD = (LoadgenError, CombinedError, TargetUnusable)
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The same bytes as they may arrive: the first byte says how long the pieces are."""
+    """Return the bytes in pieces as they may arrive; the first byte gives their length."""
     size = data[0] % 64 * 8 + 1 if data else 1
     yield from (data[i : i + size] for i in range(1, len(data), size))
 
@@ -157,7 +158,10 @@ def capacity(data: bytes) -> None:
 
 
 def folder(data: bytes) -> None:
-    """A run of which every file may be damaged: `name NUL content`, with BETWEEN between the files."""
+    """Read a run in which any file may be damaged.
+
+    The input holds `name NUL content` for each file, separated by BETWEEN.
+    """
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         run = Path(made)
         for entry in data.split(BETWEEN):
@@ -207,7 +211,7 @@ def preset(data: bytes) -> None:
 
 
 def page(data: bytes) -> None:
-    """A summary as it was stored, on the screen and as a page."""
+    """Read a stored summary and render it as text and as a page."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         Path(made, "summary.json").write_bytes(data)
         opened = result_kinds.opened(Path(made))
@@ -286,7 +290,7 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _run_folder(*, spooled: bool = False) -> bytes:
-    """The files of a short run; `spooled`: with its rows as a killed one leaves them."""
+    """Return the files of a short run. `spooled` leaves its records as a killed run does."""
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
         loadgen.run(
             "qa", url="sim:gb300-vm", request_rate="10", num_requests=8, out=Path(made, "r"), seed=1
@@ -325,7 +329,7 @@ def _tables(name: str) -> list[bytes]:
 
 @cache
 def corpus(name: str) -> list[bytes]:
-    """The inputs kept for a target: files of the repository, and what was found by fuzzing."""
+    """Return the stored inputs of a target: files of the repository and results of fuzzing."""
     paths = [path for glob in TARGETS[name][1] for path in sorted(ROOT.glob(glob))]
     files = [INPUT_OF.get(name, bytes)(path.read_bytes()) for path in paths]
     if name == "folder":

@@ -1,4 +1,4 @@
-"""Golden files: the whole text of an output, kept in `tests/data/golden` and compared with every run.
+"""Golden files: complete outputs in `tests/data/golden`, compared with the output of each run.
 
 `pytest --renew-golden` writes the files again; read the difference in git before you commit it.
 """

@@ -1,6 +1,6 @@
-"""Writes the table of attacks in `benchmarks/attacks.md` from the rows of tests/attacks, and from nothing else.
+"""Write the table of attacks in `benchmarks/attacks.md` from the rows of tests/attacks.
 
-`python tests/make_attacks.py` writes it again; `attacks/test_attacks.py` checks that it is what it would write.
+Run `python tests/make_attacks.py` to write it; `attacks/test_attacks.py` checks that it is current.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<!-- end of the attacks -->"
 
 
 def page() -> str:
-    """The page with the table as it should be."""
+    """Return the text of the page with a current table."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table(ROWS)}\n\n{END}{rest.partition(END)[2]}"
 

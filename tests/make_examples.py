@@ -1,6 +1,7 @@
-"""Writes `tests/data/summary_example_*.json`: two runs from seeded synthetic rows through `summarize`, so that their
-numbers agree with each other. `python tests/make_examples.py` writes them again; a test checks that they are what it
-writes.
+"""Write `tests/data/summary_example_*.json` from seeded synthetic records.
+
+The two examples are produced by `summarize`, so that their numbers are consistent. Run
+`python tests/make_examples.py` to write them; a test checks that they are current.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def stream(
     gap_ns: NDArray[np.int64],
     lag_ns: NDArray[np.int64],
 ) -> None:
-    """Answers with even gaps: sent `lag_ns` after due, first token `ttft_ns` after it, `output_events` events."""
+    """Return records of responses with equal gaps between tokens.
+
+    Each is sent `lag_ns` after it was due, has its first token `ttft_ns` later and has
+    `output_events` events.
+    """
     rows["ready_ns"] = rows["due_ns"] + lag_ns - 20_000
     rows["sent_ns"] = rows["due_ns"] + lag_ns
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["due_ns"] + ttft_ns

@@ -1,6 +1,7 @@
-"""Writes the tables of `docs/evidence/features.md`: it runs the check of each feature (tests/features) and writes what it said.
+"""Run the check of each feature in tests/features and write `docs/evidence/features.md`.
 
-`python tests/make_features.py` writes it again; `features/test_features.py` checks that it is what it would write.
+Run `python tests/make_features.py` to write it; `features/test_features.py` checks that it is
+current.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Writes `tests/data/oracle/`: the structure and the figures that `test_oracle.py` compares the code with.
+"""Write `tests/data/oracle/`: the structure and figures that `test_oracle.py` checks.
 
-`python tests/make_oracle.py` writes it again, on purpose, in less than a minute. The stored folders stay as they are:
-`make_oracle_folders.py` writes them again when the format of a result changes.
+Run `python tests/make_oracle.py` after an intended change; it takes less than a minute. The stored
+result directories stay as they are: `make_oracle_folders.py` renews them when the format of a
+result changes.
 
-Structure is names (of `__all__`, keywords, flags, keys of files that people write, codes of faults), exit codes, the
-tree of keys and types of each command's JSON, files of a result and their keys and columns. Figures are those of runs
-in virtual time, and what the stored folders give. No sentence, no help and no day is kept: see `oracle_values.py`.
+The structure consists of names (in `__all__`, keywords, flags, keys of input files, error codes),
+exit codes, the tree of keys and types of each command's JSON, and the keys and columns of result
+files. The figures are those of runs in virtual time and of the stored directories. Sentences, help
+texts and dates are left out: see `oracle_values.py`.
 
-Only the doors that stay are used: `loadgen.run`, `loadgen.load`, the command line, `__all__`, the files of a folder.
+Only public interfaces are used: `loadgen.run`, `loadgen.load`, the command line, `__all__` and the
+files of a result directory.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ DATA = Path(__file__).parent / "data" / "oracle"
 FOLDERS = DATA / "folders"
 
 
-# -- runs in virtual time ----------------------------------------------------------------------------------------------
+# -- runs in virtual time --------------------------------------------------------------------------
 
 OPEN = {
     "name": "open",
@@ -133,7 +136,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def run(name: str, where: Path) -> dict[str, Any]:
-    """A run in virtual time: all its rows and all its figures."""
+    """Return all records and all figures of a run in virtual time."""
     result = loadgen.run(**RUNS[name], seed=1, out=where / name)
     summary = figures(json.loads((where / name / "summary.json").read_bytes()))
     return {
@@ -144,7 +147,7 @@ def run(name: str, where: Path) -> dict[str, Any]:
 
 
 def due(where: Path) -> dict[str, Any]:
-    """The first 1,000 instants of a Poisson process, from the rows of a run."""
+    """Return the first 1,000 arrivals of a Poisson process, from the records of a run."""
     flags: dict[str, Any] = {
         "request_rate": "100",
         "num_requests": 1000,
@@ -184,7 +187,7 @@ SENT = (
 
 
 def sent(where: Path) -> dict[str, Any]:
-    """A run over HTTP, in real time, to the embedded endpoint: what of its rows is the same each time."""
+    """Return the reproducible fields of a run over HTTP, in real time, to the embedded server."""
     flags: dict[str, Any] = {
         "request_rate": "100",
         "num_requests": 40,
@@ -197,7 +200,7 @@ def sent(where: Path) -> dict[str, Any]:
     )
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 SIM = ["--url", "sim:gb300-vm", "--seed", "1"]
 SWEEP = [
@@ -350,7 +353,7 @@ levels:
 
 
 def inputs(where: Path) -> None:
-    """What the command lines name."""
+    """Write the files that the command lines name."""
     for name in ("open.yaml", "trace.jsonl"):
         shutil.copy(DATA / name, where)
     (where / "carried.yaml").write_text(CONTRACT)
@@ -372,7 +375,7 @@ def ended(where: Path, call: Sequence[str], keep: Callable[[Any], Any]) -> dict[
 
 
 def typed(where: Path) -> dict[str, Any]:
-    """What the commands print and write; of a sweep and a search the figures too."""
+    """Return what the commands print and write, and the figures of a sweep and a search."""
     inputs(where)
     given = set(where.iterdir())
     found: dict[str, Any] = {}
@@ -400,7 +403,10 @@ def typed(where: Path) -> dict[str, Any]:
 
 
 def formats(files: list[Path]) -> dict[str, Any]:
-    """Keys and columns of the files of results, by their name, all of one name laid over each other."""
+    """Return the keys and columns of result files by file name.
+
+    Files with the same name are merged into one shape.
+    """
     found: dict[str, Any] = {}
     for file in sorted(files):
         if file.suffix in OPENED:
@@ -420,7 +426,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 
 
 def asked(where: Path) -> dict[str, Any]:
-    """What the commands print and write that have no virtual time."""
+    """Return what the commands without virtual time print and write."""
     inputs(where)
     with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
@@ -446,7 +452,7 @@ def wrong(where: Path) -> dict[str, Any]:
     return {" ".join(call): told(where, *call)[0] for call in WRONG}
 
 
-# -- stored folders ----------------------------------------------------------------------------------------------------
+# -- stored folders --------------------------------------------------------------------------------
 
 READ: dict[str, list[list[str]]] = {
     "raw": [
@@ -466,7 +472,10 @@ READ: dict[str, list[list[str]]] = {
 
 
 def read(name: str, where: Path) -> dict[str, Any]:
-    """What the commands print of a folder, and what `loadgen.load` gives: all figures, as nothing is measured here."""
+    """Return what the commands print about a stored directory, and what `loadgen.load` returns.
+
+    All figures are included, because nothing is measured here.
+    """
     repository_paths.unpack(name, where)
     shutil.copy(DATA / "open.yaml", where)
     found: dict[str, Any] = {}
@@ -486,7 +495,7 @@ def read(name: str, where: Path) -> dict[str, Any]:
     return found
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 
 FROZEN: dict[str, dict[str, Callable[[Path], Any]]] = {
     "names": {name: lambda _, make=make: make() for name, make in public_names.NAMES.items()},
@@ -498,7 +507,10 @@ FROZEN: dict[str, dict[str, Callable[[Path], Any]]] = {
     },
     "folders": {name: lambda where, name=name: read(name, where) for name in READ},
 }
-"""File in `data/oracle/` without its ending -> its entries, and what makes each, in an empty folder."""
+"""The functions that make the entries of each file in `data/oracle/`, by file name without ending.
+
+Each function works in an empty directory.
+"""
 
 
 def main() -> None:

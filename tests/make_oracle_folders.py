@@ -1,6 +1,6 @@
-"""Writes `tests/data/oracle/folders/` again: a result of each kind, with nothing of this machine in it.
+"""Write `tests/data/oracle/folders/`: one result of each kind, without data of this machine.
 
-Run it when the format of a result changes, and `make_oracle.py` after it.
+Run it when the format of a result changes, and run `make_oracle.py` afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the tables of packages in `loadgen/README.md` from the docstrings of the packages.
 
-`python tests/make_packages.py` writes them, and `test_architecture.py` checks that they are up to date. The packages
-are in the order of the layers in `pyproject.toml`, from the top to the bottom.
+Run `python tests/make_packages.py` to write them; `test_architecture.py` checks that they are
+current. The packages are in the order of the layers in `pyproject.toml`, from top to bottom.
 """
 
 from __future__ import annotations

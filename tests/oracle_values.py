@@ -1,4 +1,4 @@
-"""What is kept of a value for `test_oracle.py`, and how two of them are held against each other. Pure."""
+"""Reduce values to what `test_oracle.py` stores, and compare two stored values. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def figures(value: Any) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """The tree of keys and types of a JSON value: `[shape]` for a list, whose elements are laid over each other."""
+    """Return the tree of keys and types of a JSON value.
+
+    A list becomes `[shape]`, where the shapes of its elements are merged.
+    """
     if isinstance(value, dict):
         return {key: {} if key in VARYING else shape(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -57,7 +60,7 @@ def shape(value: Any) -> Any:
 
 
 def over(one: Any, other: Any) -> Any:
-    """Two shapes laid over each other: the keys of both, the types of both. A tree covers a null beside it."""
+    """Merge two shapes: all keys and all types of both. A tree replaces a null."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one | other | {key: over(one[key], other[key]) for key in one.keys() & other.keys()}
     if isinstance(one, list) and isinstance(other, list):

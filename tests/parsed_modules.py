@@ -14,7 +14,11 @@ from make_packages import FOLDERS
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """What is made here stays: looking for garbage among a million nodes takes as long as parsing them."""
+    """Parse every module with the garbage collector switched off.
+
+    The trees live as long as the process, and collecting among a million nodes would take as long
+    as parsing.
+    """
     gc.disable()
     try:
         yield
@@ -33,6 +37,6 @@ def trees() -> dict[Path, ast.Module]:
 
 @cache
 def nodes() -> dict[Path, list[ast.AST]]:
-    """What stands in each module, at any depth."""
+    """Return all nodes of each module, at any depth."""
     with _kept():
         return {file: [*ast.walk(tree)] for file, tree in trees().items()}

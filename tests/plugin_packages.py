@@ -1,6 +1,7 @@
-"""A package of somebody else, as a folder: modules, and entry points in the metadata that pip would have installed.
+"""Create a third-party package as a directory, as pip would have installed it.
 
-`forgetting`: a table of ours looks for plug-ins anew inside, and has forgotten them afterwards.
+The directory has modules, and entry points in its metadata. `forgetting` is a context in which a
+table searches for plug-ins again; afterwards it has forgotten the ones that it found.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from loadgen_sdk import plugins
 def install(
     folder: Path, name: str, modules: Mapping[str, str], groups: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Write package `name` 1.0 into a folder of `sys.path`: the text of each module, entry points by group."""
+    """Write version 1.0 of the package `name` into a directory of `sys.path`.
+
+    `modules` maps names to source code, and entry points are given by group.
+    """
     for module, text in modules.items():
         (folder / f"{module}.py").write_text(text, "utf-8")
     metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"

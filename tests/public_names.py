@@ -1,4 +1,7 @@
-"""Names that others rely on: of `__all__`, keywords, flags, keys of files, codes of faults. For `make_oracle.py`."""
+"""Collect the public names for `make_oracle.py`.
+
+These are the names in `__all__`, keywords, flags, keys of files and error codes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
 
 
 def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
-    """How a command line ends in the folder `where` (exit code, codes of its faults), and what it prints on stdout."""
+    """Run a command line in the directory `where`.
+
+    Returns its exit code with the codes of its errors, and what it printed on stdout.
+    """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -39,7 +45,10 @@ def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
 
 
 def public(package: Any) -> dict[str, Any]:
-    """Each name of `__all__`: what it takes, and of a class what is public in it, but for what Python gives it."""
+    """Return the parameters of each name in `__all__`, and the public members of each class.
+
+    Members that every Python class has are left out.
+    """
     found: dict[str, Any] = {}
     for name in sorted(package.__all__):
         one = getattr(package, name)
@@ -57,14 +66,18 @@ def public(package: Any) -> dict[str, Any]:
 
 
 def keywords(call: Any) -> list[str]:
-    """Names of the parameters; none of what cannot be called, or is an exception that takes what all of them do."""
+    """Return the names of the parameters.
+
+    The list is empty for an object that cannot be called and for an exception without parameters
+    of its own.
+    """
     if not callable(call) or (isinstance(call, type) and call.__init__ is Exception.__init__):
         return []
     return list(inspect.signature(call).parameters)
 
 
 def entry_points() -> dict[str, dict[str, str]]:
-    """What other programs find us by, and what they find there."""
+    """Return the entry points of the distributions and the names that they lead to."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     return {
@@ -82,12 +95,12 @@ def commands() -> dict[str, Any]:
 
 
 def flags(command: Any) -> list[str]:
-    """What a command takes: arguments, and all spellings of its flags."""
+    """Return the arguments of a command and all spellings of its flags."""
     return sorted(name for param in command.params for name in (*param.opts, *param.secondary_opts))
 
 
 def keys_of_file(kind: str) -> dict[str, list[str]]:
-    """All keys that a file of that kind may have, below each of its first ones: `stages[].arrival.poisson`."""
+    """Return all keys that a file of this kind may have, such as `stages[].arrival.poisson`."""
     schema = json.loads(told(ROOT, "export", "--schema", kind)[1])
     paths: dict[str, list[str]] = {}
     for path in sorted(set(key_paths(schema, schema, ()))):

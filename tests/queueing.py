@@ -1,5 +1,7 @@
-"""A small queue as rows of a run: Poisson arrivals, so many slots, token times that grow with the batch. For statistics
-over many seeds, where neither sockets nor a clock are wanted.
+"""The records of a small simulated queue, for statistical tests over many seeds.
+
+Arrivals are a Poisson process, the number of slots is fixed, and the time per token grows with the
+batch. Neither sockets nor a clock are involved.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ SLOTS = 32
 
 
 def rows(seed: int, n: int, rate: float = 10.0, slower: float = 1.0) -> NDArray[np.void]:
-    """N requests of an M/G/SLOTS queue: 8/s load it by some 65 %, 10/s by 85 %; `slower` multiplies its times."""
+    """Simulate N requests of an M/G/SLOTS queue.
+
+    At 8/s its utilisation is about 65 %, at 10/s 85 %. `slower` multiplies its service times.
+    """
     return _drawn(seed, n, rate, slower).copy()
 
 

@@ -1,11 +1,12 @@
-"""Servers that nobody here wrote, as rows: how each is installed, started on loopback, and what it can.
+"""Real servers: how each is installed and started on loopback, and what it supports.
 
-    LOADGEN_SERVERS=DIR python tests/real_servers.py            # what is installed in DIR, and in which version
-    LOADGEN_SERVERS=DIR python tests/real_servers.py NAME ...   # install what these rows need: an environment each
-    LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers [-k NAME]   # hold loadgen against all that is installed
+    LOADGEN_SERVERS=DIR python tests/real_servers.py            # list what is installed in DIR
+    LOADGEN_SERVERS=DIR python tests/real_servers.py NAME ...   # install these servers
+    LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers [-k NAME]   # test loadgen against all of them
 
-DIR/ENVIRONMENT is a virtual environment or a folder with `bin/`; DIR/model is made here, of random weights. A row whose
-program is missing is skipped by name. What was seen is in docs/reference/servers.md.
+DIR/ENVIRONMENT is a virtual environment or a directory with `bin/`. DIR/model is created here with
+random weights. A server whose program is missing is skipped by name. Results are recorded in
+docs/reference/servers.md.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ CONTEXT = (
 
 
 class Row(NamedTuple):
-    """A server. In its texts {home} is DIR, {bin} the programs of its environment, {model} the model's folder, {port}
-    where it listens, {behind} the port of the server behind it, {scratch} a folder of this start.
+    """A server, and how it is installed, started and used.
+
+    Its texts may contain {home} (DIR), {bin} (the programs of its environment), {model} (the
+    directory of the model), {port} (where it listens), {behind} (the port of the server behind it)
+    and {scratch} (a temporary directory of this start).
     """
 
     name: str
@@ -327,7 +331,7 @@ def filled(row: Row, text: str, port: int = 0, behind: int = 0, scratch: str = "
 
 
 def lacks(row: Row) -> str:
-    """What is missing before this row can be started, "" where nothing is."""
+    """Return what is missing to start this server, or "" if nothing is."""
     if not (HOME / "model/model.gguf").exists():
         return "LOADGEN_SERVERS names no folder with a model (tests/real_servers.py)"
     there = (HOME / row.program).exists() if row.environment else bool(shutil.which(row.program))
@@ -354,7 +358,7 @@ def install(row: Row) -> None:
 
 
 def certificate(file: Path) -> None:
-    """A certificate for 127.0.0.1 that nobody signed, with its key."""
+    """Create a self-signed certificate for 127.0.0.1 and its key."""
     command = [
         "openssl",
         "req",
@@ -372,7 +376,7 @@ def certificate(file: Path) -> None:
 
 
 class Started:
-    """A server that answers, with what is behind it; it can be killed and started again at its port."""
+    """A running server with its backends. It can be killed and restarted at its port."""
 
     def __init__(self, row: Row, scratch: Path) -> None:
         self.row, self.log = row, scratch / "log"

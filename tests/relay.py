@@ -1,4 +1,7 @@
-"""What stands between a command and its server: it passes bytes on, with TLS or without, until it is told otherwise."""
+"""A TCP relay between a command and its server.
+
+It forwards bytes, with or without TLS, until a test tells it to do something else.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from urllib.parse import urlsplit
 
 
 class Relay:
-    """`hold`: bytes of an answer that are kept back until so many are there, or its end. `instead`: what is answered to
-    whoever connects, then closed. All may be changed while it goes.
+    """A relay in a thread of its own. Its attributes may be changed while it runs.
+
+    `hold` is the number of response bytes that it withholds until they are complete or the response
+    ends. `instead` is sent to every client instead of relaying, and the connection is closed.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ def figures(shown: str) -> set[str]:
 
 
 def of_page(page: str) -> str:
-    """What a reader of a page reads without its drawings."""
+    """Return the text of a page without its drawings."""
     main = page.split("<main>")[1].split("<noscript>", maxsplit=1)[0]
     main = re.sub(r'<div class="top">.*?</div>', "", main, flags=re.S)
     main = re.sub(r'<div class="bars">.*?</div></div>\n?(?=<(?!div><span>))', "", main, flags=re.S)

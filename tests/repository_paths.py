@@ -9,7 +9,7 @@ ROOT = TESTS.parent
 
 
 def unpack(name: str, where: Path) -> None:
-    """A stored folder of the oracle, into `where`."""
+    """Unpack a stored directory of the oracle into `where`."""
     with tarfile.open(DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
         packed.extractall(
             where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})

@@ -1,4 +1,4 @@
-"""Folders of runs for tests, written by the store itself from the rows of `queueing.py`, without network and clock."""
+"""Run directories for tests, written by the store from the records of `queueing.py`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:
 
 @contextlib.contextmanager
 def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
-    """While inside, the first `count` children that run `module` are stopped as soon as they are seen; their pids."""
+    """Stop the first `count` child processes that run `module` as soon as they are seen.
+
+    The context yields the list of their process ids.
+    """
     frozen: list[int] = []
     over = threading.Event()
 
@@ -125,7 +128,7 @@ def write(
     texts: tuple[str, ...] = (),
     **changed: object,
 ) -> Path:
-    """A folder that `store.read` reads, as a worker leaves it."""
+    """Write a run directory for `store.read`, as a worker leaves it."""
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))

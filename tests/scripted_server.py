@@ -1,6 +1,7 @@
-"""A server that says what it was told to: one answer per request, in order, the last one for ever; what it heard.
+"""A server that sends scripted responses in order and records the requests it received.
 
-For tests of clients that need a socket. Threads, so that blocking clients and event loops can both talk to it.
+The last response is repeated. It is for tests of clients that need a socket. It runs in threads, so
+that blocking clients and event loops can both talk to it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def events(*values: Any, done: bool = True, **headers: str) -> bytes:
 
 
 def cut(said: bytes) -> bytes:
-    """The same answer, whose connection breaks before its end."""
+    """Return the same response, but with a connection that breaks before its end."""
     head, _, body = said.partition(b"\r\n\r\n")
     return b"CUT" + head.replace(b"Content-Length: ", b"Content-Length: 9") + b"\r\n\r\n" + body
 
@@ -63,7 +64,7 @@ def _whole(body: bytes, status: str, kind: str, headers: dict[str, str]) -> byte
 
 @contextlib.contextmanager
 def answering(server: Server) -> Iterator[Server]:
-    """A server that answers while inside, in a thread of its own; it is closed at the end."""
+    """Run a server in a thread of its own; it is closed at the end of the context."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
@@ -76,7 +77,7 @@ def answering(server: Server) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    """A server of this handler on a free port; its address, without a path."""
+    """Run a server with this handler on a free port and yield its URL without a path."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     with answering(server):
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -84,7 +85,7 @@ def running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def serving(*answers: bytes) -> Iterator[Canned]:
-    """A server on a free port of this machine."""
+    """Run a server on a free port of this machine."""
     left = list(answers)
     heard: list[Heard] = []
     lock = threading.Lock()
@@ -118,7 +119,7 @@ def serving(*answers: bytes) -> Iterator[Canned]:
         block_on_close = False
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that has gone is no news."""
+            """Ignore a client that has closed its connection."""
 
     with answering(Telling(("127.0.0.1", 0), Talk)) as server:
         yield Canned(f"http://127.0.0.1:{server.server_address[1]}/v1", heard)

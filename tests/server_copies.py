@@ -1,5 +1,7 @@
-"""A process with the simulated server imported, which makes a copy of itself for each that a test asks for: a start of
-Python with its imports costs 0.2 CPU-s, a copy a tenth of it. Tests of the process itself start a real one.
+"""Fork simulated servers from a process that has already imported the server.
+
+Starting Python with its imports takes 0.2 CPU-seconds; a fork takes a tenth of that. Tests of the
+server process itself start a real one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Copy:
         self._ended = os.pidfd_open(pid)  # its parent waits for it only when it makes the next one
 
     def wait(self, timeout: float | None = None) -> None:
-        """It has ended, however it did."""
+        """Mark the copy as ended, for whatever reason."""
         if self._ended >= 0:
             if not select.select([self._ended], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a copy", timeout or 0)
@@ -47,7 +49,7 @@ class Copies:
             self._maker = subprocess.Popen(command, stdin=asked, start_new_session=True)
 
     def make(self) -> Copy:
-        """One with the folder, the environment and the standard error of this process as they are now."""
+        """Fork a copy that has the directory, environment and stderr of this process."""
         down, up = os.pipe(), os.pipe()
         now = json.dumps([os.getcwd(), dict(os.environ)]).encode()
         socket.send_fds(self._asking, [now], [down[0], up[1], 2])

@@ -1,4 +1,7 @@
-"""Simulated servers that tests share: most only need one that answers soon, and a start takes a quarter of a second."""
+"""Simulated servers shared by tests.
+
+Most tests only need a server that responds quickly, and starting one takes a quarter of a second.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _running: dict[tuple[Options, int], EmbeddedServer] = {}
 
 
 def start(options: Options = Options()) -> EmbeddedServer:  # noqa: B008 - nobody changes it
-    """As `embedded.start`, from a copy of a process that has imported the server where this system has what it takes.
+    """Start a server like `embedded.start`, but on Linux as a fork of `server_copies`.
 
-    Not for tests of the process itself.
+    Tests of the server process itself must not use it.
     """
     if not sys.platform.startswith("linux"):
         return embedded.start(options)
@@ -33,9 +36,12 @@ def start(options: Options = Options()) -> EmbeddedServer:  # noqa: B008 - nobod
 
 
 def shared(options: Options = QUICK, number: int = 0) -> EmbeddedServer:
-    """A server for all tests of this process, with an empty log; of several alike, the one with this number.
+    """Return a server that all tests of this process share, with an empty log.
 
-    Not for tests that stop it, that read its counters, or whose faults depend on how many requests there were.
+    `number` selects one of several servers with the same options.
+
+    Tests must not use it if they stop the server, read its counters or depend on the number of
+    earlier requests.
     """
     server = _running.get((options, number)) or start(options)
     _running[options, number] = server
@@ -45,7 +51,7 @@ def shared(options: Options = QUICK, number: int = 0) -> EmbeddedServer:
 
 
 def log(server: EmbeddedServer) -> SentRequests:
-    """What a server saw since it was last asked."""
+    """Return what a server has logged since the last call."""
     with urllib.request.urlopen(server.url + "/_log") as answer:
         return parse_log(answer.read())
 

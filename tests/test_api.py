@@ -1,4 +1,4 @@
-"""The Python API: the same names and faults as the command line, one Result, and the pytest fixture around it."""
+"""Tests of the Python API: names, errors, `Result` and the pytest fixture."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     path.write_text(
-        "name: few\nrequests: {input_tokens: 30, output_tokens: 5}\nstages: [{arrival: {poisson: 20/s}, count: 30}]\n"
+        "name: few\nrequests: {input_tokens: 30, output_tokens: 5}\n"
+        "stages: [{arrival: {poisson: 20/s}, count: 30}]\n"
     )
     one = loadgen.run(load_workload(str(path)), url="sim:h100x8", out=tmp_path / "a")
     two = loadgen.run(path, url="sim:h100x8", out=tmp_path / "b")

@@ -48,7 +48,7 @@ IMPORTS_OF_TABLES = {"loadgen.core.errors", "loadgen.plugins"}
 
 
 def named(file: Path) -> str:
-    """The name of a module."""
+    """Return the name of a module."""
     (folder,) = (one for one in FOLDERS.values() if file.is_relative_to(one))
     return ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
 
@@ -61,13 +61,16 @@ def trees() -> dict[str, ast.Module]:
 
 @cache
 def graph() -> grimp.ImportGraph:
-    """Who imports whom, at the top of a module, in a function or for type checking; packages of others as a whole."""
+    """Return the imports of each module: at its top, in functions and for type checking.
+
+    Third-party packages are named as a whole.
+    """
     return grimp.build_graph(*FOLDERS, include_external_packages=True, cache_dir=None)
 
 
 @cache
 def sources() -> dict[str, str]:
-    """The text of every Python file here, tests and benchmarks too, by its place."""
+    """Return the text of every Python file by path, tests and benchmarks included."""
     folders = (*FOLDERS.values(), ROOT / "tests", ROOT / "benchmarks")
     return {
         str(file.relative_to(ROOT)): file.read_text("utf-8")
@@ -78,8 +81,15 @@ def sources() -> dict[str, str]:
 
 @pytest.mark.processes
 def test_imports_are_as_drawn() -> None:
-    """In a process of its own: the linter configures logging, which would disable the loggers of other tests."""
-    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, no_logo=True))"
+    """The contracts on imports hold.
+
+    The linter runs in a process of its own, because it configures logging, which would disable the
+    loggers of other tests.
+    """
+    code = (
+        "import sys; from importlinter.cli import lint_imports; "
+        "sys.exit(lint_imports(no_cache=True, no_logo=True))"
+    )
     linted = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -130,7 +140,7 @@ def test_modules_that_are_started_exist() -> None:
 
 
 def test_code_that_is_text_imports_what_exists() -> None:
-    """Of code in strings, for another process, neither mypy nor the tests of its file would always tell."""
+    """Neither mypy nor ordinary tests would find every wrong name in code inside strings."""
     for file, text in sources().items():
         for name, imported in re.findall(
             r"\bfrom (loadgen(?:_sdk)?(?:\.\w+)*) import ([\w, ]*)", text
@@ -211,7 +221,7 @@ def test_each_package_says_what_it_does(package: str) -> None:
 
 
 def test_tests_replace_nothing_of_ours() -> None:
-    """What a test has to change is an argument: `Tuning`, a parameter with a default, or a real thing."""
+    """Whatever a test has to change is an argument, so that no test patches a module."""
     found = {
         (
             file.name,

@@ -1,5 +1,7 @@
-"""The scripts of benchmarks/: each of them starts and has a smallest form, and figures on pages say where they come
-from. CI runs the smallest forms (.ci/benchmarks).
+"""Tests of the scripts in benchmarks/.
+
+Each script starts and has a short form, and documents name the script and date of their figures. CI
+runs the short forms (.ci/benchmarks).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def test_a_script_starts_and_has_a_smallest_form(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
-    """A paragraph or a row of a table that names a script says when its figures were seen, unless it has none."""
+    """A paragraph or table row that names a script and has figures also gives their date."""
     for block in re.split(r"\n\n|\n(?=\|)", page.read_text("utf-8")):
         # Not the scripts of vLLM, which has a folder of this name.
         named = set(re.findall(r"(?<!vllm/)benchmarks/([\w/]+)\.py", block))
@@ -82,7 +84,7 @@ def test_the_table_of_the_benchmarks_has_every_script() -> None:
 def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The smallest forms run on busy hosts, where a thread that looks once a second may not look at all."""
+    """The short forms run on busy hosts, where a sampling thread may miss its turn."""
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
     assert scale_ray.RayCpuMeter().shares() == ["not seen"] * 2

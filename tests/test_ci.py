@@ -1,4 +1,4 @@
-"""For build servers: JUnit and the step summary of a run, baselines by name, the strict fixture, the templates."""
+"""Tests for build servers: JUnit, step summary, named baselines, strict fixture, templates."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
 
 
 def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
-    """A mix that missed the limits of a class, or a promise about tasks, exited with 1 beside a file that passed."""
+    """The JUnit file and the exit code agree for a missed class SLO or task objective."""
     rag = load_summary((repository_paths.DATA / "summary_example_rag_gpus.json").read_bytes())
     tasks = Sessions(
         count=10,
@@ -271,7 +271,7 @@ def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -
 
 
 def slower_preset(folder: Path) -> str:
-    """The simulated machine with all that takes time 10 % slower."""
+    """Return the simulated machine with all its times 10 % longer."""
     text = (ROOT / "loadgen/sim/presets/gb300-vm.yaml").read_text()
     for name, value, slower in (
         ("bandwidth_tb_s", "8.0", "7.2"),
@@ -286,7 +286,7 @@ def slower_preset(folder: Path) -> str:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The commands of docs/guides/ci.md in their order, of which the first makes a result of its own."""
+    """Run the commands of docs/guides/ci.md in order; the first one creates a result."""
     monkeypatch.chdir(tmp_path)
     lines = [
         line.strip()
@@ -320,7 +320,7 @@ TEMPLATES = ("action.yml", "ci/gitlab/loadgen.yml")
 @pytest.mark.processes
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: Path) -> None:
-    """The scripts of a template as a build server runs them; of pip alone, what it is asked for is kept."""
+    """Run the scripts of a template as a build server does, but only record calls of pip."""
     content = yaml.safe_load((ROOT / template).read_text())
     job = content.get(".loadgen", {})
     steps = (
@@ -398,7 +398,12 @@ SHORT = """
 name: c
 horizon: 1s
 levels:
-  - {name: a, workload: qa, rate: 20/s, duration: 20s, warmup: 0, must: [{ttft: {limit: 60s, at: p90}}]}
+  - name: a
+    workload: qa
+    rate: 20/s
+    duration: 20s
+    warmup: 0
+    must: [{ttft: {limit: 60s, at: p90}}]
 """
 IN_A_FOLDER = {
     "sweep": ("sweep", "qa", "-c", "1,2", "-n", "10", *SIM),

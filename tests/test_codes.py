@@ -1,4 +1,4 @@
-"""Every fault has a code of the table, every code of the table is used, and no outcome hangs on a wording."""
+"""Every error has a code from the table, every code is used, and no decision depends on a text."""
 
 from __future__ import annotations
 
@@ -59,18 +59,21 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split
 
 FOREIGN = {
     "loadgen/cli/usage_errors.py": "click says in its message alone which word or value was wrong",
-    "loadgen/core/workload/dataset_rows.py": "msgspec says the byte of a JSON error in its message only",
-    "loadgen/interop/data_sets.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
+    "loadgen/core/workload/dataset_rows.py": "msgspec names the byte only in its text",
+    "loadgen/interop/data_sets.py": "as above; pyarrow: as below",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
-    "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
-    "sdk/loadgen_sdk/probe/fetch.py": "Python: OpenSSL's reason, and several refused connections in one OSError",
-    "sdk/loadgen_sdk/wire_formats/library_errors.py": "httpx tells ends of a connection apart in its message only",
+    "loadgen/core/workload/yaml_marks.py": "PyYAML has one class for all syntax errors",
+    "sdk/loadgen_sdk/probe/fetch.py": "OpenSSL's reason, and refused connections",
+    "sdk/loadgen_sdk/wire_formats/library_errors.py": "httpx names the disconnect only in its text",
 }
 """Files that read messages of a server or a library, and why they have to."""
 
 
 def is_message(node: ast.AST) -> bool:
-    """Whether an expression is a message by its name: `reason`, `fault.what`, `str(error)`, `notes`."""
+    """Return whether the name of an expression says that it is a message.
+
+    Examples are `reason`, `error.what`, `str(error)` and `notes`.
+    """
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -91,7 +94,7 @@ def is_message(node: ast.AST) -> bool:
 
 
 def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """The lines that look for text in a message."""
+    """Return the lines that search a message for text."""
     for node in nodes:
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
             text = isinstance(node.left, ast.JoinedStr) or (
@@ -106,7 +109,7 @@ def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
 
 
 def modules() -> dict[str, list[ast.AST]]:
-    """The nodes of every module, by its path."""
+    """Return the nodes of every module by its path."""
     return {
         file.relative_to(ROOT).as_posix(): found for file, found in parsed_modules.nodes().items()
     }
@@ -134,7 +137,7 @@ summary.verdict.reasons.index("y")
 
 
 def words(node: ast.AST) -> set[str]:
-    """The texts that an expression can be made of; not those in the condition of an `if`."""
+    """Return the strings that an expression can evaluate to, without those in conditions."""
     if isinstance(node, ast.IfExp):
         return words(node.body) | words(node.orelse)
     if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
@@ -147,7 +150,7 @@ def words(node: ast.AST) -> set[str]:
 
 
 def codes_in(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
-    """The words that stand where a code is meant: given to a fault, returned as a `Code`, or kept as one."""
+    """Return the strings used as a code: passed to an error, or returned or stored as `Code`."""
     for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[code, *_]) if (

@@ -1,4 +1,4 @@
-"""Every parser holds against damaged input: what fuzzing has found so far, and new damage of the same inputs."""
+"""Every parser survives damaged input: stored inputs of fuzzing, and new damage to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PIECES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn, name: str) -> bytes:
-    """An input that is kept, with a few places cut, doubled or replaced."""
+    """Return a stored input with a few places cut, doubled or replaced."""
     data = draw(st.sampled_from(corpus(name) or [b""]))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))

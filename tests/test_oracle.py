@@ -1,6 +1,6 @@
-"""Structure and figures are what they were: names, flags, exit codes, JSON, files, runs, stored folders.
+"""Structure and figures equal the stored ones: names, flags, exit codes, JSON, files, results.
 
-`make_oracle.py` says what is frozen and what is not, and writes it again where a change is meant.
+`make_oracle.py` describes what is stored and renews it after an intended change.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Every kind of page in a real browser, at a desk, on a wide screen and on a phone: nothing is clipped, nothing scrolls
-sideways, no word leaves its card; and what stands first on each of them.
+"""Every kind of page in a real browser on a desktop, a wide screen and a phone.
+
+Nothing is clipped, nothing scrolls sideways and no text leaves its card. Each page shows its most
+important part first.
 """
 
 from __future__ import annotations
@@ -392,7 +394,7 @@ def test_the_points_of_the_slowest_requests_lead_to_their_rows(
 def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    """VALID, the five figures, TTFT and TPOT over time, the table, why it was slow; then what unfolds."""
+    """A page begins with its verdict, cards, charts, table and reasons; the rest is folded."""
     browser.look(width=1400, height=900)
     browser.open(pages["run"])
     assert browser.evaluate("document.querySelector('.badge').textContent").startswith("VALID")
@@ -421,7 +423,7 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
 
 
 def words(page: Path) -> str:
-    """The page as a reader sees it, without its style and script."""
+    """Return the text of a page without its style and script."""
     body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).replace("\u00a0", " ").split())
 
@@ -495,7 +497,7 @@ def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
 
 
 def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, Path]) -> None:
-    """From nothing to the used share: what is kept ends left of the line, what is broken beyond it."""
+    """A bar of a met term ends left of the limit line, and that of a missed term right of it."""
     html = pages["validation"].read_text("utf-8").split('<div class="bars">')[1]
     line = float(re.search(r'<u style="left:([0-9.]+)%', html)[1])  # type: ignore[index]
     bars = re.findall(
@@ -536,7 +538,7 @@ def test_the_used_share_of_a_promise(
 
 @pytest.mark.processes
 def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[str, Path]) -> None:
-    """A4 with margins of 12 mm: 186 by 273 mm, 96 pixels an inch. What follows begins on the next one."""
+    """The first section fits on A4 with 12 mm margins: 186 by 273 mm at 96 pixels per inch."""
     browser.look(width=703, height=1032, media="print")
     browser.open(pages["validation"])
     bottom = "document.querySelector('.signed + p').getBoundingClientRect().bottom + scrollY"

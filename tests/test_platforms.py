@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has: what is stored can be read there; what sends load says that it takes Linux."""
+"""Systems other than Linux can read results; commands that send load say what they need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ main(sys.argv[1:])
 
 
 def on_macos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command where what Linux has and macOS lacks is missing."""
+    """Run a command without the modules and functions that Linux has and macOS lacks."""
     return subprocess.run(
         [sys.executable, "-P", "-c", ELSEWHERE, *arguments],
         capture_output=True,

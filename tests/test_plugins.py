@@ -1,4 +1,4 @@
-"""Tables that grow by rows: ours first, those of other packages when they are needed, and faults that stop nothing."""
+"""Tables that plug-ins extend: our rows first, theirs on demand, and errors that stop nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table() -> OpenTable[Dish]:
 def packages(
     tmp_path: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A folder that is looked through as site-packages is."""
+    """Provide a directory that is searched for plug-ins like site-packages."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -1,4 +1,7 @@
-"""Every kind of result goes by the table: known, opened, listed, printed, drawn, compared; also that of a package."""
+"""Every kind of result works in every place: opened, listed, printed, drawn and compared.
+
+This includes a kind that a plug-in adds.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ MADE = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of each kind, by its name in MADE."""
+    """Return a result of each kind, by its name in MADE."""
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sweep", "search", "contract", "mlperf"):
         repository_paths.unpack(name, root)
@@ -173,12 +176,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(made: Path, tmp_path: Path) -> Path:
-    """The same, to be written into."""
+    """Return copies of the results that a test may change."""
     shutil.copytree(made, tmp_path / "results")
     return tmp_path / "results"
 
 
-# -- the table itself --------------------------------------------------------------------------------------------------
+# -- the table itself ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS.builtin_rows, ids=lambda kind: kind.name)
@@ -198,7 +201,7 @@ def test_the_rows_have_names_of_their_own() -> None:
 
 
 def _changed(value: object, text: str, number: float) -> object:
-    """A document whose texts and numbers somebody else has written."""
+    """Return a document with texts and numbers from an untrusted source."""
     if isinstance(value, dict):
         return {key: _changed(one, text, number) for key, one in value.items()}
     if isinstance(value, list):
@@ -277,7 +280,7 @@ OWNERS = {  # a file that names a marker -> why
     "runs/dashboard.py": "reads the manifest of the run that goes on",
     "cli/output.py": "asks whether a run below a folder has ended",
     "ui/results_list.py": "asks when the manifest of a run was last written",
-    "bundle/verification.py": "places whose definition has changed, by file; the manifest of each run",
+    "bundle/verification.py": "definitions that have changed, by file; manifests of runs",
     "interop/trackers.py": "the files that a tracker is given",
     "mlperf/added.py": "whether a run has anything to add, before more is imported",
     "repeated/capacity.py": "its file",
@@ -290,7 +293,7 @@ OWNERS = {  # a file that names a marker -> why
 
 
 def test_nobody_else_asks_which_file_a_folder_has() -> None:
-    """Above the files of a run themselves, a marker file stands as a text in the table and where it is written."""
+    """A marker file is named only in the table of kinds and where it is written."""
     named = {marker for kind in KINDS.builtin_rows for marker in kind.markers} | {
         "search.json",
         "curve.csv",
@@ -328,7 +331,7 @@ def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere")
 
 
-# -- every kind in every place -----------------------------------------------------------------------------------------
+# -- every kind in every place ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -447,7 +450,7 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
     assert "Student" in page("result?r=repeats")
 
 
-# -- comparison --------------------------------------------------------------------------------------------------------
+# -- comparison ------------------------------------------------------------------------------------
 
 
 def test_a_search_is_compared_by_the_run_at_its_capacity(
@@ -494,7 +497,7 @@ def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
     assert [run.name for run in side.runs] == ["r1"]
 
 
-# -- bundles -----------------------------------------------------------------------------------------------------------
+# -- bundles ---------------------------------------------------------------------------------------
 
 
 def check_bundle(result: Path, bundle: Path, kind: str) -> None:
@@ -527,7 +530,7 @@ def test_what_nothing_could_be_made_again_of_is_not_bundled(made: Path, tmp_path
         write_bundle(made / "size", tmp_path / "x.zip")
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------------------
 
 
 def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -551,7 +554,7 @@ def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> N
     report = found.row.functions.report(found.value)
     shared = replace(
         report,
-        # A section for texts alone stands on the page in another section, inside one that is left out here.
+        # The page shows a section for texts inside another section, which is left out here.
         sections=[
             replace(section, text_only=False)
             for section in report.sections
@@ -596,7 +599,7 @@ def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> 
     assert len(before) > 1000
 
 
-# -- a kind of somebody else -------------------------------------------------------------------------------------------
+# -- a kind of somebody else -----------------------------------------------------------------------
 
 PACKAGE = '''
 """Soak tests of somebody else: one file with the hours that were survived."""
@@ -630,8 +633,8 @@ def compare_side(folder):
     return Side(name="", reported_metrics={"hours": load(folder)["hours"]})
 
 FUNCTIONS = ResultFunctions(
-    load=load, headline=headline, text=text, page=page, document=document, code=code, list_row=list_row,
-    compare_side=compare_side,
+    load=load, headline=headline, text=text, page=page, document=document, code=code,
+    list_row=list_row, compare_side=compare_side,
 )
 SOAK = ResultKind(name="soak", load_functions=lambda: FUNCTIONS, markers=("soak.json",))
 '''
@@ -639,7 +642,7 @@ SOAK = ResultKind(name="soak", load_functions=lambda: FUNCTIONS, markers=("soak.
 
 @pytest.fixture
 def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A result of a kind that a package brings, which is found as one that pip has installed."""
+    """Create a result of a kind that an installed plug-in adds."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)

@@ -1,4 +1,4 @@
-"""The comparison of a run with the log of the endpoint that served it, as benchmarks/truth.py makes it."""
+"""Tests of the comparison of a run with the log of its server (benchmarks/truth.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ START = 5_000 * MS
 
 
 def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
-    """(first_token_ns, last_token_ns, stamp_error_ns) per slot, all due at slot * 1 ms, five tokens each."""
+    """Return (first_token_ns, last_token_ns, stamp_error_ns) for each slot.
+
+    A slot is due at its number in ms, and each response has five tokens.
+    """
     made = np.zeros(len(reported), ROW)
     made["slot"] = np.arange(len(reported))
     made["due_ns"] = np.arange(len(reported)) * MS
@@ -32,7 +35,7 @@ def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
 def log(
     *sends: tuple[int, int, int], ids: tuple[str, ...] = ("probe", "run-1", "run-0")
 ) -> SentRequests:
-    """Sends (request number, event, ns of the run) in their order; `ids` by request number."""
+    """Return the sends (request number, event, ns of the run) in order, with ids by request."""
     columns = np.array(sends, np.int64).reshape(-1, 3)
     requests = [
         LoggedRequest(number=i, id=name, arrival_ns=0, path="", status=200)

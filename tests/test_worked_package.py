@@ -1,4 +1,4 @@
-"""The package of examples/: installed as pip would, used by every command that goes by a table, and counted."""
+"""The plug-in package in examples/, installed as pip would and used by every command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def installed(folder: Path, text: str) -> None:
 
 @pytest.fixture
 def site(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of packages; afterwards nobody remembers what was in it."""
+    """Provide the package as a directory; the tables forget it after the tests."""
     folder: Path = tmp_path_factory.mktemp("site")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
@@ -90,7 +90,8 @@ def test_the_page_shows_lines_of_the_package() -> None:
         assert shown in (PACKAGE / name).read_text("utf-8")
 
 
-def test_it_has_a_row_of_each_table_and_no_fault(acme: Path) -> None:
+@pytest.mark.usefixtures("acme")
+def test_it_has_a_row_of_each_table_and_no_fault() -> None:
     for table in plugin_checks.TABLES:
         (plugin,) = table.plugins
         assert plugin.error == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), (
@@ -99,9 +100,8 @@ def test_it_has_a_row_of_each_table_and_no_fault(acme: Path) -> None:
     assert {finding.state for finding in plugin_checks.findings()} == {"ok"}
 
 
-def test_its_format_is_read_written_replayed_and_sent(
-    acme: Path, tmp_path: Path, capsys: Any
-) -> None:
+@pytest.mark.usefixtures("acme")
+def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
@@ -200,9 +200,8 @@ def test_a_slip_in_a_row_is_told_as_the_plug_ins(
     assert said in capsys.readouterr().err
 
 
-def test_the_commands_of_the_page_run(
-    acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("acme")
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     typed = re.findall(r"(?m)^    loadgen (.*)$", PAGE)
     assert len(typed) == 2
@@ -210,7 +209,8 @@ def test_the_commands_of_the_page_run(
         assert exits(*line.split(), "--dry-run") == OK
 
 
-def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.usefixtures("acme")
+def test_its_command_its_kind_and_its_prices(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "results" / "s"
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text('{"hours": 12}')
@@ -230,7 +230,8 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
         load_prices(Path("nobody:eu"))
 
 
-def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) -> None:
+@pytest.mark.usefixtures("acme")
+def test_its_server_is_known_by_its_sign_and_its_words(capsys: Any) -> None:
     servers = SERVERS
     assert match_profiles(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
@@ -253,7 +254,8 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) 
 
 
 @pytest.mark.processes
-def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.usefixtures("acme")
+def test_a_run_with_its_backend_and_its_server(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     loadgen.run(
         "qa",
@@ -281,9 +283,8 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
     assert "Of packages: acme." in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_backend_that_fails_at_its_start_is_not_our_bug(
-    acme: Path, tmp_path: Path, capsys: Any
-) -> None:
+@pytest.mark.usefixtures("acme")
+def test_a_backend_that_fails_at_its_start_is_not_our_bug(tmp_path: Path, capsys: Any) -> None:
     assert exits("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
     assert (
         "plug-in acme of acme-loadgen 1.0 failed: RuntimeError: no model is named"
@@ -302,8 +303,9 @@ def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: An
     assert told.err.count("left out") == 1
 
 
+@pytest.mark.usefixtures("acme")
 def test_none_is_loaded_where_none_is_wanted(
-    acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "soak.json").write_text('{"hours": 30}')
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
@@ -315,7 +317,8 @@ def test_none_is_loaded_where_none_is_wanted(
     assert loadgen.load(tmp_path).headline == "It held for 30 hours."
 
 
-def test_a_page_of_results_loads_them_only_if_asked(acme: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("acme")
+def test_a_page_of_results_loads_them_only_if_asked(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
     for asked in (False, True):
@@ -347,7 +350,8 @@ def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path)
     assert "acme_loadgen" not in sys.modules
 
 
-def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
+@pytest.mark.usefixtures("acme")
+def test_a_worker_with_another_version_refuses_the_run() -> None:
     wanted = plugins.UsedPlugin("loadgen.backends", "acme", "acme-loadgen", "2.0")
     job: Any = SimpleNamespace(plugins=(wanted,))
     with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as raised:

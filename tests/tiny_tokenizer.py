@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def train(path: Path, template: bool = False) -> Path:
-    """A byte-level BPE of 2,000 tokens, trained on this package's own prose."""
+    """Train a byte-level BPE tokenizer with 2,000 tokens on this project's own text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     model = Tokenizer(models.BPE())

@@ -22,7 +22,7 @@ HEAD = SMALL | {"no_monitor": True, "include_log_monitor": False}
 
 @contextmanager
 def started(*others: Mapping[str, str], head_cpus: int = 1) -> Iterator[Any]:
-    """A head, and nodes of a CPU each with more in their environment; torn down whatever happens."""
+    """Start a Ray head and one node with one CPU for each environment, and stop them at the end."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,7 +1,8 @@
-"""What docs/guides/many-machines.md tells people to type, typed on this machine: plain Ray, the rack, and the script for Slurm.
+"""The commands of docs/guides/many-machines.md: plain Ray, the rack and the script for Slurm.
 
-`pytest -m kills -n 0 tests/cluster/test_cluster_page.py`: a minute and a half. Of a line only addresses, rates and
-lengths are changed, and `ray start` gets `--block`: `ray stop` would end every Ray of this machine.
+Run `pytest -m kills -n 0 tests/cluster/test_cluster_page.py`; it takes a minute and a half. Only
+addresses, rates and durations of the commands are changed, and `ray start` gets `--block`, because
+`ray stop` would end every Ray process of this machine.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ SCRIPTS = {
     "python": f'exec {sys.executable} "$@"',
     # of Slurm: the names of the nodes; a step, which is run here
     "scontrol": "echo load-1; echo load-2",
-    "srun": 'while [ "${1#-}" != "$1" ]; do [ "$1" = -w ] && shift; shift; done; echo $$ >> "$STEPS"; exec "$@"',
+    "srun": 'while [ "${1#-}" != "$1" ]; do [ "$1" = -w ] && shift; shift; done; '
+    'echo $$ >> "$STEPS"; exec "$@"',
 }
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home with the environment `~/lg` of the page, in which Ray keeps its sockets too: its path is short."""
+    """Create a home directory with the virtual environment `~/lg` of the page.
+
+    Ray stores its sockets there too, so its path is short.
+    """
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     made = Path(tempfile.mkdtemp(prefix="lg", dir="/tmp"))
     folder = made / "lg" / "bin"
@@ -84,7 +89,10 @@ class Done(NamedTuple):
 
 
 def typed(line: str, folder: Path, **more: str) -> Done:
-    """What a line of bash says, to its end: in a file, since a node that it leaves behind would hold a pipe open."""
+    """Run a line of bash and return its output.
+
+    The output goes to a file, because a node that the line leaves running would keep a pipe open.
+    """
     with open(folder / "said", "w+") as said:
         done = subprocess.run(
             line,
@@ -104,7 +112,7 @@ def typed(line: str, folder: Path, **more: str) -> Done:
 
 
 def shorter(line: str, url: str) -> str:
-    """A line of the page at the rate and for the time of a test. The rack of three machines is this one."""
+    """Return a command of the page with the rate, duration and addresses of a test."""
     line = re.sub(r"http://[0-9.]+:8000", url, line).replace("--workers 3", "--workers 2")
     return shlex.join(SHORTER.get(word, word) for word in shlex.split(line, comments=True)).replace(
         "'~/lg", "~/lg'"
@@ -122,7 +130,8 @@ def rack_file(folder: Path) -> str:
     return urls[0]
 
 
-def test_plain_ray_and_the_rack_as_typed(home: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("home")
+def test_plain_ray_and_the_rack_as_typed(tmp_path: Path) -> None:
     (block,) = re.findall(r"## Plain Ray.*?\n(    # on the head.*?)\n\n\S", PAGE, re.DOTALL)
     lines = [
         line.strip()
@@ -146,7 +155,10 @@ def test_plain_ray_and_the_rack_as_typed(home: Path, tmp_path: Path) -> None:
             nodes.callback(ended, node)
             wait_for(port)
         cluster = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-        both = f"import ray; ray.init('127.0.0.1:{port}', log_to_driver=False); print(len(ray.nodes()))"
+        both = (
+            f"import ray; ray.init('127.0.0.1:{port}', log_to_driver=False); "
+            "print(len(ray.nodes()))"
+        )
         typed(f'until [ "$(python -c "{both}")" = 2 ]; do sleep 1; done', tmp_path)
         done = typed(shorter(run, url).replace("~/lg/bin/loadgen", "loadgen"), tmp_path, **cluster)
         assert done.returncode in (0, 1, 3), done.said  # 1, 3: a busy host's senders are late
@@ -176,7 +188,7 @@ def wait_for(port: str) -> None:
 
 
 def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
-    """With the three commands of Slurm that it uses in the place of Slurm's: a step is run on this machine."""
+    """Substitutes of the three Slurm commands run the steps on this machine."""
     script = (repository_paths.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
     script = script.replace("port=6379", f"port={free_port()}").replace(
         "ray start", f"ray start {SMALL}"

@@ -1,7 +1,8 @@
-"""A node of a cluster is killed in each phase of each command: it is named, and the others go on where that is sound.
+"""A cluster node is killed in each phase of each command.
 
-Every case is a typed command, on one cluster of three nodes of a CPU each; a new node then takes the place of the
-killed one. `pytest -m kills -n 0 tests/cluster/test_lost_nodes.py`: a quarter of an hour.
+The command names the lost node, and goes on without it where the result stays sound. Every case
+runs on one cluster of three nodes with one CPU each; a new node then replaces the killed one. Run
+`pytest -m kills -n 0 tests/cluster/test_lost_nodes.py`; it takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -33,8 +34,20 @@ CONTRACT = """
 name: lost
 horizon: 1s
 levels:
-  - {name: a, workload: w.yaml, rate: 40/s, duration: 6s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
-  - {name: b, workload: w.yaml, rate: 60/s, duration: 6s, warmup: 0, grace: 1s, must: [{ttft: {limit: 5s, at: p90}}]}
+  - name: a
+    workload: w.yaml
+    rate: 40/s
+    duration: 6s
+    warmup: 0
+    grace: 1s
+    must: [{ttft: {limit: 5s, at: p90}}]
+  - name: b
+    workload: w.yaml
+    rate: 60/s
+    duration: 6s
+    warmup: 0
+    grace: 1s
+    must: [{ttft: {limit: 5s, at: p90}}]
 """
 COMMANDS = {
     "run": "run w.yaml --request-rate 40/s -d 6s --warmup 0 --grace 1s --repeat 2",
@@ -62,7 +75,7 @@ class Case(NamedTuple):
 
 
 PHASES = {
-    "placing": Case(lambda out: has_agents(), True),  # actors start
+    "placing": Case(lambda _: has_agents(), True),  # actors start
     "starting": Case(lambda out: any(out.rglob("run.json")), True),  # workers start
     "load": Case(lambda out: any(path.stat().st_size for path in out.rglob("w0.rows")), False),
     "between": Case(
@@ -222,7 +235,7 @@ GOING_ON = {
 def test_the_head_is_killed(
     tmp_path: Path, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
-    """With the node that the command is on: what was recorded is kept, and the command says what was lost."""
+    """The node of the command is lost too: its records stay, and the command says what was lost."""
     with started({}, {}, {}, head_cpus=0) as made:
         process = begin(tmp_path, endpoint, made.address, COMMANDS[command])
         wait(lambda: PHASES[phase].begun(tmp_path / "out") or process.poll() is not None, 60.0)

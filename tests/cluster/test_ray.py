@@ -1,7 +1,7 @@
-"""A cluster: the same load on nodes as on one machine, a common start, a lost node, and what is refused before a start.
+"""The same load on a cluster as on one machine, a common start, a lost node, and refused runs.
 
-One real Ray cluster of three nodes on this machine, in one test, so that there is never a second one beside it: its
-parts are the functions before it, and the last of them take nodes away.
+One test starts one real Ray cluster of three nodes on this machine, so that there is never a second
+one at the same time. Its steps are the functions above it; the last steps remove nodes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def workload(folder: Path, **flags: str) -> Workload:
     return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
-# -- clocks --------------------------------------------------------------------------------------------------------
+# -- clocks ----------------------------------------------------------------------------------------
 
 ways = some.lists(
     some.tuples(some.integers(0, 10**8), some.integers(0, 10**8)), min_size=1, max_size=30
@@ -92,11 +92,11 @@ def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> 
     assert found == clock_sync.Offset(995, 5)
 
 
-# -- files on their way ----------------------------------------------------------------------------------------------
+# -- files on their way ----------------------------------------------------------------------------
 
 
 def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
-    """Half the answers are lost; what arrives in the end is what was written, as long as it may still change."""
+    """Although half of the replies are lost, the copy equals the file in the end."""
     from loadgen.core.results.record import ROW
     from loadgen.core.stats.histogram import Histogram
 
@@ -164,7 +164,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
 
 
 def _now(call: Any) -> Any:
-    """The value of a coroutine that waits for nothing."""
+    """Return the value of a coroutine that waits for nothing."""
     try:
         call.send(None)
     except StopIteration as done:
@@ -172,7 +172,7 @@ def _now(call: Any) -> Any:
     raise AssertionError("it waited")
 
 
-# -- a place for the results -----------------------------------------------------------------------------------------
+# -- a place for the results -----------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -287,7 +287,7 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     assert len([*node_facts.notes(job, elsewhere)]) == notes
 
 
-# -- a place for each worker -----------------------------------------------------------------------------------------
+# -- a place for each worker -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_nodes_have_names_that_differ() -> None:
     ], "it keeps it"
 
 
-# -- a real cluster --------------------------------------------------------------------------------------------------
+# -- a real cluster --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) 
 
 
 def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
-    """That 1, 2 and 4 local workers send the same is held in test_scale."""
+    """Check that a cluster sends the same as one worker; test_scale checks 1, 2 and 4 workers."""
     seen: list[Any] = []
     for workers in (1, 3):
         server = shared(QUICK)
@@ -393,7 +393,10 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
 
 
 def _placed(out: Path) -> None:
-    """A worker on each node; and the clocks being one clock, the truth is within the bound."""
+    """Check that there is a worker on each node and the clock offset is within its bound.
+
+    All nodes share the clock of this machine, so the true offset is 0.
+    """
     manifest = decode_manifest((out / "run.json").read_bytes())
     cluster = manifest.cluster
     assert cluster is not None
@@ -416,7 +419,7 @@ def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any)
 
 
 def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
-    """Killed outright in the middle of a run: its records up to then are here, and the rest of its slots are lost."""
+    """Kill a node during a run: its records up to then are kept, its other slots are lost."""
 
     def kill_soon(_: object) -> None:
         threading.Timer(2.0, kill, (nodes,)).start()
@@ -450,7 +453,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
 
 
 def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None:
-    """The run after it needs the CPUs that it has to give back."""
+    """End a trial early; the next run needs the CPUs that the trial must release."""
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     made = as_trial_workload(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
     asked = told(nodes, shared(QUICK).url, tmp_path, workers=2)
@@ -470,7 +473,7 @@ def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None
 
 
 def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None:
-    """Killed when its worker has its place and does not run yet: the other node takes all workers."""
+    """Kill a node after placement and before the start: the other node runs all workers."""
     gone: list[str] = []
 
     def hear(event: RunEvent) -> None:

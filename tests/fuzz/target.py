@@ -1,11 +1,12 @@
-"""The functions in C that read what servers send, compared with the reference in Python on inputs that libFuzzer makes.
+"""Compare the C functions that read server responses with their Python reference under libFuzzer.
 
-    .ci/fuzzed VENV/bin/python [SECONDS]        builds what this needs, and starts it; SEED=N: other inputs
+    .ci/fuzzed VENV/bin/python [SECONDS]    build and start it; SEED=N selects other inputs
 
-With `leaks` in place of seconds it looks for memory that is kept; that needs Python's own allocator.
+With `leaks` instead of SECONDS it looks for leaked memory, which needs Python's own allocator.
 
-The first byte says whether there is a template, and where plain_run begins; or how an answer is cut. The rest is what a
-server sent: chunks; or the data of events, each up to a zero byte.
+The first byte of an input says whether there is a response template and where `plain_run` begins,
+or how the response is cut into pieces. The rest is what a server sent: chunks, or the data of
+events, each terminated by a zero byte.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ SEEDS = (
 )
 EVENTS = (
     b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
-    b'{"id":"c","choices":[{"delta":{"content":" w","refusal":"","tool_calls":[]},"logprobs":[-1.5]}],"error":null}',
+    b'{"id":"c","choices":[{"delta":{"content":" w","refusal":"","tool_calls":[]},'
+    b'"logprobs":[-1.5]}],"error":null}',
     b'{"choices":[{"text":"w","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
     b"[DONE]",
 )
@@ -72,7 +74,10 @@ def compare(data: bytes) -> None:
 
 
 def leaves_nothing(rounds: int = 300) -> None:
-    """Raises AssertionError where the module keeps memory. All of it is Python's, whose blocks are counted."""
+    """Raise AssertionError if the module leaks memory.
+
+    The module allocates only by Python's allocator, whose blocks are counted.
+    """
     inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3, 129)]
     for data in inputs:
         compare(data)

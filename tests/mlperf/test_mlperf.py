@@ -1,4 +1,7 @@
-"""MLPerf's rules: the published constants, hand-worked runs, log files of both generations. No package needed."""
+"""MLPerf's rules: published constants, runs computed by hand, log files of both generations.
+
+No optional package is needed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ S = 1000 * MS
 MAX_DEFAULT_LINES = 20
 SUMMARY_EXAMPLE = Path(__file__).parent.parent / "data" / "summary_example_rag_gpus.json"
 
-OFFICIAL_RUNS = [  # of round v5.1: scenario, target rate, minimum duration, queries, offset one gap after the last
+# Runs of round v5.1: scenario, target rate, minimum duration, queries, and the offset of the query
+# that would follow the last one.
+OFFICIAL_RUNS = [
     ("server", 170.0, 600, 122880, 722660302831),
     ("server", 182.0, 600, 122880, 675012366669),
     ("interactive", 110.0, 1200, 147456, 1341851360542),
@@ -279,7 +284,7 @@ def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
     assert mlperf.test06([reply], offline=True).first_token is None
 
 
-# -- log files ---------------------------------------------------------------------------------------------------------
+# -- log files -------------------------------------------------------------------------------------
 
 
 STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
@@ -298,7 +303,7 @@ def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
 
 
 def _generation_1(text: str) -> str:
-    """The same summary in the labels of LoadGen 5."""
+    """Return the same summary with the labels of LoadGen 5."""
     lines = text.replace("Time per Output Token", "Time to Output Token").splitlines()
     return "\n".join(
         line
@@ -331,7 +336,7 @@ def _entries(detail: str) -> list[dict[str, Any]]:
 
 
 def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
-    """A query that never completed has a latency that fails every limit of a checker, and is an error."""
+    """A query that never completed is an error, and its latency exceeds every limit."""
     run = trace(1000)
     latency = run.latency_ns.copy()
     latency[[3, -1]] = (
@@ -412,7 +417,7 @@ def test_every_section_of_a_missed_limit() -> None:
 
 
 def test_page_of_a_run_shows_rates_of_loadgens_window() -> None:
-    """The cards of the run's page have the rates of the MLPerf-style result, not those of the run."""
+    """The cards of the page show the rates of the MLPerf-style result instead of the run's."""
     result = mlperf.judge_trace(trace(1000), SMALL)
     replace_tiles = text.create_addition(result, gpus=4).replace_tiles
     assert replace_tiles is not None

@@ -1,4 +1,4 @@
-"""Accuracy mode: the targets of the rules, LoadGen's accuracy log held against the official one, TEST06."""
+"""Accuracy mode: the accuracy targets, LoadGen's accuracy log compared with ours, and TEST06."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _met(**changed: float) -> dict[float, bool]:
 
 
 def test_the_targets_are_those_of_the_rules() -> None:
-    """ROUGE at least 0.99 and 0.999 of the reference; tokens from 0.9 to 1.1 of it at both (the submission checker)."""
+    """The targets are those of the submission checker.
+
+    ROUGE must reach 0.99 or 0.999 of the reference, and the tokens 0.9 to 1.1 of it.
+    """
     assert accuracy.reference_accuracy("llama2-70b") == REFERENCE
     least = {
         (target.tier, target.metric): target.least
@@ -62,7 +65,7 @@ def test_the_compliance_tests_are_those_of_the_rules() -> None:
 
 
 def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
-    """Of the same four answers, to the letter but for the order of the samples, which LoadGen shuffles in Offline."""
+    """Both logs of the same responses are equal except for the order, which LoadGen shuffles."""
     lg = pytest.importorskip(
         "mlperf_loadgen", reason="needs the optional package mlcommons-loadgen"
     )
@@ -131,7 +134,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
 def test_accuracy_mode_scores_the_data_set_and_writes_the_logs(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded endpoint answers with words of its own: no reference of the set is met, and all files are there."""
+    """The embedded server's text matches no reference of the data set; all files are written."""
     tokenizer = str(train(tmp_path / "tokenizer.json"))
     rows = [
         {"input": f"[INST] question {i} [/INST]", "output": "an answer of five words"}

@@ -1,6 +1,7 @@
-"""Our log files before the official submission checker's performance checks, where its source is at hand.
+"""The official submission checker accepts our log files.
 
-Optional: set LOADGEN_MLPERF_INFERENCE to a checkout of github.com/mlcommons/inference. Without it nothing is run.
+Set LOADGEN_MLPERF_INFERENCE to a checkout of github.com/mlcommons/inference; without it the tests
+are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
-    """The checker's verdict on a folder's detail log, and its errors."""
+    """Return the checker's verdict on the detail log of a directory, and its errors."""
     sys.path.insert(0, str(Path(CHECKOUT) / "tools" / "submission"))
     try:
         checks = importlib.import_module("submission_checker.checks.performance_check")
@@ -50,13 +51,13 @@ def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
             "check_scenarios": True,
         },
     )
-    # the checker's own way to make uncommitted builds pass is also the only way in which it reads errors at all
+    # The checker reads errors only with the option that accepts uncommitted builds.
     config = configuration.Config("v6.0", {}, ignore_uncommited=True)
     return checks.PerformanceCheck(logger, str(folder), config, logs)(), told
 
 
 def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0) -> Path:
-    """The logs of a run of the rules' size in which all queries are alike."""
+    """Write the logs of a run of the required size in which all queries are equal."""
     test = rules.create_test("llama2-70b", scenario, "v6.0")
     queries = (
         196_608 if scenario == "offline" else len(rules.create_schedule(test, 300.0).offsets_ns)

@@ -1,4 +1,4 @@
-"""The synthetic set's shape, LoadGen's order of issue, and official files that are good, damaged or hostile."""
+"""The synthetic data set, LoadGen's sample order, and official files, damaged ones included."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
 
 
 def test_order_of_issue_is_loadgens() -> None:
-    """The first samples that the official LoadGen 6.0.17 issued with 600 samples and the seeds of v6.1."""
+    """The first samples equal those of LoadGen 6.0.17 with 600 samples and the seeds of v6.1."""
     asked = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
     order = dataset.issue_order(asked)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]

@@ -99,7 +99,10 @@ def official(
 
 
 def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
-    """LoadGen's own trace: each latency is a delay of issue plus the time from there, both whole ns."""
+    """Read LoadGen's trace.
+
+    Each latency is the delay of issue plus the time from there, both integers in ns.
+    """
     events: dict[str, list[tuple[float, int]]] = {"Latency": [], "Token_Latency": []}
     for line in (
         (folder / "mlperf_log_trace.json").read_text().splitlines()
@@ -144,7 +147,7 @@ def test_offline(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("scenario", ["server", "offline"])
 def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
-    """Every key, and every setting's value, from a run of the official LoadGen with the settings that we give it."""
+    """All keys and settings equal those of the official LoadGen run with our settings."""
     asked = structs.replace(
         rules.create_test("llama2-70b", scenario), samples=SAMPLES, min_queries=100
     )
@@ -264,7 +267,7 @@ def test_schedule(passing: Official) -> None:
 
 
 def _exact(found: Official) -> Official:
-    """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
+    """Replace the scheduled times of the trace, which are rounded, by those of the schedule."""
     planned = rules.create_schedule(BASE, 2000.0).offsets_ns[: len(found.trace.due_ns)]
     return found._replace(trace=found.trace._replace(due_ns=planned))
 
@@ -276,7 +279,7 @@ def test_passing(passing: Official) -> None:
 
 
 def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
-    """A limit that about so many of the values are over."""
+    """Return a limit that about `over` of the values exceed."""
     return int(np.sort(values)[len(values) - 1 - over])
 
 
@@ -284,7 +287,7 @@ def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
     ("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)]
 )
 def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over: int) -> None:
-    """Limits taken from a run before: this one is over them about as often, whatever the machine's mood."""
+    """Limits from an earlier run are exceeded about as often in this one."""
     tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
     limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
     limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
@@ -315,7 +318,7 @@ def test_too_short(tmp_path: Any) -> None:
 
 
 def test_one_token_replies(tmp_path: Any) -> None:
-    """LoadGen gives them no tokens and a negative TPOT: the lenient reducer does too, ours leaves them out."""
+    """LoadGen gives such queries no tokens and a negative TPOT; our metrics leave them out."""
     asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     found = _exact(official(tmp_path, asked, 2000.0, one_token=True))
     lenient = _agree(found, asked, lenient=True)

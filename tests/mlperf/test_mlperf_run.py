@@ -1,4 +1,4 @@
-"""A test becomes a workload, its run a result with log files; the commands; the official LoadGen as harness."""
+"""From an MLPerf test to a workload, a run, log files and a result; LoadGen as the harness."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_verdict_accepts_a_stored_result_with_other_sentences(tmp_path: Path) ->
 def test_page_and_report_of_a_run_have_the_mlperf_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
 ) -> None:
-    """Unofficial, the verdict, early stopping, and the same tokens/s in all three: verdict, report, page."""
+    """Verdict, report and page agree on the outcome, early stopping and tokens/s."""
     flags = [
         "--target-qps",
         "40",
@@ -424,7 +424,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(
 def test_several_endpoints_are_one_system(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows of each, both totals of them, and one verdict; the disclosure once, in the first lines."""
+    """The report has the records and totals of each, one verdict, and the disclosure once."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
     with start(QUICK) as one, start(QUICK) as two:
         urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--energy", "off"]
@@ -467,7 +467,7 @@ def test_several_endpoints_are_one_system(
     )
 
 
-# -- the official LoadGen ----------------------------------------------------------------------------------------------
+# -- the official LoadGen --------------------------------------------------------------------------
 
 INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 

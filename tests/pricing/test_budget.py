@@ -36,7 +36,7 @@ currency: USD
 rented:
   - {provider: A, shape: four, gpu: X, gpus: 4, per_hour: 36, as_of: 2026-11, source: quote}
 per_token:
-  - {provider: B, model: m, per_million_input: 2, per_million_output: 10, as_of: 2026-11, source: page}
+  - {provider: B, model: m, per_million_input: 2, per_million_output: 10, as_of: 2026-11, source: s}
 """
 
 

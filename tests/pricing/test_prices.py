@@ -274,7 +274,10 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
 
 
 def test_of_one_offer_the_price_of_the_day_counts():
-    row = "  - {{provider: P, model: m, per_million_input: {}, per_million_output: 1, as_of: {}, source: s, name: {}}}"
+    row = (
+        "  - {{provider: P, model: m, per_million_input: {}, per_million_output: 1, as_of: {}, "
+        "source: s, name: {}}}"
+    )
     lines = [
         row.format(*one)
         for one in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))

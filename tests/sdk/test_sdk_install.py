@@ -149,7 +149,8 @@ def test_it_runs_on_every_python_that_is_here(version: str) -> None:
         ).returncode
     ):
         pytest.skip(f"there is no python{version} with msgspec")
-    code = f"import sys; sys.path.insert(0, {str(repository_paths.ROOT / 'sdk')!r})\n{IMPORT_EVERYTHING}"
+    sdk = str(repository_paths.ROOT / "sdk")
+    code = f"import sys; sys.path.insert(0, {sdk!r})\n{IMPORT_EVERYTHING}"
     ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 

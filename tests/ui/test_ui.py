@@ -1,4 +1,4 @@
-"""The page of a folder of results, and the web server that `loadgen ui` protects from other sites."""
+"""Tests of the result list and of the web server behind `loadgen ui`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _store(folder: Path, summary: Summary = RAG) -> Path:
 
 
 def _at(rate: float, factor: float) -> Summary:
-    """The example at another load: its tokens and its TPOT times a factor."""
+    """Return the example at another load: its tokens and its TPOT multiplied by a factor."""
     tokens = msgspec.structs.replace(RAG.tokens, steady_output_per_s=PER_REQUEST * factor)
     tpot = msgspec.structs.replace(RAG.tpot_ms, p50=(RAG.tpot_ms.p50 or 1.0) * factor)
     return msgspec.structs.replace(
@@ -55,7 +55,10 @@ def _at(rate: float, factor: float) -> Summary:
 
 
 def grew(run: Path, unix_s: float) -> None:
-    """Says when its files grew last: by the clock of this process, which the file system need not share."""
+    """Set the modification time of the files by this process's clock.
+
+    The clock of the file system may differ.
+    """
     for file in (*(run / "spool").iterdir(), run / "run.json"):
         os.utime(file, (unix_s, unix_s))
 
@@ -294,7 +297,7 @@ def _chart(page: str) -> dict[str, Any]:
 
 
 def _kept(limit_ms: float, **of_target: Any) -> Summary:
-    """The example with another promise of TPOT, on another target."""
+    """Return the example with another TPOT objective and another target."""
     slo = tuple(
         msgspec.structs.replace(term, limit_ms=limit_ms)
         for term in RAG.goodput.slo
@@ -437,7 +440,10 @@ def test_keys_and_pointer_select_points_and_zoom(results: Path, tmp_path: Path) 
     page.write_text(
         results_page.render("results", results_in(results), Choice(names=("swept",)), version="1")
     )
-    ticks = "[...document.querySelectorAll('figure svg text[text-anchor=middle]')].map(t => t.textContent).join()"
+    ticks = (
+        "[...document.querySelectorAll('figure svg text[text-anchor=middle]')]"
+        ".map(t => t.textContent).join()"
+    )
     hidden = "document.querySelector('.all').hidden"
     with Browser() as browser:
         browser.look(width=1400, height=900)
@@ -490,8 +496,10 @@ def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> N
                 <= 0
             )
             outside = browser.evaluate(
-                "[...document.querySelectorAll('figure')].flatMap(f => { const box = f.getBoundingClientRect(); return "
-                "[...f.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > box.right + 1)"
+                "[...document.querySelectorAll('figure')].flatMap(f => { "
+                "const box = f.getBoundingClientRect(); "
+                "return [...f.querySelectorAll('svg text')]"
+                ".filter(t => t.getBoundingClientRect().right > box.right + 1)"
                 ".map(t => t.textContent); })"
             )
             assert outside == []

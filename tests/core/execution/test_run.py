@@ -805,7 +805,7 @@ def test_a_key_in_a_header_replaces_that_of_the_environment(
         Options(**FAST, api_flavor="openai", model="sim", api_key_file=str(tmp_path / "key"))
     ) as guarded:
         header = "Authorization: Bearer sk-header-header"
-        code, out, err = ended(
+        code, _, err = ended(
             cli(
                 tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header, pages=True
             )
