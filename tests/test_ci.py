@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -499,3 +500,21 @@ def test_a_dry_run_sees_a_folder_with_results(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run") == 2
     assert exits(*RUN, "-o", str(tmp_path / "r"), "--dry-run", "--force") == 0
     assert (tmp_path / "r" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_accepted"),
+    [
+        ("Read prices from a file", True),
+        ("Embed the glossary in every page", True),
+        ("Added a reader of prices", False),
+        ("Adding a reader of prices", False),
+        ("read prices from a file", False),
+        ("Read prices from a file.", False),
+        ("Read " + "x" * 67, True),
+        ("Read " + "x" * 68, False),
+    ],
+)
+def test_commit_subjects_are_imperative_and_short(subject: str, is_accepted: bool) -> None:
+    script = runpy.run_path(str(ROOT / ".ci" / "commit_subjects"))
+    assert (script["subject_problem"](subject) is None) == is_accepted
