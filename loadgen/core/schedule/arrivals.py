@@ -231,7 +231,10 @@ class LoadGenGaps:
         self._twister = np.random.RandomState(seed & 0xFFFFFFFF)
 
     def draw(self, n: int) -> Offsets:
-        """Return the next `n` gaps in ns, each -log(1 - canonical) / rate with LoadGen's rounding.
+        """Return the next `n` gaps in ns, rounded as LoadGen rounds them.
+
+        A gap is -log(1 - c) / rate, the inverse of the exponential distribution at a uniform
+        number c in [0, 1), which libstdc++ calls canonical.
 
         NumPy's vectorised log differs from libm's, which LoadGen calls, in the last bit of about
         0.3 % of all values, depending on the processor. Where that bit could change the rounded

@@ -68,31 +68,27 @@ class _StageProgress(msgspec.Struct):
     """Virtual users, or sessions of an open loop, that have begun and not ended."""
 
 
-class _SessionProgress:
+class _SessionProgress(msgspec.Struct):
     """What has happened in a conversation or task that has begun."""
 
-    __slots__ = (
-        "index",
-        "is_over",
-        "latest_end_ns",
-        "open_turns",
-        "session",
-        "unmet_predecessors",
-    )
+    index: int
+    """The number of the session."""
+    session: Session
+    unmet_predecessors: array[int]
+    """For each turn, how many other turns must still end before it starts, or _STARTED."""
+    open_turns: int = 1
+    """The number of turns that have a due time or are in flight. At first it is turn 0 alone."""
+    latest_end_ns: dict[int, int] = {}
+    """For each turn that waits for several others, the latest end of those that have ended."""
+    is_over: bool = False
+    """Whether no further turn may start."""
 
-    def __init__(self, index: int, session: Session) -> None:
-        self.index = index
-        self.session = session
-        # For each turn, how many other turns must still end before it starts, or _STARTED. A
-        # session begins with turn 0.
-        self.unmet_predecessors = array("h", session.predecessor_counts)
-        self.unmet_predecessors[0] = _STARTED
-        # Turns that have a due time or are in flight.
-        self.open_turns = 1
-        # For each turn that waits for several others, the latest end of those that have ended.
-        self.latest_end_ns: dict[int, int] = {}
-        # True once no further turn may start.
-        self.is_over = False
+    @classmethod
+    def of_begun_session(cls, index: int, session: Session) -> _SessionProgress:
+        """Return the progress of a session of which turn 0 has just started."""
+        unmet_predecessors = array("h", session.predecessor_counts)
+        unmet_predecessors[0] = _STARTED
+        return cls(index, session, unmet_predecessors)
 
     def take_remaining_turns(self) -> list[int]:
         """Return the turns that have not started, and count them as started."""
@@ -102,9 +98,11 @@ class _SessionProgress:
         return turns
 
     def due_ns(self, turn: int, now_ns: int) -> int:
-        """Return when `turn` is due if one of the turns that it waits for has ended at `now_ns`.
+        """Return when `turn` is due after one of the turns that it waits for has ended at `now_ns`.
 
-        That is its pause after the end of the last of these turns.
+        A turn is due one pause after the last of the turns that it waits for has ended. If it
+        waits for several, this method is called at the end of each of them and remembers the
+        latest end. Only the result of the last call is the due time.
         """
         end_ns = now_ns
         if self.session.predecessor_counts[turn] > 1:
@@ -171,33 +169,38 @@ class Dispatcher:
         max_in_flight: int | None = None,
         max_in_prefill: int | None = None,
     ) -> None:
+        """Begin the first stage of a schedule at time 0. None means that there is no limit."""
         self.schedule = schedule
         self._max_in_flight = _UNLIMITED if max_in_flight is None else max_in_flight
         self._max_in_prefill = _UNLIMITED if max_in_prefill is None else max_in_prefill
         self._max_turns = schedule.max_turns
         self._is_stopped = False
 
+        # What has started and not ended: requests by slot id, the requests among them without
+        # output, and conversations and tasks by session number.
         self._in_flight: dict[int, DispatchedSlot] = {}
         self._in_prefill: set[int] = set()
-        self._last_first_output_ns = 0
-        # Conversations and tasks that have begun and not ended, by number.
         self._sessions: dict[int, _SessionProgress] = {}
 
-        # Slots that start later: after another slot, as the first one of a virtual user, or when
-        # fewer requests are in prefill.
+        # What starts later. `_pending` is a heap of slots in order of due time: later turns, and
+        # the sessions of virtual users.
         self._pending: list[_PendingSlot] = []
         self._waiting_for_prefill: deque[_PendingSlot] = deque()
         self._waiting_users: deque[_WaitingUser] = deque()
+
+        # Slots that `take_due_slots` returns as dropped.
         self._dropped: deque[DispatchedSlot] = deque()
+        # When a request last had its first output, which makes room in prefill for another one.
+        self._last_first_output_ns = 0
         # At the time of `stop`: requests in flight that a virtual user sent as single requests.
         self._last_slots_of_users: list[DispatchedSlot] = []
 
-        # Progress of the stages that have begun, and the current one.
+        # Progress of the stages that have begun, the current one, and the start of the next one.
         self._stages: list[_StageProgress] = []
         self._current_stage: ScheduledStage
         self._current_start_ns = 0
         self._next_stage_ns = _NEVER_NS
-        # Arrivals of the current stage. A closed loop has none.
+        # Arrivals of the current stage that have not been taken. A closed loop has none.
         self._arrivals: _ArrivalCursor
         self._begin_stage(0, 0)
 
@@ -265,9 +268,10 @@ class Dispatcher:
     ) -> None:
         """Report that a request ended at `now_ns`, and schedule what follows.
 
-        First come the next turns of its conversation or task. When the session has ended, the
-        virtual user that sent it starts its next session, or the session counts as ended in an open
-        loop.
+        In a conversation or task, the turns that waited for this request are scheduled, or the
+        remaining turns are dropped if it failed. If that was the last open turn, the session has
+        ended: in a closed loop the next session of the virtual user is scheduled, and in an open
+        loop nothing follows.
 
         Args:
             slot_id: The slot of the request.
@@ -297,10 +301,11 @@ class Dispatcher:
                 return
             del self._sessions[slot.session]
             if is_cut_off:
-                self._count_ended(slot.stage, now_ns + pause_ns)
+                # The stage ends during the pause before the next turn, and its virtual user too.
+                self._end_user_or_session(slot.stage, now_ns + pause_ns)
                 return
         if slot.virtual_user is None:
-            self._count_ended(slot.stage, now_ns)
+            self._end_user_or_session(slot.stage, now_ns)
         else:
             self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
 
@@ -334,7 +339,7 @@ class Dispatcher:
         reaches. Raises RuntimeError before `stop`.
         """
         if not self._is_stopped:
-            raise RuntimeError("unsent() needs stop() to be called first")
+            raise RuntimeError("unsent_slots() needs stop() to be called first")
         interrupted = InterruptedSlots(self.schedule)
         yield from self._dropped
         yield from self._unsent_pending_slots(interrupted)
@@ -347,7 +352,10 @@ class Dispatcher:
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the next slot that is due and may start, or None if none is due.
 
-        Stages that are due begin first, because their slots may be due too.
+        A slot that waited for room in prefill comes first, then the earliest arrival or pending
+        slot. A stage that is due begins before that, because its first slots may be due too. A due
+        slot of a virtual user is put aside if there is no room in prefill, and the next one is
+        looked at.
         """
         while True:
             if self._waiting_for_prefill:
@@ -358,9 +366,7 @@ class Dispatcher:
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
                 continue
             slot = self._pop_due_slot(now_ns)
-            if slot is None or slot.virtual_user is None:
-                return slot
-            if len(self._in_prefill) < self._max_in_prefill:
+            if slot is None or slot.virtual_user is None or self._has_room_in_prefill():
                 return slot
             self._waiting_for_prefill.append(slot)
 
@@ -376,7 +382,7 @@ class Dispatcher:
             slot = msgspec.structs.replace(slot, due_ns=due_ns)
             if due_ns < self._stages[slot.stage].end_ns:
                 return slot
-            self._discard(slot)
+            self._discard_waiting_slot(slot)
         return None
 
     def _is_next_stage_first(self) -> bool:
@@ -402,7 +408,9 @@ class Dispatcher:
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
 
-        A slot of a closed loop is never dropped, because the number of virtual users limits it.
+        A slot of a closed loop is never dropped, because the number of virtual users limits it. The
+        returned slot has a `drop_reason` if it was dropped. The rest of its session is dropped
+        with it.
         """
         reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
@@ -424,16 +432,22 @@ class Dispatcher:
         if reason:
             if slot.session is not None:
                 self._drop_session_at_limit(slot, slot.session, pending_slot.due_ns)
-            return slot
+        else:
+            self._record_start(slot, session)
+        return slot
+
+    def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
+        """Record that a slot is in flight, and that its session has begun if this is turn 0."""
         self._in_flight[slot.slot_id] = slot
         if self._max_in_prefill < _UNLIMITED:
             self._in_prefill.add(slot.slot_id)
-        if slot.turn == 0:
-            if slot.virtual_user is None:
-                self._stages[slot.stage].active += 1
-            if slot.session is not None:
-                self._sessions[slot.session] = _SessionProgress(slot.session, session)
-        return slot
+        if slot.turn > 0:
+            return
+        if slot.virtual_user is None:
+            self._stages[slot.stage].active += 1
+        if slot.session is not None:
+            progress = _SessionProgress.of_begun_session(slot.session, session)
+            self._sessions[slot.session] = progress
 
     def _session_of(self, slot: _PendingSlot) -> Session:
         """Return the session that a slot belongs to."""
@@ -458,10 +472,10 @@ class Dispatcher:
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
-        """Schedule the turns of a session that waited only for this slot.
+        """Schedule the turns that waited for a slot, which has ended, and for no other turn.
 
-        Return True if a turn is cut off because its stage ends before the turn is due. Nothing more
-        of the session starts in that case.
+        Return True if a turn is cut off because its stage ends before the turn is due. The session
+        is over then: nothing more of it starts.
         """
         end_ns = self._stages[slot.stage].end_ns
         for turn in progress.session.successors[slot.turn]:
@@ -489,21 +503,22 @@ class Dispatcher:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
     def _drop_session_at_limit(self, slot: DispatchedSlot, session_index: int, due_ns: int) -> None:
-        """Drop the rest of a conversation or task of which one turn was dropped at a limit.
+        """Drop the rest of a conversation or task of which `slot` was dropped at a limit.
 
-        If that was its first turn, the session has not begun and does not count as active.
+        If that was its first turn, the session has not begun: it is in none of the records, and
+        does not count as active in its stage.
         """
         progress = self._sessions.get(session_index)
         has_begun = progress is not None
         if progress is None:
             session = self.schedule.sessions.get(session_index)
-            progress = _SessionProgress(session_index, session)
+            progress = _SessionProgress.of_begun_session(session_index, session)
         progress.open_turns -= 1
         progress.is_over = True
         self._drop_remaining_turns(progress, slot, due_ns, PREVIOUS_TURN_FAILED)
         if has_begun and not progress.open_turns:
             del self._sessions[session_index]
-            self._count_ended(slot.stage, due_ns)
+            self._end_user_or_session(slot.stage, due_ns)
 
     def _drop_remaining_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
@@ -543,8 +558,11 @@ class Dispatcher:
             )
         return turns
 
-    def _discard(self, slot: _PendingSlot) -> None:
-        """End the session of a slot that still waited for room in prefill when its stage ended."""
+    def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
+        """End the session of a slot that still waited for room in prefill when its stage ended.
+
+        Its virtual user ends with the session, unless other turns of the session are still open.
+        """
         if slot.turn > 0:
             progress = self._sessions[slot.session_index]
             progress.open_turns -= 1
@@ -552,25 +570,30 @@ class Dispatcher:
             if progress.open_turns:
                 return
             del self._sessions[slot.session_index]
-        self._count_ended(slot.stage, slot.due_ns)
+        self._end_user_or_session(slot.stage, slot.due_ns)
 
     def _continue_user(
         self, slot: DispatchedSlot, virtual_user: int, now_ns: int, pause_ns: int
     ) -> None:
-        """Schedule the next session of a virtual user, or end the user if it has none."""
+        """Schedule the next session of a virtual user, or end the user if it has none.
+
+        The sessions of a virtual user are `concurrency` numbers apart. It has no next one if the
+        stage ends before that is due, or if all sessions of the stage have been sent.
+        """
         stage = self.schedule.stages[slot.stage]
         next_session = slot.slot_id // self._max_turns + stage.concurrency
         due_ns = now_ns + pause_ns
-        has_next = due_ns < self._stages[slot.stage].end_ns
-        if stage.session_count is not None:
-            session_end = stage.first_session + stage.session_count
-            has_next = has_next and next_session < session_end
+        is_before_end = due_ns < self._stages[slot.stage].end_ns
+        has_session_left = (
+            stage.session_count is None or next_session < stage.first_session + stage.session_count
+        )
+        has_next = is_before_end and has_session_left
         if has_next:
             self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
         if stage.session_count is not None:
             self._count_finished_session(stage, now_ns, is_last_of_user=not has_next)
         if not has_next:
-            self._count_ended(slot.stage, due_ns)
+            self._end_user_or_session(slot.stage, due_ns)
 
     def _count_finished_session(
         self, stage: ScheduledStage, now_ns: int, is_last_of_user: bool
@@ -578,7 +601,8 @@ class Dispatcher:
         """Count a session of a closed loop with a count, and end the stage if that was the last.
 
         If the next stage is a closed loop too, the stage ends when the first of its virtual users
-        has nothing more to send: the virtual users of the next stage replace those one by one.
+        has nothing more to send (`is_last_of_user`): the virtual users of the next stage replace
+        those of this stage one by one.
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
@@ -595,7 +619,7 @@ class Dispatcher:
         stage: int,
         virtual_user: int | None,
     ) -> None:
-        """Let a slot start at `due_ns`."""
+        """Add a slot to the pending ones, so that it starts at `due_ns`."""
         heapq.heappush(
             self._pending, _PendingSlot(due_ns, session_index, turn, stage, virtual_user)
         )
@@ -605,10 +629,12 @@ class Dispatcher:
     def _begin_stage(self, index: int, start_ns: int) -> None:
         """Make stage `index` the current one: read its arrivals, or let its virtual users begin.
 
-        Only virtual users stop at the end of a stage. An open loop ends with its last arrival, and
-        its conversations continue beyond it.
+        The start of the next stage is set if the end of this one is known. In a closed loop with a
+        count it is known when the last session has finished.
         """
         stage = self.schedule.stages[index]
+        # Only virtual users stop at the end of their stage. An open loop has no arrivals after it,
+        # and its conversations continue beyond it.
         end_ns = _NEVER_NS
         if stage.is_closed_loop and stage.length_ns is not None:
             end_ns = start_ns + stage.length_ns
@@ -618,6 +644,7 @@ class Dispatcher:
         self._current_start_ns = start_ns
         self._next_stage_ns = _NEVER_NS
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
+
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)
         if stage.length_ns is not None:
@@ -627,29 +654,30 @@ class Dispatcher:
             self._end_current_stage(start_ns)
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
-        """Let the virtual users of a stage begin, or wait for requests of earlier stages to end.
+        """Let the virtual users of a stage begin, or wait for those of earlier stages to end.
 
-        As many begin at once as the stage may have requests in flight besides those of earlier
-        stages that are still active.
+        The virtual users of all stages together must not exceed the concurrency of the stage. So
+        only as many begin at once as earlier stages leave room for, and the others wait until
+        `_end_user_or_session` makes room.
         """
         user_count = stage.concurrency
         if stage.session_count is not None:
             user_count = min(user_count, stage.session_count)
+        users = range(self.schedule.shard_index, user_count, self.schedule.shard_count)
+        # The first `inherited_users` replace those of the previous stage. New users come before
+        # them, because they need not wait for the end of another user.
+        new_users_first = sorted(users, key=lambda user: (user < stage.inherited_users, user))
+
         active = sum(progress.active for progress in self._stages)
         users_of_shard = len(self.schedule.virtual_users_of(stage))
-        capacity = users_of_shard - active - len(self._waiting_users)
-        users = range(self.schedule.shard_index, user_count, self.schedule.shard_count)
-        # Users beyond those of the stage before are new. The others replace users of that stage, so
-        # it is their turn to wait if there is not enough capacity.
-        new_users_first = sorted(users, key=lambda user: (user < stage.inherited_users, user))
-        for virtual_user in new_users_first:
+        users_to_begin = max(0, users_of_shard - active - len(self._waiting_users))
+        for position, virtual_user in enumerate(new_users_first):
             due_ns = start_ns + stage.user_start_ns(virtual_user)
-            waiting_user = _WaitingUser(stage.index, virtual_user, due_ns)
-            if capacity > 0:
-                capacity -= 1
-                self._begin_user(waiting_user)
+            user = _WaitingUser(stage.index, virtual_user, due_ns)
+            if position < users_to_begin:
+                self._begin_user(user)
             else:
-                self._waiting_users.append(waiting_user)
+                self._waiting_users.append(user)
 
     def _begin_user(self, user: _WaitingUser) -> None:
         """Schedule the first slot of a virtual user."""
@@ -657,10 +685,11 @@ class Dispatcher:
         self._stages[user.stage].active += 1
         self._schedule(user.due_ns, first_session, 0, user.stage, user.virtual_user)
 
-    def _count_ended(self, stage_index: int, now_ns: int) -> None:
-        """Count a virtual user or an open-loop session as ended, and let waiting users begin.
+    def _end_user_or_session(self, stage_index: int, now_ns: int) -> None:
+        """Record the end of a virtual user, or of a session of an open loop.
 
-        A waiting user whose stage has ended meanwhile never begins.
+        Virtual users of later stages that waited for it begin, as far as there is room. A waiting
+        user whose stage has ended meanwhile is removed and never begins.
         """
         self._stages[stage_index].active -= 1
         while self._waiting_users and not self._is_stopped:
@@ -673,7 +702,11 @@ class Dispatcher:
             self._waiting_users.popleft()
 
     def _has_capacity(self, stage_index: int) -> bool:
-        """Return True if fewer requests are active than a stage has virtual users in this shard."""
+        """Return True if another virtual user of a stage may begin.
+
+        The virtual users and open-loop sessions of this and all earlier stages together may be as
+        many as the stage has virtual users in this shard.
+        """
         stage = self.schedule.stages[stage_index]
         active = sum(progress.active for progress in self._stages[: stage_index + 1])
         return active < len(self.schedule.virtual_users_of(stage))
@@ -683,10 +716,10 @@ class Dispatcher:
         next_stages = self.schedule.stages[stage.index + 1 :]
         return bool(next_stages) and next_stages[0].is_closed_loop
 
-    def _end_current_stage(self, at_ns: int) -> None:
-        """Let the next stage begin at `at_ns`, unless it begins earlier or there is none."""
+    def _end_current_stage(self, end_ns: int) -> None:
+        """Let the next stage begin at `end_ns`, unless it begins earlier or there is none."""
         if self._current_stage.index + 1 < len(self.schedule.stages):
-            self._next_stage_ns = min(self._next_stage_ns, at_ns)
+            self._next_stage_ns = min(self._next_stage_ns, end_ns)
 
     # Slots that were never sent
 
@@ -711,7 +744,10 @@ class Dispatcher:
     def _unsent_slots_of_begun_sessions(
         self, interrupted: InterruptedSlots
     ) -> Iterator[DispatchedSlot]:
-        """Yield the remaining turns of begun sessions, and the later sessions of their users."""
+        """Yield the remaining turns of begun sessions, and the later sessions of their users.
+
+        Turns that have a due time already are among the pending slots and left out here.
+        """
         for session_index, progress in self._sessions.items():
             stage = self._stage_of_session(session_index)
             virtual_user = None
@@ -727,7 +763,11 @@ class Dispatcher:
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)
 
     def _unsent_slots_of_users(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the sessions of users that had a single request in flight or had not begun."""
+        """Yield the later sessions of virtual users that no other method knows of.
+
+        These are virtual users with a single request in flight, which is no session in progress,
+        and virtual users that still waited to begin.
+        """
         for slot in self._last_slots_of_users:
             assert slot.virtual_user is not None
             stage = self.schedule.stages[slot.stage]

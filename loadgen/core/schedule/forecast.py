@@ -62,12 +62,16 @@ class Forecast(NamedTuple):
 
 
 def mean_tokens(prompts: Prompts) -> MeanTokens:
-    """Return the mean size of the first requests of a workload."""
+    """Return the mean tokens of the first requests of a workload, as it requests them.
+
+    Without a requested length, a prompt counts as empty and a response has a default length.
+    """
     input_tokens = []
     output_tokens = []
-    for number in prompts.request_ids(_SAMPLED_REQUESTS):
-        requested_output = prompts.requested_output_tokens(number)
-        input_tokens.append(prompts.requested_input_tokens(number) or 0)
+    for request_id in prompts.request_ids(_SAMPLED_REQUESTS):
+        requested_input = prompts.requested_input_tokens(request_id)
+        requested_output = prompts.requested_output_tokens(request_id)
+        input_tokens.append(0 if requested_input is None else requested_input)
         output_tokens.append(
             _DEFAULT_OUTPUT_TOKENS if requested_output is None else requested_output
         )
@@ -116,10 +120,11 @@ class _StageForecast(NamedTuple):
 
 
 def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
-    """Return the number of requests and the length of a stage.
+    """Return the number of requests and the length of a stage, as far as they can be known.
 
-    A value that the stage does not set follows from the time of a response, if that is known: each
-    virtual user sends its requests one after the other.
+    A closed loop sets only one of the two. The other one is estimated from the time that a response
+    takes (`response_s`, 0 if it is not known), because each virtual user sends its requests one
+    after the other.
     """
     users = len(schedule.virtual_users_of(stage))
     length_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S

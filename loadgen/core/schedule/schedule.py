@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -75,6 +75,16 @@ class SlotColumns(NamedTuple):
     def row(self, index: int) -> Slot:
         """Return one row as a slot."""
         return Slot(*(int(column[index]) for column in self))
+
+    def select(self, is_selected: NDArray[np.bool_]) -> SlotColumns:
+        """Return the rows for which `is_selected` is True."""
+        return SlotColumns(*(column[is_selected] for column in self))
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[SlotColumns]) -> SlotColumns:
+        """Return the rows of several tables, one table after the other."""
+        pieces_of_columns = zip(*tables, strict=True)
+        return cls(*(np.concatenate(pieces) for pieces in pieces_of_columns))
 
 
 class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -194,22 +204,28 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.shard_count == 1:
             return stage.slot_count or 0
         if self.max_turns == 1:
-            return self.session_count_of(stage)
+            return self.session_count_of(stage)  # Each session is one request, which is one slot.
         turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
-        return int(turn_counts[self._is_in_shard(stage, stage.session_count)].sum())
+        is_in_shard = self._is_in_shard(stage, stage.session_count)
+        return int(turn_counts[is_in_shard].sum())
 
     def session_count_of(self, stage: ScheduledStage) -> int:
         """Return the number of sessions of a stage, which must have a count, in this shard.
 
-        A shard has every n-th session of an open loop. In a closed loop each virtual user sends one
-        session per round, and a shard has every n-th virtual user.
+        Of `shard_count` shards, each has every `shard_count`-th session of an open loop. In a
+        closed loop each virtual user sends one session per round, and a shard has every
+        `shard_count`-th virtual user.
         """
         assert stage.session_count is not None
         if not stage.is_closed_loop:
-            return len(range(self.shard_index, stage.session_count, self.shard_count))
+            return self._count_in_shard(stage.session_count)
         full_rounds, sessions_in_last_round = divmod(stage.session_count, stage.concurrency)
-        own_in_last_round = len(range(self.shard_index, sessions_in_last_round, self.shard_count))
-        return full_rounds * len(self.virtual_users_of(stage)) + own_in_last_round
+        sessions_in_full_rounds = full_rounds * len(self.virtual_users_of(stage))
+        return sessions_in_full_rounds + self._count_in_shard(sessions_in_last_round)
+
+    def _count_in_shard(self, count: int) -> int:
+        """Return how many of `count` sessions belong to this shard if they are dealt in turn."""
+        return len(range(self.shard_index, count, self.shard_count))
 
     def virtual_users_of(self, stage: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this shard."""
@@ -342,33 +358,27 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for stage in self.stages:
             if stage.session_count is None:
                 raise ValueError(f"stage {stage.name!r} has no number of requests, so no columns")
+            stage_columns = _build_columns(self, stage, first=0, count=stage.session_count)
             is_in_shard = self._is_in_shard(stage, stage.session_count)
-            columns_by_stage.append(
-                _build_columns(
-                    self,
-                    stage,
-                    first=0,
-                    count=stage.session_count,
-                    is_selected=is_in_shard,
-                )
-            )
-        # The parts of each column are those of the stages.
-        parts_of_columns = zip(*columns_by_stage, strict=True)
-        return SlotColumns(*(np.concatenate(parts) for parts in parts_of_columns))
+            turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
+            is_slot_in_shard = np.repeat(is_in_shard, turn_counts)
+            columns_by_stage.append(stage_columns.select(is_slot_in_shard))
+        return SlotColumns.concatenate(columns_by_stage)
 
 
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
-    """Return one of `shard_count` shares of a schedule.
+    """Return one of `shard_count` shards of a schedule, the requests that one worker sends.
 
-    A shard has complete sessions and can itself be divided again. It has every n-th session of an
-    open loop and every n-th virtual user of a closed loop. Slot ids stay those of the complete run.
+    A shard has complete sessions and can itself be divided again. It has every `shard_count`-th
+    session of an open loop, and every `shard_count`-th virtual user of a closed loop. Slot ids stay
+    those of the complete run.
 
     A stage that starts when the previous one has finished starts in a shard when the slots *of that
     shard* have finished, because workers do not communicate. If all workers must change stage
     together, run with one worker. Raises ValueError if there is no such shard.
     """
     if not 0 <= shard_index < shard_count:
-        raise ValueError(f"no share {shard_index} of {shard_count}")
+        raise ValueError(f"no shard {shard_index} of {shard_count}")
     return replace(
         schedule,
         shard_index=schedule.shard_index + schedule.shard_count * shard_index,
@@ -390,7 +400,7 @@ def schedule_fingerprint(schedule: Schedule) -> str:
     number of workers.
     """
     if schedule.shard_count != 1:
-        raise ValueError("only a complete schedule has a fingerprint, not a share")
+        raise ValueError("only a complete schedule has a fingerprint, not a shard")
     digest = hashlib.blake2b(digest_size=16)
     for stage in schedule.stages:
         digest.update(
@@ -417,51 +427,45 @@ def schedule_fingerprint(schedule: Schedule) -> str:
 
 
 def _build_columns(
-    schedule: Schedule,
-    stage: ScheduledStage,
-    first: int,
-    count: int,
-    is_selected: NDArray[np.bool_] | None = None,
+    schedule: Schedule, stage: ScheduledStage, first: int, count: int
 ) -> SlotColumns:
-    """Return the slots of `count` sessions of a stage, from the session with index `first` on.
-
-    `is_selected` has one value per session and selects some of them, for example those of a shard.
-    """
-    max_turns = schedule.max_turns
+    """Return the slots of `count` sessions of a stage, from the session with index `first` on."""
     session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
     sessions = schedule.sessions.columns(stage.first_session + first, count)
     first_turns = _first_turns(schedule, stage, session_indexes)
-    first_slot_ids = session_indexes * max_turns
+    first_slot_ids = session_indexes * schedule.max_turns
+    # A single request belongs to no conversation or task.
+    session_numbers = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
+    virtual_users = _virtual_users(stage, session_indexes)
 
-    # The arrays above have one value per session, and the columns have one per slot. An array of
-    # sessions is expanded to slots by indexing it with the session that each slot belongs to.
+    # The arrays above have one value per session, and the columns have one per slot. Indexing an
+    # array of the sessions with the session of each slot repeats its values for the slots.
     session_of_slot = np.repeat(np.arange(count), sessions.turn_counts)
-    slots_before_session = np.cumsum(sessions.turn_counts) - sessions.turn_counts
-    turn = np.arange(len(session_of_slot)) - slots_before_session[session_of_slot]
+    turn = _number_turns(sessions.turn_counts)
     is_first_turn = turn == 0
-    is_last_turn = turn + 1 == sessions.turn_counts[session_of_slot]
     # The last turn of a conversation or task has the last position of its session.
+    is_last_turn = turn + 1 == sessions.turn_counts[session_of_slot]
     has_last_position = is_last_turn & ~sessions.is_single_request[session_of_slot]
-    position = np.where(has_last_position, max_turns - 1, turn)
-    session_column = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
-    columns = SlotColumns(
+    position = np.where(has_last_position, schedule.max_turns - 1, turn)
+    predecessor_in_session = first_slot_ids[session_of_slot] + sessions.predecessor
+    return SlotColumns(
         slot_id=first_slot_ids[session_of_slot] + position,
         due_ns=np.where(is_first_turn, first_turns.due_ns[session_of_slot], NOT_APPLICABLE),
         predecessor=np.where(
-            is_first_turn,
-            first_turns.predecessor[session_of_slot],
-            first_slot_ids[session_of_slot] + sessions.predecessor,
+            is_first_turn, first_turns.predecessor[session_of_slot], predecessor_in_session
         ),
         pause_ns=sessions.pause_ns,
         stage=np.full(len(session_of_slot), stage.index),
-        session=session_column[session_of_slot],
+        session=session_numbers[session_of_slot],
         turn=turn,
-        virtual_user=_virtual_users(stage, session_indexes)[session_of_slot],
+        virtual_user=virtual_users[session_of_slot],
     )
-    if is_selected is None:
-        return columns
-    is_slot_selected = is_selected[session_of_slot]
-    return SlotColumns(*(column[is_slot_selected] for column in columns))
+
+
+def _number_turns(turn_counts: Ints) -> Ints:
+    """Return the turn of each slot: 0, 1, ... for each session. For example, [2, 3] gives 01012."""
+    first_slots = np.cumsum(turn_counts) - turn_counts
+    return np.arange(int(turn_counts.sum())) - np.repeat(first_slots, turn_counts)
 
 
 def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:

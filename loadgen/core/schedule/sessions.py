@@ -187,25 +187,30 @@ class Conversations(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        # Row: conversation, column: turn. There is no pause before turn 0.
-        pauses_ns = np.zeros((count, self.max_turns), np.int64)
+        """Return `count` conversations, from conversation `first` on, as columns.
+
+        Turn i waits for turn i - 1 and for a pause. Turn 0 has neither predecessor nor pause.
+        """
+        # The arrays have a row for each conversation and a column for each turn.
+        shape = (count, self.max_turns)
+        predecessors = np.broadcast_to(np.arange(self.max_turns) - 1, shape)
+        predecessors = np.where(predecessors < 0, NOT_APPLICABLE, predecessors)
+        pauses_ns = np.zeros(shape, np.int64)
         if count:
             pauses_ns[:, 1:] = self._pauses_of(first, count)
-        # Turn i waits for turn i - 1. For turn 0 that is -1, which is NOT_APPLICABLE.
-        predecessors_of_one = np.arange(self.max_turns) - 1
         return SessionColumns(
             turn_counts=self.turn_counts(first, count),
             is_single_request=np.zeros(count, np.bool_),
-            predecessor=np.tile(predecessors_of_one, count),
+            predecessor=predecessors.reshape(-1),
             pause_ns=pauses_ns.reshape(-1),
         )
 
     def _pauses_of(self, first: int, count: int) -> Ints:
         """Return the pauses in ns of `count` conversations, from conversation `first` on.
 
-        The result has the shape (count, turns - 1). The conversations may be in several blocks,
-        which are drawn completely, because a conversation must have the same pauses however many
-        are requested at once.
+        The result has the shape (count, turns - 1). Pauses are drawn for complete blocks of
+        conversations, of which a part is returned. So a conversation has the same pauses however
+        many conversations are requested at once.
         """
         first_block, first_in_block = divmod(first, self._conversations_per_block)
         last_block = (first + count - 1) // self._conversations_per_block
@@ -255,6 +260,7 @@ class Tasks(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
+        """Return `count` tasks, from task `first` on, as columns in which each node is a turn."""
         graphs = [self._graphs[index] for index in range(first, first + count)]
         nodes = [node for graph in graphs for node in graph]
         predecessors = [max(node.after, default=NOT_APPLICABLE) for node in nodes]
@@ -295,6 +301,7 @@ class ReplayedSessions(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
+        """Return the recorded sessions that `count` sessions repeat, as columns."""
         recorded_indexes = self._recorded_indexes(first, count)
         predecessors: list[int] = []
         pauses_ns: list[int] = []
@@ -318,6 +325,11 @@ class MixedSessions(SessionSequence):
     """Sessions of several request classes. The class of a session depends on its number."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
+        """Build the sequence of sessions of each class, from which single sessions are taken.
+
+        If a session is of a class, its content is that of the session with the same number in the
+        sequence of the class.
+        """
         classes = list(mix.classes.values())
         self._seed = seed
         self._weights = [float(request_class.weight) for request_class in classes]
@@ -343,7 +355,7 @@ class MixedSessions(SessionSequence):
     def turn_counts(self, first: int, count: int) -> Ints:
         class_indexes = self._draw_classes(first, count)
         counts = np.ones(count, np.int64)
-        # Only the classes whose sessions may have several turns are asked for their number.
+        # All other sessions are single requests.
         for row in np.flatnonzero(self._has_several_turns[class_indexes]).tolist():
             sessions = self._sessions_of_class[class_indexes[row]]
             counts[row] = sessions.turn_counts(first + row, 1)[0]
@@ -351,23 +363,30 @@ class MixedSessions(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
+        """Return `count` sessions, from session `first` on, as columns.
+
+        All turns get the values of single requests at first. Then the turns of each session of a
+        class with conversations or tasks are replaced by those that the class has for it.
+        """
         class_indexes = self._draw_classes(first, count)
         turn_counts = self.turn_counts(first, count)
+        predecessors = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
+        pauses_ns = np.zeros(len(predecessors), np.int64)
+
         has_several_turns = self._has_several_turns[class_indexes]
-        # The columns of turns are those of single requests, except where a session has more.
-        predecessor = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
-        pause_ns = np.zeros(len(predecessor), np.int64)
-        first_rows = np.cumsum(turn_counts) - turn_counts
-        for row in np.flatnonzero(has_several_turns).tolist():
-            columns = self._sessions_of_class[class_indexes[row]].columns(first + row, 1)
-            turn_rows = slice(first_rows[row], first_rows[row] + turn_counts[row])
-            predecessor[turn_rows] = columns.predecessor
-            pause_ns[turn_rows] = columns.pause_ns
+        turn_ends = np.cumsum(turn_counts)
+        turn_starts = turn_ends - turn_counts
+        for position in np.flatnonzero(has_several_turns).tolist():
+            sessions = self._sessions_of_class[class_indexes[position]]
+            session_columns = sessions.columns(first + position, 1)
+            turns = slice(turn_starts[position], turn_ends[position])
+            predecessors[turns] = session_columns.predecessor
+            pauses_ns[turns] = session_columns.pause_ns
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=~has_several_turns,
-            predecessor=predecessor,
-            pause_ns=pause_ns,
+            predecessor=predecessors,
+            pause_ns=pauses_ns,
         )
 
     def _block_as_list(self, block: int) -> list[int]:
@@ -390,8 +409,10 @@ def build_sessions(
     """
     if isinstance(requests, Mix):
         mixed_sessions = MixedSessions(requests, seed)
-        # Single requests of all classes are equal for the schedule, and cheaper to compute.
-        return mixed_sessions if mixed_sessions.max_turns > 1 else SingleRequests()
+        if mixed_sessions.max_turns == 1:
+            # For the schedule, single requests of all classes are equal. These are cheaper.
+            return SingleRequests()
+        return mixed_sessions
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
@@ -440,15 +461,15 @@ def _draw_within_bounds(
     distribution: Normal | LogNormal,
     shape: tuple[int, int],
 ) -> Ints:
-    """Draw delays in ns within the `min` and `max` of a distribution.
+    """Draw delays in ns from a distribution that is truncated to its `min` and `max`.
 
-    Values outside these bounds are drawn again, so that they do not pile up at a bound. Bounds far
-    from the mean could make that endless: what is still outside after _MAX_REDRAWS attempts is
-    clipped.
+    Values outside these bounds are drawn again (rejection sampling), so that they do not pile up at
+    a bound. Bounds far from the mean could make that endless, so values that are still outside
+    after _MAX_REDRAWS attempts are clipped.
 
     Args:
-        draw: Returns n values of the distribution.
-        distribution: Its bounds. Without `min` the lower bound is 0.
+        draw: Returns n values of the distribution without bounds.
+        distribution: The distribution, for its bounds. Without `min` the lower bound is 0.
         shape: The shape of the result.
     """
     low = distribution.min or 0

@@ -262,7 +262,7 @@ def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
         assert sorted(part.slot_ids()) == sorted(own)
         assert all(line.predecessor in own for line in share if line.predecessor >= 0)
         assert [part.slot(line.slot_id) for line in share] == share
-    with pytest.raises(ValueError, match="no share"):
+    with pytest.raises(ValueError, match="no shard"):
         shard(schedule, n, n)
 
 
