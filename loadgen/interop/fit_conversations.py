@@ -1,4 +1,8 @@
-"""The conversations of a trace as laws: how they begin, how many requests follow, what each adds, the pauses. Pure."""
+"""The conversations of a trace, and the distributions that a workload can describe them by.
+
+A workload describes conversations by four distributions: the length of the first prompt, the number
+of later requests, the tokens that each of them adds, and the pause of the user before it.
+"""
 
 from __future__ import annotations
 
@@ -6,116 +10,170 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from loadgen.core.units import UNIT_NS
 from loadgen.core.workload.tasks import MAX_TASK_REQUESTS
 from loadgen.core.workload.trace import Trace
-from loadgen.interop import laws as shapes
-from loadgen.interop.laws import Fit
+from loadgen.core.workload.trace_formats import UNKNOWN_NS
+from loadgen.interop.distribution_fits import DistributionFit, fit_lengths, prefer_parametric
 
-LEAST = 20  # conversations: below, laws of them say nothing
-GROWING = 0.9  # least share of later requests that hold what was said before, and more
+MIN_CONVERSATIONS = 20
+"""Fewer conversations are too few to fit distributions to."""
+MIN_GROWING_SHARE = 0.9
+"""The share of later prompts that must be longer than the conversation before them. A few may be
+shorter, because applications shorten long conversations."""
 
-Ints = NDArray[np.int64]
-
-
-class TalkFit(Struct, frozen=True, kw_only=True):
-    """Conversations as laws. Lists of fits: the chosen one first, then the others."""
-
-    first: tuple[Fit, ...]  # tokens of the first prompt
-    later: tuple[Fit, ...]  # requests after the first
-    added: tuple[
-        Fit, ...
-    ]  # tokens that a later prompt has beside the prompt and the answer before it
-    think_ms: tuple[Fit, ...]  # from the end of an answer to the next request
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
-class Talks(Struct, frozen=True, kw_only=True):
-    """The rows of a trace by what they are. `row`, `before`: each later request and the one before it.
+class ConversationFit(Struct, frozen=True, kw_only=True):
+    """The distributions of conversations. In each tuple, the fit that the workload uses is first.
 
-    talks: of each row, whether it is of a conversation that is kept. starts: rows that begin one, or stand alone.
-    lost: why conversations are not kept; "": they are, or there are none. beside: of them those that are of sub-agents,
-    which are kept as conversations of their own.
+    Attributes:
+        first_input_tokens: The tokens of the first prompt.
+        later_requests: The number of requests after the first one.
+        added_tokens: The tokens by which a prompt is longer than the prompt and the response before
+            it together.
+        think_ms: The time from the end of a response to the next request.
     """
 
-    talks: NDArray[np.bool_]
-    starts: Ints
-    row: Ints
-    before: Ints
-    lost: str = ""
-    beside: int = 0
+    first_input_tokens: tuple[DistributionFit, ...]
+    later_requests: tuple[DistributionFit, ...]
+    added_tokens: tuple[DistributionFit, ...]
+    think_ms: tuple[DistributionFit, ...]
 
 
-def talks(trace: Trace) -> Talks:
-    """Which requests of a trace are of conversations that laws can keep: those of several requests, that grow."""
-    count = len(trace)
-    nothing = Talks(
-        talks=np.zeros(count, bool),
-        starts=np.arange(count),
-        row=np.zeros(0, int),
-        before=np.zeros(0, int),
-    )
+class TraceConversations(Struct, frozen=True, kw_only=True):
+    """Which requests of a trace belong to conversations of several requests.
+
+    Attributes:
+        is_member: For each request, whether it belongs to such a conversation.
+        starts: The indices of the requests that begin a conversation or stand alone.
+        later: The indices of all other requests: those that continue a conversation.
+        previous: For each of `later`, the index of the request before it in its conversation.
+        not_modelled_reason: Why distributions cannot describe the conversations of this trace. All
+            requests stand alone then. "" if they can, or if there are none.
+        subagents: The number of conversations that belong to sub-agents.
+    """
+
+    is_member: Mask
+    starts: Indices
+    later: Indices
+    previous: Indices
+    not_modelled_reason: str = ""
+    subagents: int = 0
+
+
+def find_conversations(trace: Trace) -> TraceConversations:
+    """Return which requests of a trace belong to conversations that distributions can describe."""
     named = np.flatnonzero(trace.session >= 0)
-    order = named[np.argsort(trace.session[named], kind="stable")]  # by session, in order of time
-    goes_on = np.flatnonzero(np.diff(trace.session[order]) == 0) if len(order) else order
-    before, row = order[goes_on], order[goes_on + 1]
-    sessions, sizes = np.unique(trace.session[row], return_counts=True)
+    # Rows are in order of time, and a stable sort keeps this order within each session.
+    by_session = named[np.argsort(trace.session[named], kind="stable")]
+    is_continued = np.diff(trace.session[by_session]) == 0
+    previous = by_session[:-1][is_continued]
+    later = by_session[1:][is_continued]
+    sessions, later_counts = np.unique(trace.session[later], return_counts=True)
     if not len(sessions):
-        return nothing
-    lost = _why_not(trace, row, before, len(sessions), int(sizes.max()) + 1)
-    if lost:
-        return Talks(
-            talks=nothing.talks, starts=nothing.starts, row=row[:0], before=row[:0], lost=lost
-        )
-    is_later = np.zeros(count, bool)
-    is_later[row] = True
-    groups = len(np.unique(trace.group[np.isin(trace.session, sessions)]))
-    return Talks(
-        talks=np.isin(trace.session, sessions),
+        return _without_conversations(trace, reason="")
+    reason = _find_obstacle(trace, later, previous, later_counts)
+    if reason:
+        return _without_conversations(trace, reason)
+    is_later = np.zeros(len(trace), bool)
+    is_later[later] = True
+    is_member = np.isin(trace.session, sessions)
+    # A group is an agent with its sub-agents, each of which has a session of its own.
+    group_count = len(np.unique(trace.group[is_member]))
+    return TraceConversations(
+        is_member=is_member,
         starts=np.flatnonzero(~is_later),
-        row=row,
-        before=before,
-        beside=len(sessions) - groups,
+        later=later,
+        previous=previous,
+        subagents=len(sessions) - group_count,
     )
 
 
-def _why_not(trace: Trace, row: Ints, before: Ints, sessions: int, largest: int) -> str:
-    if sessions < LEAST:
-        return f"{sessions} conversations are too few to fit distributions"
-    if largest > MAX_TASK_REQUESTS:
-        return f"one has {largest:,} requests, and a task can have at most {MAX_TASK_REQUESTS:,}"
-    if (_think_ns(trace, row, before) < 0).any():
+def fit_conversations(
+    trace: Trace, conversations: TraceConversations, is_selected: Mask
+) -> ConversationFit:
+    """Fit distributions to some of the conversations of a trace.
+
+    Args:
+        trace: The trace.
+        conversations: Its conversations.
+        is_selected: For each request of the trace, whether its conversation is selected.
+    """
+    is_later_selected = is_selected[conversations.later]
+    later = conversations.later[is_later_selected]
+    previous = conversations.previous[is_later_selected]
+    is_selected_member = is_selected & conversations.is_member
+    first = conversations.starts[is_selected_member[conversations.starts]]
+    _, later_counts = np.unique(trace.session[later], return_counts=True)
+    # The workload needs at least one token and 1 ms.
+    added_tokens = np.maximum(1, _added_tokens(trace, later, previous))
+    think_ms = np.rint(_think_ns(trace, later, previous) / UNIT_NS["ms"]).astype(np.int64)
+    return ConversationFit(
+        first_input_tokens=prefer_parametric(fit_lengths(trace.input_tokens[first])),
+        later_requests=prefer_parametric(fit_lengths(later_counts)),
+        added_tokens=prefer_parametric(fit_lengths(added_tokens)),
+        think_ms=prefer_parametric(fit_lengths(np.maximum(1, think_ms))),
+    )
+
+
+def _without_conversations(trace: Trace, reason: str) -> TraceConversations:
+    """Return the value for a trace in which every request is taken to stand alone."""
+    no_indices = np.zeros(0, np.int64)
+    return TraceConversations(
+        is_member=np.zeros(len(trace), bool),
+        starts=np.arange(len(trace)),
+        later=no_indices,
+        previous=no_indices,
+        not_modelled_reason=reason,
+    )
+
+
+def _find_obstacle(
+    trace: Trace, later: Indices, previous: Indices, later_counts: NDArray[np.int64]
+) -> str:
+    """Return why the conversations cannot be described by distributions, or "" if they can.
+
+    Args:
+        trace: The trace.
+        later: The indices of the requests that continue a conversation.
+        previous: For each of them, the index of the request before it.
+        later_counts: The number of later requests of each conversation.
+    """
+    if len(later_counts) < MIN_CONVERSATIONS:
+        return f"{len(later_counts)} conversations are too few to fit distributions"
+    most_requests = int(later_counts.max()) + 1
+    if most_requests > MAX_TASK_REQUESTS:
+        return (
+            f"one has {most_requests:,} requests, and a task can have at most {MAX_TASK_REQUESTS:,}"
+        )
+    if (_think_ns(trace, later, previous) == UNKNOWN_NS).any():
         return "the trace has neither the end of responses nor the pauses between requests"
-    if float((_added(trace, row, before) > 0).mean()) < GROWING:
+    is_growing = _added_tokens(trace, later, previous) > 0
+    if float(is_growing.mean()) < MIN_GROWING_SHARE:
         return "the prompts do not contain the earlier messages"
     return ""
 
 
-def _added(trace: Trace, row: Ints, before: Ints) -> Ints:
-    read, write = trace.input_tokens.astype(np.int64), trace.output_tokens.astype(np.int64)
-    found: Ints = read[row] - read[before] - write[before]
-    return found
+def _added_tokens(trace: Trace, later: Indices, previous: Indices) -> NDArray[np.int64]:
+    """Return how many tokens each later prompt adds to the prompt and the response before it."""
+    input_tokens = trace.input_tokens.astype(np.int64)
+    output_tokens = trace.output_tokens.astype(np.int64)
+    added: NDArray[np.int64] = (
+        input_tokens[later] - input_tokens[previous] - output_tokens[previous]
+    )
+    return added
 
 
-def _think_ns(trace: Trace, row: Ints, before: Ints) -> Ints:
-    """The pause before each later request; -1 where it is not told."""
-    since = np.maximum(0, trace.due_ns[row] - trace.due_ns[before] - trace.took_ns[before])
-    unknown = np.where(trace.took_ns[before] >= 0, since, -1)
-    return np.where(trace.pause_ns[row] >= 0, trace.pause_ns[row], unknown)
+def _think_ns(trace: Trace, later: Indices, previous: Indices) -> NDArray[np.int64]:
+    """Return the pause of the user before each later request, UNKNOWN_NS where it is not known.
 
-
-def fit(trace: Trace, found: Talks, rows: NDArray[np.bool_]) -> TalkFit:
-    """The laws of the conversations that begin in `rows`."""
-    inside = rows[found.row]
-    row, before = found.row[inside], found.before[inside]
-    _, sizes = np.unique(trace.session[row], return_counts=True)
-    firsts = found.starts[(rows & found.talks)[found.starts]]
-    think_ms = np.maximum(1, np.rint(_think_ns(trace, row, before) / 1e6)).astype(np.int64)
-    laws = (trace.input_tokens[firsts], sizes, np.maximum(1, _added(trace, row, before)), think_ms)
-    first, later, added, think = (chosen_first(shapes.lengths(values)) for values in laws)
-    return TalkFit(first=first, later=later, added=added, think_ms=think)
-
-
-def chosen_first(fits: list[Fit]) -> tuple[Fit, ...]:
-    """The nearest law, if it fits; else the values of the trace themselves."""
-    if fits[0].fits or len(fits) == 1:
-        return tuple(fits)
-    return (fits[-1], *fits[:-1])
+    A trace contains either this pause or the end of responses, from which it follows.
+    """
+    recorded_ns = trace.pause_ns[later]
+    took_ns = trace.took_ns[previous]
+    elapsed_ns = trace.due_ns[later] - trace.due_ns[previous]
+    computed_ns = np.where(took_ns >= 0, np.maximum(0, elapsed_ns - took_ns), UNKNOWN_NS)
+    return np.where(recorded_ns >= 0, recorded_ns, computed_ns)

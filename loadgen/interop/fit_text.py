@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loadgen.core import format
-from loadgen.interop.fit import ClassFit, TraceFit
-from loadgen.interop.fit_conversations import TalkFit
-from loadgen.interop.laws import Fit
+from loadgen.core.units import NS_PER_S
+from loadgen.interop.distribution_fits import DistributionFit
+from loadgen.interop.fit_conversations import ConversationFit
+from loadgen.interop.trace_fit import ClassFit, TraceFit
 from loadgen.render.table import wrap_text
 
 LABEL_WIDTH = 15
@@ -17,12 +18,15 @@ NOTABLE_RANK_CORRELATION = 0.1
 
 
 def render_fit(fitted: TraceFit) -> list[str]:
-    """Return the lines of the report: the trace, its distributions, and what they cannot describe."""
+    """Return the lines of the report of `loadgen fit`.
+
+    They describe the trace, its distributions and how well they fit, and what they do not describe.
+    """
     return [
         _render_trace(fitted),
         *_render_timestamps(fitted),
         *_render_row("Arrivals", _describe_arrivals(fitted)),
-        *_render_fits(fitted.gaps),
+        *_render_fits(fitted.arrivals.gaps),
         *_render_row("Input tokens", _describe_length(fitted.input_tokens[0])),
         *_render_fits(fitted.input_tokens),
         *_render_row("Output tokens", _describe_length(fitted.output_tokens[0])),
@@ -34,49 +38,50 @@ def render_fit(fitted: TraceFit) -> list[str]:
 
 def fit_to_json(fitted: TraceFit, workload: str) -> dict[str, Any]:
     """Return the report as a JSON object, with the text of the workload file."""
-    quantities = {
-        "arrivals": fitted.gaps,
-        "input_tokens": fitted.input_tokens,
-        "output_tokens": fitted.output_tokens,
-    }
     return {
         "trace": str(fitted.trace.path),
         "format": fitted.trace.format,
         "requests": len(fitted.trace),
-        "duration_s": fitted.trace.end_ns / 1e9,
+        "duration_s": fitted.trace.end_ns / NS_PER_S,
         "bad_rows": fitted.trace.bad_rows,
-        "rates": list(fitted.rates),
-        "by_the_hour": fitted.by_the_hour,
+        "rates": list(fitted.arrivals.rates_per_s),
+        "by_the_hour": fitted.arrivals.is_hourly,
         "fits": {
-            name: [
-                {
-                    "law": fit.law,
-                    "parameters": fit.parameters,
-                    "distance": fit.distance,
-                    "critical": fit.critical,
-                    "fits": fit.fits,
-                }
-                for fit in fits
-            ]
-            for name, fits in quantities.items()
+            "arrivals": _distributions_to_json(fitted.arrivals.gaps),
+            "input_tokens": _distributions_to_json(fitted.input_tokens),
+            "output_tokens": _distributions_to_json(fitted.output_tokens),
         },
-        "rank_correlation": fitted.correlation,
-        "reused_share": fitted.reused,
+        "rank_correlation": fitted.length_correlation,
+        "reused_share": fitted.reused_share,
         "sessions": fitted.sessions,
         "conversations": fitted.conversations,
-        "conversations_lost": fitted.lost,
-        "conversations_of_subagents": fitted.beside,
+        "conversations_lost": fitted.conversations_lost_reason,
+        "conversations_of_subagents": fitted.subagents,
         "classes": [
             {
                 "name": request_class.name,
                 "requests": request_class.requests,
-                "starts": request_class.starts,
-                "talk": request_class.talk is not None,
+                "starts": request_class.arrivals,
+                "talk": request_class.conversations is not None,
             }
             for request_class in fitted.classes
         ],
         "workload": workload,
     }
+
+
+def _distributions_to_json(fits: Sequence[DistributionFit]) -> list[dict[str, Any]]:
+    """Return fits as JSON objects, the one that the workload uses first."""
+    return [
+        {
+            "law": fit.distribution,
+            "parameters": fit.parameters,
+            "distance": fit.ks_distance,
+            "critical": fit.critical_distance,
+            "fits": fit.is_good,
+        }
+        for fit in fits
+    ]
 
 
 def _render_row(label: str, text: str) -> list[str]:
@@ -96,7 +101,7 @@ def _render_trace(fitted: TraceFit) -> str:
     trace = fitted.trace
     return (
         f"{trace.path.name}: {trace.format}, {format.counted(len(trace), 'request')} in "
-        f"{format.duration(trace.end_ns / 1e9)} ({trace.rate:.4g} req/s)"
+        f"{format.duration(trace.end_ns / NS_PER_S)} ({trace.rate:.4g} req/s)"
     )
 
 
@@ -109,50 +114,52 @@ def _render_timestamps(fitted: TraceFit) -> list[str]:
 
 def _describe_arrivals(fitted: TraceFit) -> str:
     """Return the arrival process and its rate, or the range of its hourly rates."""
-    process = fitted.gaps[0].law
+    process = fitted.arrivals.gaps[0].distribution
     if process != "poisson":
-        process = f"gamma with burstiness {fitted.gaps[0].parameters['burstiness']:g}"
-    if fitted.by_the_hour:
-        lowest, highest = min(fitted.rates), max(fitted.rates)
+        process = f"gamma with burstiness {fitted.arrivals.gaps[0].parameters['burstiness']:g}"
+    if fitted.arrivals.is_hourly:
+        lowest, highest = min(fitted.arrivals.rates_per_s), max(fitted.arrivals.rates_per_s)
         return (
-            f"{process}, with a rate for each of {len(fitted.rates)} hours, "
+            f"{process}, with a rate for each of {len(fitted.arrivals.rates_per_s)} hours, "
             f"from {lowest:.4g}/s to {highest:.4g}/s"
         )
     if fitted.conversations:
         return (
-            f"{process}, at a constant {fitted.rates[0]:.4g}/s, "
+            f"{process}, at a constant {fitted.arrivals.rates_per_s[0]:.4g}/s, "
             "where a conversation counts as one arrival"
         )
-    return f"{process}, at a constant {fitted.rates[0]:.4g} req/s"
+    return f"{process}, at a constant {fitted.arrivals.rates_per_s[0]:.4g} req/s"
 
 
-def _describe_length(fit: Fit) -> str:
+def _describe_length(fit: DistributionFit) -> str:
     """Return a distribution and its parameters, for example `uniform, min 5, max 64`."""
-    if fit.law == "empirical":
+    if fit.distribution == "empirical":
         count = len(fit.parameters["values"])
         return f"empirical: {count} values from the trace, because no standard distribution fits"
     parameters = [f"{name} {value:g}" for name, value in fit.parameters.items()]
-    return ", ".join([fit.law, *parameters])
+    return ", ".join([fit.distribution, *parameters])
 
 
-def _render_fits(fits: Sequence[Fit]) -> list[str]:
+def _render_fits(fits: Sequence[DistributionFit]) -> list[str]:
     """Return how well the chosen distribution fits, and the distances of the alternatives."""
     chosen, *alternatives = fits
     lines = _render_row("", _describe_goodness(chosen))
     if alternatives:
-        distances = ", ".join(f"{fit.law} {fit.distance:.3f}" for fit in alternatives)
+        distances = ", ".join(f"{fit.distribution} {fit.ks_distance:.3f}" for fit in alternatives)
         lines += _render_row("", f"KS distance of the alternatives: {distances}")
     return lines
 
 
-def _describe_goodness(fit: Fit) -> str:
+def _describe_goodness(fit: DistributionFit) -> str:
     """Return the Kolmogorov-Smirnov distance of a distribution and what it means."""
-    numbers = f"Kolmogorov-Smirnov (KS) distance {fit.distance:.3f}, limit {fit.critical:.3f}"
-    if fit.fits:
+    numbers = (
+        f"Kolmogorov-Smirnov (KS) distance {fit.ks_distance:.3f}, limit {fit.critical_distance:.3f}"
+    )
+    if fit.is_good:
         return f"good fit: {numbers}"
-    if fit.law == "empirical":
+    if fit.distribution == "empirical":
         return f"approximate: {numbers}, because only a sample of the values is kept"
-    return f"poor fit: {numbers}; it misplaces up to {fit.distance * 100:.0f} % of the requests"
+    return f"poor fit: {numbers}; it misplaces up to {fit.ks_distance * 100:.0f} % of the requests"
 
 
 def _render_classes(classes: Sequence[ClassFit]) -> list[str]:
@@ -168,46 +175,51 @@ def _render_classes(classes: Sequence[ClassFit]) -> list[str]:
 
 
 def _describe_class_lengths(request_class: ClassFit) -> str:
+    """Return the distributions of a class: of its conversations, or of its single requests."""
     output = f"output tokens: {_describe_length(request_class.output_tokens[0])}"
-    if request_class.talk is not None:
-        return f"{_describe_conversations(request_class.talk, request_class.starts)}; {output}"
+    if request_class.conversations is not None:
+        conversations = _describe_conversations(request_class.conversations, request_class.arrivals)
+        return f"{conversations}; {output}"
     return f"input tokens: {_describe_length(request_class.input_tokens[0])}; {output}"
 
 
-def _describe_conversations(conversations: TalkFit, count: int) -> str:
+def _describe_conversations(conversations: ConversationFit, count: int) -> str:
+    """Return the number of conversations, and the four distributions that describe them."""
+    first = _describe_length(conversations.first_input_tokens[0])
+    later = _describe_length(conversations.later_requests[0])
+    added = _describe_length(conversations.added_tokens[0])
+    pause = _describe_length(conversations.think_ms[0])
     return (
         f"{format.counted(count, 'conversation')}; "
-        f"input tokens of the first request: {_describe_length(conversations.first[0])}; "
-        f"requests after the first: {_describe_length(conversations.later[0])}; "
-        f"tokens of each new message: {_describe_length(conversations.added[0])}; "
-        f"pause before it in ms: {_describe_length(conversations.think_ms[0])}"
+        f"input tokens of the first request: {first}; "
+        f"requests after the first: {later}; "
+        f"tokens of each new message: {added}; "
+        f"pause before it in ms: {pause}"
     )
 
 
 def _describe_losses(fitted: TraceFit) -> Iterator[str]:
     """Yield a sentence for each property of the trace that the workload does not reproduce."""
-    if abs(fitted.correlation) >= NOTABLE_RANK_CORRELATION:
+    if abs(fitted.length_correlation) >= NOTABLE_RANK_CORRELATION:
         yield (
             f"The correlation of input and output lengths (rank correlation "
-            f"{fitted.correlation:.2f}). The workload draws them independently."
+            f"{fitted.length_correlation:.2f}). The workload draws them independently."
         )
-    if fitted.step_ns:
+    if fitted.arrivals.clock_step_ns:
         yield (
-            f"The spacing of requests within {fitted.step_ns / 1e9:g} s. "
+            f"The spacing of requests within {fitted.arrivals.clock_step_ns / NS_PER_S:g} s. "
             "The times of the trace are multiples of this step."
         )
     if fitted.prefixes:
         yield _describe_lost_prefixes(fitted)
-    if fitted.lost:
+    if fitted.conversations_lost_reason:
         yield (
             f"{format.counted(fitted.sessions, 'conversation')}. Every request is independent "
-            f"in the workload, because {fitted.lost}."
+            f"in the workload, because {fitted.conversations_lost_reason}."
         )
-    if fitted.beside:
-        yield (
-            f"The link of {format.counted(fitted.beside, 'sub-agent conversation')} to its agent. "
-            "Each starts on its own in the workload."
-        )
+    if fitted.subagents:
+        subagents = format.counted(fitted.subagents, "sub-agent conversation")
+        yield f"The link of {subagents} to its agent. Each starts on its own in the workload."
     if fitted.trace.bad_rows:
         yield (
             f"{format.counted(fitted.trace.bad_rows, 'row')} that could not be read. "
@@ -217,9 +229,10 @@ def _describe_losses(fitted: TraceFit) -> Iterator[str]:
 
 def _describe_lost_prefixes(fitted: TraceFit) -> str:
     """Return the sentence about shared prefixes, and what the workload does instead."""
-    repeated = f"{fitted.reused * 100:.0f} % of the prompt tokens repeat an earlier prefix"
+    repeated = f"{fitted.reused_share * 100:.0f} % of the prompt tokens repeat an earlier prefix"
     has_hit_rate = not fitted.classes or any(
-        request_class.prefixes and request_class.talk is None for request_class in fitted.classes
+        request_class.prefixes and request_class.conversations is None
+        for request_class in fitted.classes
     )
     if has_hit_rate:
         return (

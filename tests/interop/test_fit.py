@@ -22,7 +22,11 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import load
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.core.workload.traces import read_trace
-from loadgen.interop import fit, fit_text, laws
+from loadgen.interop import fit_text
+from loadgen.interop.distribution_fits import fit_interarrival_times, fit_lengths
+from loadgen.interop.fit_workload import render_workload
+from loadgen.interop.gamma_distribution import gamma_cdf
+from loadgen.interop.trace_fit import TraceFit, fit_trace
 
 
 @pytest.mark.parametrize(
@@ -30,8 +34,8 @@ from loadgen.interop import fit, fit_text, laws
     [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)],
 )
 def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
-    assert laws.gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
-    assert laws.gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
+    assert gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
+    assert gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
 
 
 def test_only_the_true_distribution_fits() -> None:
@@ -45,16 +49,16 @@ def test_only_the_true_distribution_fits() -> None:
         }
         for law, values in made.items():
             fits = {
-                one.law: one.fits
-                for one in laws.lengths(np.clip(np.rint(values), 1, None).astype(np.int32))
+                one.distribution: one.is_good
+                for one in fit_lengths(np.clip(np.rint(values), 1, None).astype(np.int32))
             }
             right += fits[law]
             wrong += sum(fits[other] for other in made if other != law)
         bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
-        [first, second] = laws.gaps(bursty / bursty.mean())
-        right += first.law == "gamma" and first.fits
-        wrong += second.fits
-        right += laws.gaps(even / even.mean())[0].law == "poisson"
+        [first, second] = fit_interarrival_times(bursty / bursty.mean())
+        right += first.distribution == "gamma" and first.is_good
+        wrong += second.is_good
+        right += fit_interarrival_times(even / even.mean())[0].distribution == "poisson"
     assert right >= 97 and wrong == 0
 
 
@@ -83,25 +87,39 @@ MADE: dict[str, object] = {
 
 
 def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
-    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", MADE, 3)))
-    assert not fitted.by_the_hour and fitted.rates[0] == pytest.approx(4, rel=0.1)
-    assert (fitted.gaps[0].law, fitted.gaps[0].fits) == ("gamma", True)
-    assert fitted.gaps[0].parameters["burstiness"] == pytest.approx(0.4, rel=0.15)
+    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", MADE, 3)))
+    assert not fitted.arrivals.is_hourly and fitted.arrivals.rates_per_s[0] == pytest.approx(
+        4, rel=0.1
+    )
+    assert (fitted.arrivals.gaps[0].distribution, fitted.arrivals.gaps[0].is_good) == (
+        "gamma",
+        True,
+    )
+    assert fitted.arrivals.gaps[0].parameters["burstiness"] == pytest.approx(0.4, rel=0.15)
     read, write = fitted.input_tokens[0], fitted.output_tokens[0]
-    assert (read.law, read.fits, write.law, write.fits) == ("lognormal", True, "normal", True)
+    assert (read.distribution, read.is_good, write.distribution, write.is_good) == (
+        "lognormal",
+        True,
+        "normal",
+        True,
+    )
     assert read.parameters["median"] == pytest.approx(800, rel=0.1) and read.parameters[
         "sigma"
     ] == pytest.approx(0.9, rel=0.1)
     assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
-    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
     again = load(str(tmp_path / "w.yaml"))
     assert again.stages[0].arrival.tag == "gamma" and again.requests.input_tokens.tag == "lognormal"  # type: ignore[union-attr]
 
 
 def test_rounded_times_do_not_hide_the_distribution(tmp_path: Path) -> None:
     poisson = {**MADE, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
-    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
-    assert (fitted.gaps[0].law, fitted.gaps[0].fits, fitted.step_ns) == ("poisson", True, 1_000_000)
+    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
+    assert (
+        fitted.arrivals.gaps[0].distribution,
+        fitted.arrivals.gaps[0].is_good,
+        fitted.arrivals.clock_step_ns,
+    ) == ("poisson", True, 1_000_000)
 
 
 def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: Path) -> None:
@@ -114,10 +132,16 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
             {"arrival": {"poisson": f"{rate}/min"}, "duration": "1h"} for rate in (10, 60, 20)
         ],
     }
-    fitted = fit.fit(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
-    assert [round(rate * 60) for rate in fitted.rates] == pytest.approx([10, 60, 20], abs=3)
+    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
+    assert [round(rate * 60) for rate in fitted.arrivals.rates_per_s] == pytest.approx(
+        [10, 60, 20], abs=3
+    )
     chosen = fitted.input_tokens[0]
-    assert (chosen.law, chosen.parameters["values"], fitted.output_tokens[0].law) == (
+    assert (
+        chosen.distribution,
+        chosen.parameters["values"],
+        fitted.output_tokens[0].distribution,
+    ) == (
         "empirical",
         [100, 5000],
         "fixed",
@@ -125,7 +149,7 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
     assert chosen.parameters["weights"][0] / sum(chosen.parameters["weights"]) == pytest.approx(
         0.75, abs=0.05
     )
-    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
     assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == [
         "hour-00",
         "hour-01",
@@ -135,9 +159,9 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
         **hours,
         "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}],
     }
-    assert not fit.fit(
+    assert not fit_trace(
         read_trace(trace_of(tmp_path / "s.csv", steady, 4))
-    ).by_the_hour  # bursts alone are no change
+    ).arrivals.is_hourly  # bursts alone are no change
 
 
 def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> None:
@@ -164,13 +188,13 @@ def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> N
             shape.end(shape.begin(number * 10**8, arguments), told(number * 10**8, feature))
         rare = shape.begin(91 * 10**8, {"messages": [{"role": "user", "content": "Hello"}]})
         shape.end(rare, told(91 * 10**8, "rare"))
-    fitted = fit.fit(read_trace(tmp_path / "traffic.jsonl"))
+    fitted = fit_trace(read_trace(tmp_path / "traffic.jsonl"))
     assert sorted((part.name, part.requests) for part in fitted.classes) == [
         ("Chat-beta", 30),
         ("other", 1),
         ("search", 60),
     ]
-    (tmp_path / "w.yaml").write_text(fit.as_yaml(fitted, "t"))
+    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
     assert any("search: 60 requests" in line for line in fit_text.render_fit(fitted))
     result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", out=str(tmp_path / "out"))
     ran = {part.name: part.requests.ok for part in result.summary.classes}
@@ -210,7 +234,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     with refused(LoadgenError, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
-        fit.fit(read_trace(path))
+        fit_trace(read_trace(path))
 
 
 def talk(
@@ -236,27 +260,30 @@ def talk(
 
 
 def test_conversations_become_distributions(tmp_path: Path) -> None:
-    def fitted(name: str, talks: list[list[dict[str, object]]]) -> fit.TraceFit:
+    def fitted(name: str, talks: list[list[dict[str, object]]]) -> TraceFit:
         (tmp_path / name).write_text(
             "".join(json.dumps(row) + "\n" for rows in talks for row in rows)
         )
-        return fit.fit(read_trace(tmp_path / name))
+        return fit_trace(read_trace(tmp_path / name))
 
     begins = list(enumerate(np.cumsum(np.random.default_rng(7).exponential(1.0, 120)).tolist()))
     found = fitted("mixed.jsonl", [talk(n, (1, 3, 5)[n * 7 // 5 % 3], at) for n, at in begins])
-    assert found.conversations == 80 and not found.lost
-    assert found.rates[0] == pytest.approx(120 / begins[-1][1], rel=0.05), (
+    assert found.conversations == 80 and not found.conversations_lost_reason
+    assert found.arrivals.rates_per_s[0] == pytest.approx(120 / begins[-1][1], rel=0.05), (
         "of starts, not of requests"
     )
     single, talks = found.classes
-    assert (single.name, single.starts) == ("single", 40)
-    assert (talks.name, talks.starts, talks.requests) == ("conversations", 80, 320)
-    assert talks.talk is not None
-    assert sorted(set(talks.talk.later[0].parameters.get("values", (2, 4)))) == [2, 4]
-    assert talks.talk.added[0].parameters == {"value": 40} and talks.talk.think_ms[
-        0
-    ].parameters == {"value": 2000}
-    (tmp_path / "w.yaml").write_text(fit.as_yaml(found, "t"))
+    assert (single.name, single.arrivals) == ("single", 40)
+    assert (talks.name, talks.arrivals, talks.requests) == ("conversations", 80, 320)
+    assert talks.conversations is not None
+    assert sorted(set(talks.conversations.later_requests[0].parameters.get("values", (2, 4)))) == [
+        2,
+        4,
+    ]
+    assert talks.conversations.added_tokens[0].parameters == {
+        "value": 40
+    } and talks.conversations.think_ms[0].parameters == {"value": 2000}
+    (tmp_path / "w.yaml").write_text(render_workload(found, "t"))
     result = loadgen.run(
         str(tmp_path / "w.yaml"), url="sim:gb300-vm", seed=1, out=str(tmp_path / "out")
     )
@@ -268,7 +295,7 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
     only = fitted("only.jsonl", [talk(n, 3, at) for n, at in begins])
     assert [part.name for part in only.classes] == [
         "conversations"
-    ] and "classes:" not in fit.as_yaml(only, "t")
+    ] and "classes:" not in render_workload(only, "t")
     for name, why, talks_of in (
         (
             "untold",
@@ -287,7 +314,7 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
         ),
     ):
         lost = fitted(f"{name}.jsonl", talks_of)
-        assert why in lost.lost and not lost.conversations and not lost.classes
+        assert why in lost.conversations_lost_reason and not lost.conversations and not lost.classes
         assert why in " ".join(" ".join(fit_text.render_fit(lost)).split())
 
 
@@ -303,13 +330,17 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
         trace_rows.weka(f"a{number}", own[0], *([inner] if number % 2 else []), *own[1:])
         for number in range(30)
     ]
-    fitted = fit.fit(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
-    assert (fitted.lost, fitted.conversations, fitted.beside) == ("", 45, 15)
+    fitted = fit_trace(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
+    assert (fitted.conversations_lost_reason, fitted.conversations, fitted.subagents) == (
+        "",
+        45,
+        15,
+    )
     said = " ".join(fit_text.render_fit(fitted))
     assert "15 sub-agent conversations" in said
     assert "the same cache hit rate" not in said, "a workload of conversations alone asks for none"
     assert (
-        load(str(trace_rows.written(tmp_path / "w.yaml", fit.as_yaml(fitted, "w")))).requests
+        load(str(trace_rows.written(tmp_path / "w.yaml", render_workload(fitted, "w")))).requests
         is not None
     )
 

@@ -1,0 +1,86 @@
+"""The distribution function of the gamma distribution, without scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.stats.students_t import normal_cdf
+
+LARGE_SHAPE = 1000
+"""Above this shape the normal approximation is accurate, and the series below would be long."""
+MAX_STEPS = 500
+PRECISION = 1e-12
+"""The series and the continued fraction end when a step changes the result by less than this."""
+TINY = 1e-300
+"""Stands for 0 where a logarithm or a division by 0 would fail."""
+
+Floats = NDArray[np.float64]
+
+
+def gamma_cdf(shape: float, x: Floats) -> Floats:
+    """Return the probability that a gamma variable of scale 1 is at most `x`, for each `x`.
+
+    This is the regularised lower incomplete gamma function P(shape, x). As in Numerical Recipes
+    (6.2), it is a power series for small x, and 1 minus a continued fraction for large x, because
+    each of them converges quickly only there.
+    """
+    x = np.asarray(x, float)
+    if shape > LARGE_SHAPE:
+        return _normal_approximation(shape, x)
+    # Both forms contain the factor x^shape * exp(-x) / Gamma(shape), which overflows without logs.
+    factors = np.exp(shape * np.log(np.maximum(x, TINY)) - x - math.lgamma(shape))
+    probabilities = np.zeros_like(x)
+    is_small = (x > 0) & (x < shape + 1)
+    is_large = x >= shape + 1
+    probabilities[is_small] = factors[is_small] * _lower_series(shape, x[is_small])
+    probabilities[is_large] = 1 - factors[is_large] * _upper_fraction(shape, x[is_large])
+    return np.clip(probabilities, 0.0, 1.0)
+
+
+def _normal_approximation(shape: float, x: Floats) -> Floats:
+    """Return the distribution function by the approximation of Wilson and Hilferty (1931).
+
+    The cube root of a gamma variable is nearly normal.
+    """
+    cube_roots = np.cbrt(np.maximum(x, 0) / shape)
+    return normal_cdf((cube_roots - (1 - 1 / (9 * shape))) * math.sqrt(9 * shape))
+
+
+def _lower_series(shape: float, x: Floats) -> Floats:
+    """Return the sum of x^n / (shape * (shape + 1) * ... * (shape + n)) over n from 0."""
+    term = np.full(len(x), 1 / shape)
+    total = term
+    for step in range(1, MAX_STEPS):
+        term = term * x / (shape + step)
+        total = total + term
+        if not (np.abs(term) > PRECISION * np.abs(total)).any():
+            break
+    return total
+
+
+def _upper_fraction(shape: float, x: Floats) -> Floats:
+    """Return the continued fraction of the upper incomplete gamma function by Lentz's method.
+
+    The fraction is 1 / (x + 1 - shape - 1 * (1 - shape) / (x + 3 - shape - ...)). `numerators` and
+    `denominators` are the ratios of successive convergents; their product is the next factor.
+    """
+    partial_denominator = x + 1 - shape
+    numerators = np.full(len(partial_denominator), 1 / TINY)
+    denominators = 1 / partial_denominator
+    fraction = denominators
+    for step in range(1, MAX_STEPS):
+        partial_numerator = -step * (step - shape)
+        partial_denominator = partial_denominator + 2
+        denominators = 1 / _without_zeros(partial_numerator * denominators + partial_denominator)
+        numerators = _without_zeros(partial_denominator + partial_numerator / numerators)
+        fraction = fraction * denominators * numerators
+        if not (np.abs(denominators * numerators - 1) > PRECISION).any():
+            break
+    return fraction
+
+
+def _without_zeros(values: Floats) -> Floats:
+    return np.where(np.abs(values) < TINY, TINY, values)

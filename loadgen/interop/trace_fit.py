@@ -1,0 +1,376 @@
+"""A workload fitted to a trace: its arrival process, its lengths, and how well each of them fits.
+
+`fit_workload.py` writes it as a workload file and `fit_text.py` writes the report.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadgen.core import format, units
+from loadgen.core.errors import UserError
+from loadgen.core.units import NS_PER_S
+from loadgen.core.workload.trace import NO_VALUE, Trace
+from loadgen.interop.distribution_fits import (
+    DistributionFit,
+    fit_interarrival_times,
+    fit_lengths,
+    prefer_parametric,
+)
+from loadgen.interop.fit_conversations import (
+    ConversationFit,
+    TraceConversations,
+    Mask,
+    find_conversations,
+    fit_conversations,
+)
+from loadgen.interop.trace_statistics import counts_vary, rank_correlation
+
+MIN_REQUESTS = 20
+"""Fewer requests are too few to fit distributions to."""
+HOUR_NS = units.UNIT_NS["h"]
+MIN_RATE_PER_S = 1e-6
+"""The rate of an hour without arrivals. A workload needs a rate above 0."""
+MIN_MEAN_GAP = 1e-9
+"""Stands for a mean gap of 0, by which a variance cannot be divided."""
+MIN_REUSED_SHARE = 0.01
+"""Prompts with less in common are modelled without shared prefixes."""
+MAX_PREFIXES = 1000
+"""The most prefixes in a fitted workload. More make no difference to a server's cache."""
+NOTABLE_TIE_SHARE = 0.01
+"""Up to this share of simultaneous arrivals, the resolution of the recorded times does not matter.
+"""
+MAX_CLASS_NAME = 40
+"""The most characters of a label in the name of a class, before a number is added."""
+
+Gaps = NDArray[np.float64]
+"""Times between arrivals, in multiples of their mean."""
+
+
+class ArrivalFit(Struct, frozen=True, kw_only=True):
+    """The arrival process of a trace. TraceConversations count as one arrival.
+
+    Attributes:
+        rates_per_s: The mean rate of the trace, or that of each hour if the rate varies.
+        stage_ns: How long each of these rates lasts.
+        gaps: The fits of the times between arrivals, the one that the workload uses first.
+        clock_step_ns: The resolution of the recorded times, 0 if it is too fine to matter.
+    """
+
+    rates_per_s: tuple[float, ...]
+    stage_ns: tuple[int, ...]
+    gaps: tuple[DistributionFit, ...]
+    clock_step_ns: int
+
+    @property
+    def is_hourly(self) -> bool:
+        """Whether the rate varies, so that each hour has a rate of its own."""
+        return len(self.rates_per_s) > 1
+
+
+class RequestFit(Struct, frozen=True, kw_only=True):
+    """The lengths and shared prefixes of requests. In each tuple, the fit to use is first.
+
+    Attributes:
+        input_tokens: The fits of prompt lengths.
+        output_tokens: The fits of response lengths.
+        reused_share: The share of prompt tokens that an unlimited prefix cache would contain.
+        prefixes: How many prefixes the workload shares between prompts, 0 for none.
+    """
+
+    input_tokens: tuple[DistributionFit, ...]
+    output_tokens: tuple[DistributionFit, ...]
+    reused_share: float
+    prefixes: int
+
+
+class ClassFit(RequestFit, frozen=True, kw_only=True):
+    """A class of requests: those with one label, either in conversations or alone.
+
+    Attributes:
+        name: The name of the class in the workload.
+        requests: The number of its requests in the trace.
+        arrivals: The number of its conversations, or of its requests that stand alone.
+        conversations: The distributions of its conversations, None if its requests stand alone.
+    """
+
+    name: str
+    requests: int
+    arrivals: int
+    conversations: ConversationFit | None = None
+
+
+class TraceFit(RequestFit, frozen=True, kw_only=True):
+    """A workload fitted to a trace, and what the workload cannot reproduce.
+
+    Attributes:
+        trace: The trace.
+        arrivals: The arrival process.
+        length_correlation: The rank correlation of prompt and response lengths. A workload draws
+            them independently.
+        sessions: The number of sessions that the trace names.
+        conversations: The number of conversations that the workload describes.
+        conversations_lost_reason: Why the workload does not describe conversations, "" if it does
+            or if there are none.
+        subagents: The number of sub-agent conversations, which the workload starts independently.
+        classes: The classes of requests, if the trace has labels or conversations.
+    """
+
+    trace: Trace
+    arrivals: ArrivalFit
+    length_correlation: float
+    sessions: int
+    conversations: int = 0
+    conversations_lost_reason: str = ""
+    subagents: int = 0
+    classes: tuple[ClassFit, ...] = ()
+
+
+class _PrefixReuse(NamedTuple):
+    """How much of the prompts repeats earlier prompts, and by how many shared prefixes."""
+
+    share: float
+    prefixes: int
+
+
+class _ClassRows(NamedTuple):
+    """The requests of one class: those with a label, either in conversations or alone."""
+
+    label: int
+    are_conversations: bool
+    mask: Mask
+
+
+def fit_trace(trace: Trace) -> TraceFit:
+    """Fit a workload to a trace.
+
+    Arrivals are only requests that begin a conversation or stand alone, because a workload sends
+    the later requests of a conversation after the responses before them.
+
+    Raises:
+        UserError: There are too few requests, or all of them arrive at the same time.
+    """
+    _check_requests(trace)
+    conversations = find_conversations(trace)
+    arrivals = trace.select(conversations.starts)
+    _check_arrivals(arrivals)
+    reuse = _measure_prefix_reuse(trace)
+    return TraceFit(
+        trace=trace,
+        arrivals=_fit_arrivals(arrivals),
+        input_tokens=prefer_parametric(fit_lengths(trace.input_tokens)),
+        output_tokens=prefer_parametric(fit_lengths(trace.output_tokens)),
+        length_correlation=rank_correlation(trace.input_tokens, trace.output_tokens),
+        reused_share=reuse.share,
+        prefixes=reuse.prefixes,
+        sessions=int(trace.session.max()) + 1,
+        conversations=len(np.unique(trace.session[conversations.later])),
+        conversations_lost_reason=conversations.not_modelled_reason,
+        subagents=conversations.subagents,
+        classes=_fit_classes(trace, conversations),
+    )
+
+
+def _check_requests(trace: Trace) -> None:
+    """Raise UserError if a trace has too few requests, or no time between them."""
+    if len(trace) < MIN_REQUESTS:
+        problem = f"nothing can be fitted to {format.counted(len(trace), 'request')}"
+        hint = f"a trace of {MIN_REQUESTS} requests or more"
+    elif trace.end_ns == 0:
+        problem = "nothing can be fitted to all requests at the same time"
+        hint = "replay it: --set trace_replay=sessions"
+    else:
+        return
+    raise UserError("too_few", problem, str(trace.path), hint)
+
+
+def _check_arrivals(arrivals: Trace) -> None:
+    """Raise UserError if too few requests begin a conversation or stand alone."""
+    if len(arrivals) < MIN_REQUESTS or arrivals.end_ns == 0:
+        problem = f"nothing can be fitted to {len(arrivals)} starts"
+        raise UserError("too_few", problem, str(arrivals.path), "a longer trace")
+
+
+# -- arrivals ------------------------------------------------------------------------------------
+
+
+def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
+    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies.
+
+    Whether it varies is decided by the counts of complete hours, given the burstiness within hours.
+    """
+    clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
+    hours = arrivals.due_ns // HOUR_NS
+    counts = np.bincount(hours)
+    last_hour_ns = arrivals.end_ns - (len(counts) - 1) * HOUR_NS
+    hour_ns = np.full(len(counts), HOUR_NS)
+    hour_ns[-1] = last_hour_ns
+    rates_per_ns = counts / hour_ns
+    gaps = _relative_gaps(arrivals.due_ns, hours, rates_per_ns)
+    is_last_hour_partial = len(counts) > 1 and last_hour_ns < HOUR_NS
+    complete_counts = counts[:-1] if is_last_hour_partial else counts
+    # For a renewal process, the dispersion of counts is the squared variation of its gaps.
+    dispersion = float(gaps.var()) / max(float(gaps.mean()), MIN_MEAN_GAP) ** 2
+    if len(counts) > 1 and counts_vary(complete_counts.tolist(), dispersion):
+        rates_per_s = tuple(max(float(rate), MIN_RATE_PER_S) for rate in rates_per_ns * NS_PER_S)
+        stage_ns = tuple(hour_ns.tolist())
+    else:
+        one_stage = np.zeros_like(hours)
+        mean_rate_per_ns = np.array([len(arrivals) / arrivals.end_ns])
+        gaps = _relative_gaps(arrivals.due_ns, one_stage, mean_rate_per_ns)
+        rates_per_s = (arrivals.rate,)
+        stage_ns = (arrivals.end_ns,)
+    clock_step = clock_step_ns * arrivals.rate / NS_PER_S
+    return ArrivalFit(
+        rates_per_s=rates_per_s,
+        stage_ns=stage_ns,
+        gaps=tuple(fit_interarrival_times(gaps, clock_step)),
+        clock_step_ns=clock_step_ns,
+    )
+
+
+def _relative_gaps(
+    due_ns: NDArray[np.int64], stages: NDArray[np.int64], rates_per_ns: NDArray[np.float64]
+) -> Gaps:
+    """Return the times between arrivals of the same stage, in multiples of the stage's mean gap.
+
+    Gaps of stages with different rates become comparable in this way.
+
+    Args:
+        due_ns: When each request arrived, in order.
+        stages: The number of the stage of each request.
+        rates_per_ns: The rate of each stage.
+    """
+    is_same_stage = stages[1:] == stages[:-1]
+    if not is_same_stage.any():
+        return np.ones(1)
+    gaps: Gaps = np.diff(due_ns)[is_same_stage] * rates_per_ns[stages[1:][is_same_stage]]
+    return gaps
+
+
+def _find_clock_step_ns(due_ns: NDArray[np.int64]) -> int:
+    """Return the step of which all times are multiples, or 0 if it is too fine to matter.
+
+    It matters if it makes a notable share of the requests appear to arrive at the same time.
+    """
+    clock_step_ns = int(np.gcd.reduce(due_ns))
+    tie_share = (np.diff(due_ns) == 0).mean()
+    return clock_step_ns if tie_share > NOTABLE_TIE_SHARE else 0
+
+
+# -- classes -------------------------------------------------------------------------------------
+
+
+def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[ClassFit, ...]:
+    """Return the classes of the requests of a trace, or () if they are all of one kind.
+
+    The requests of a label are one class, or two if only some of them are in conversations.
+    Requests without a label, and those of labels with fewer than MIN_REQUESTS, form the class
+    "other".
+    """
+    class_rows = _group_rows(trace, conversations)
+    if len(class_rows) == 1 and not class_rows[0].are_conversations:
+        return ()
+    has_labels = len({rows.label for rows in class_rows}) > 1
+    names: set[str] = set()
+    classes = []
+    for rows in class_rows:
+        title = _class_title(trace, rows) if has_labels else _title_without_label(rows)
+        name = _unique_class_name(title, names)
+        names.add(name)
+        classes.append(_fit_class(trace, conversations, rows, name))
+    return tuple(classes)
+
+
+def _group_rows(trace: Trace, conversations: TraceConversations) -> list[_ClassRows]:
+    """Return the requests of each class that has any."""
+    labels = _merge_rare_labels(
+        _labels_by_conversation(trace, conversations), label_count=len(trace.labels)
+    )
+    class_rows = []
+    for label in range(NO_VALUE, len(trace.labels)):
+        for are_conversations in (False, True):
+            mask = (labels == label) & (conversations.is_member == are_conversations)
+            if mask.any():
+                class_rows.append(_ClassRows(label, are_conversations, mask))
+    return class_rows
+
+
+def _labels_by_conversation(trace: Trace, conversations: TraceConversations) -> NDArray[np.int64]:
+    """Return the label of each request, where a conversation has the label of its first request."""
+    labels = np.array(trace.label)
+    # The requests of a conversation are in order of time, so the label is passed on from the first.
+    for later, previous in zip(
+        conversations.later.tolist(), conversations.previous.tolist(), strict=True
+    ):
+        labels[later] = labels[previous]
+    return labels
+
+
+def _merge_rare_labels(labels: NDArray[np.int64], label_count: int) -> NDArray[np.int64]:
+    """Return the labels with NO_VALUE in place of those of fewer than MIN_REQUESTS requests."""
+    counts = np.bincount(labels[labels >= 0], minlength=label_count)
+    rare_labels = np.flatnonzero(counts < MIN_REQUESTS)
+    return np.where(np.isin(labels, rare_labels), NO_VALUE, labels)
+
+
+def _fit_class(
+    trace: Trace, conversations: TraceConversations, rows: _ClassRows, name: str
+) -> ClassFit:
+    """Fit the distributions of one class of requests."""
+    requests = trace.select(np.flatnonzero(rows.mask))
+    reuse = _measure_prefix_reuse(requests)
+    conversation_fit = None
+    if rows.are_conversations:
+        conversation_fit = fit_conversations(trace, conversations, rows.mask)
+    return ClassFit(
+        name=name,
+        requests=len(requests),
+        arrivals=int(rows.mask[conversations.starts].sum()),
+        conversations=conversation_fit,
+        input_tokens=prefer_parametric(fit_lengths(requests.input_tokens)),
+        output_tokens=prefer_parametric(fit_lengths(requests.output_tokens)),
+        reused_share=reuse.share,
+        prefixes=reuse.prefixes,
+    )
+
+
+def _title_without_label(rows: _ClassRows) -> str:
+    """Return the title of a class in a trace whose classes differ by conversations only."""
+    return "conversations" if rows.are_conversations else "single"
+
+
+def _class_title(trace: Trace, rows: _ClassRows) -> str:
+    label = "other" if rows.label == NO_VALUE else trace.labels[rows.label]
+    return f"{label} conversations" if rows.are_conversations else label
+
+
+def _unique_class_name(title: str, existing_names: set[str]) -> str:
+    """Return a title as a valid name of a class: letters, digits and dashes, and not yet used."""
+    base = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:MAX_CLASS_NAME] or "label"
+    name = base
+    number = 2
+    while name in existing_names:
+        name = f"{base}-{number}"
+        number += 1
+    return name
+
+
+def _measure_prefix_reuse(trace: Trace) -> _PrefixReuse:
+    """Return the share of prompt tokens in earlier prompts, and how many prefixes are shared.
+
+    The number of prefixes is that of first blocks that several prompts begin with.
+    """
+    share = trace.reused_share() or 0.0
+    if share < MIN_REUSED_SHARE:
+        return _PrefixReuse(share, 0)
+    has_hashes = np.diff(trace.starts) > 0
+    first_hashes = trace.hashes[trace.starts[:-1][has_hashes]]
+    _, prompt_counts = np.unique(first_hashes, return_counts=True)
+    shared_prefixes = int((prompt_counts > 1).sum())
+    return _PrefixReuse(share, min(max(shared_prefixes, 1), MAX_PREFIXES))
