@@ -1,7 +1,8 @@
-"""MkDocs hooks that add the pages outside `docs/` to the site and adapt the links to them."""
+"""MkDocs hooks: add pages from outside `docs/`, adapt links to them, and show the version."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import posixpath
 import re
 from pathlib import Path
@@ -27,6 +28,12 @@ OUTSIDE_PAGES = {
 }
 """Maps a file of the repository to the page of the site that shows it."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """Show the version of loadgen, which the pages describe, in the footer of every page."""
+    config.copyright = f"loadgen {importlib.metadata.version('loadgen')}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
