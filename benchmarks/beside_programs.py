@@ -401,7 +401,7 @@ def run_program(name: str, url: str, refusing_url: str) -> None:
         from gevent import monkey
 
         monkey.patch_all()
-    from loadgen_sdk.app.finishing import flush
+    from loadgen_sdk.app.background import flush
 
     program, packages = PROGRAMS[name]
     measurements: list[Any] = []

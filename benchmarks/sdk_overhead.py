@@ -595,7 +595,7 @@ def count_in_children(rounds: int) -> None:
 
     It runs under valgrind, which prints the instructions of each process.
     """
-    from loadgen_sdk.app.finishing import _State
+    from loadgen_sdk.app.background import _State
 
     with asyncio.Runner() as runner:
         functions = [side for pair in create_pairs(runner, []) for side in (pair.plain, pair.ours)]

@@ -109,7 +109,7 @@ The name of the model that responded is looked up first, then that of the reques
 """
 
 
-def checked_prices(prices: Prices) -> Prices:
+def validate_prices(prices: Prices) -> Prices:
     """Return the prices.
 
     Raises:
@@ -127,7 +127,7 @@ def checked_prices(prices: Prices) -> Prices:
     return prices
 
 
-def price_of(prices: Prices, *models: str) -> TokenPrice | None:
+def find_price(prices: Prices, *models: str) -> TokenPrice | None:
     """Return the price of the first model that has one.
 
     If none has one, return None and warn once per process and model.

@@ -25,6 +25,7 @@ from loadgen_sdk import (
     instrument,
     read_prices,
 )
+from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.budget import (
     BudgetEntry,
     BudgetStore,
@@ -32,7 +33,6 @@ from loadgen_sdk.app.budget import (
     MemoryBudgetStore,
     RedisBudgetStore,
 )
-from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
@@ -66,13 +66,13 @@ def test_a_ledger_adds_until_the_limit(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store = stores(where, request, tmp_path)
-    assert store().add("2026-11-23", 0.75, 1.0) == BudgetEntry(0.75, booked=True)
-    assert store().add("2026-11-23", 0.5, 1.0) == BudgetEntry(0.75, booked=False)
-    assert store().add("2026-11-23", 0.25, 1.0) == BudgetEntry(1.0, booked=True)
-    assert store().add("2026-11-23", -0.5, float("inf")) == BudgetEntry(0.5, booked=True)
-    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(0.5, booked=True)  # a new day
+    assert store().add("2026-11-23", 0.75, 1.0) == BudgetEntry(0.75, is_booked=True)
+    assert store().add("2026-11-23", 0.5, 1.0) == BudgetEntry(0.75, is_booked=False)
+    assert store().add("2026-11-23", 0.25, 1.0) == BudgetEntry(1.0, is_booked=True)
+    assert store().add("2026-11-23", -0.5, float("inf")) == BudgetEntry(0.5, is_booked=True)
+    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(0.5, is_booked=True)  # a new day
     store().add("2026-11-23", 9.0, float("inf"))  # settled after midnight: of the old day
-    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(1.0, booked=True)
+    assert store().add("2026-11-24", 0.5, 1.0) == BudgetEntry(1.0, is_booked=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])

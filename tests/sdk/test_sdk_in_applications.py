@@ -26,9 +26,9 @@ from loadgen_sdk import (
     instrument,
     record_shape,
 )
+from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.budget import MemoryBudgetStore
 from loadgen_sdk.app.fallback import Circuit
-from loadgen_sdk.app.finishing import flush
 from scripted_server import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
 

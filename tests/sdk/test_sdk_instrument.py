@@ -30,7 +30,7 @@ from loadgen_sdk import (
     measurement_of,
     record_shape,
 )
-from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.measurement import attach
 from loadgen_sdk.app.prompt_text import read_prompt
 from scripted_server import (
@@ -705,9 +705,9 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
             if read:
                 cycle.append(iter(cycle[0]))
                 next(cycle[2])
-            queue = throttle._gate_queue("sk-the-key-1234", "m")
+            queue = throttle._get_call_queue("sk-the-key-1234", "m")
             del cycle
-            with queue._gate_lock, queue._waiters_lock:
+            with queue._limiter_lock, queue._waiters_lock:
                 gc.collect()  # hung here: the stream's end took the same lock in the same thread
         done.set()
 

@@ -21,9 +21,9 @@ from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
-from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, parse_rate
-from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
+from loadgen_sdk.app.background import flush
+from loadgen_sdk.app.rate_limit_headers import parse_reset_ns, retry_after_s
+from loadgen_sdk.app.rate_limiter import FOREVER, Limits, Rate, RateLimiter, parse_rate
 from loadgen_sdk.app.retry import is_curable
 from loadgen_sdk.app.throttle import _Waiter
 from loadgen_sdk.request import Failure
@@ -47,51 +47,51 @@ def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) ->
 
 
 def test_requests_within_any_stretch_of_the_period() -> None:
-    gate = Gate(Limits(requests=Rate(3, S)))
+    limiter = RateLimiter(Limits(requests=Rate(3, S)))
     for now in (0, 100, 200):
-        assert gate.retry_at(now, 1) == 0
-        gate.book(now, 1)
-    assert gate.retry_at(300, 1) == S
-    assert gate.retry_at(S, 1) == 0  # the first has left the window
-    gate.book(S, 1)
-    assert gate.retry_at(S, 1) == S + 100
+        assert limiter.retry_at(now, 1) == 0
+        limiter.book(now, 1)
+    assert limiter.retry_at(300, 1) == S
+    assert limiter.retry_at(S, 1) == 0  # the first has left the window
+    limiter.book(S, 1)
+    assert limiter.retry_at(S, 1) == S + 100
 
 
 @pytest.mark.processes
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
 def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
-    gate = Gate(Limits(requests=Rate(limit, S)))
+    limiter = RateLimiter(Limits(requests=Rate(limit, S)))
     now, granted = 0, []
     for step in steps:
         now += step
-        again = gate.retry_at(now, 1)
+        again = limiter.retry_at(now, 1)
         if again:
             assert now < again <= now + S
             now = again
-            assert gate.retry_at(now, 1) == 0
-        gate.book(now, 1)
+            assert limiter.retry_at(now, 1) == 0
+        limiter.book(now, 1)
         granted.append(now)
     for start in granted:
         assert sum(start <= at < start + S for at in granted) <= limit
 
 
 def test_tokens_are_estimated_then_corrected() -> None:
-    gate = Gate(Limits(tokens=Rate(100, S)))
-    booked = gate.book(0, 60)
-    assert gate.retry_at(1, 60) == S  # 60 + 60 would be too many
-    gate.end_call(booked, 20)
-    assert gate.retry_at(1, 60) == 0  # it really took 20
-    gate.book(1, 60)
-    assert gate.retry_at(2, 500) == S + 1  # more than the limit itself: alone, when all is empty
-    assert gate.retry_at(S + 1, 500) == 0
+    limiter = RateLimiter(Limits(tokens=Rate(100, S)))
+    booked = limiter.book(0, 60)
+    assert limiter.retry_at(1, 60) == S  # 60 + 60 would be too many
+    limiter.end_call(booked, 20)
+    assert limiter.retry_at(1, 60) == 0  # it really took 20
+    limiter.book(1, 60)
+    assert limiter.retry_at(2, 500) == S + 1  # more than the limit itself: alone, when all is empty
+    assert limiter.retry_at(S + 1, 500) == 0
 
 
 def test_calls_at_once() -> None:
-    gate = Gate(Limits(concurrency=1))
-    booked = gate.book(0, 1)
-    assert gate.retry_at(5, 1) == FOREVER and gate.in_flight == 1
-    gate.end_call(booked, None)
-    assert gate.retry_at(5, 1) == 0
+    limiter = RateLimiter(Limits(concurrency=1))
+    booked = limiter.book(0, 1)
+    assert limiter.retry_at(5, 1) == FOREVER and limiter.in_flight == 1
+    limiter.end_call(booked, None)
+    assert limiter.retry_at(5, 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_calls_at_once() -> None:
 def test_what_the_server_asks_for_is_obeyed(
     headers: dict[str, str], refused: bool, again: int
 ) -> None:
-    gate = Gate(Limits())
-    gate.apply_headers(0, headers, refused)
-    assert gate.retry_at(0, 10) == again
-    assert gate.retry_at(max(again, 0), 10) == 0
+    limiter = RateLimiter(Limits())
+    limiter.apply_headers(0, headers, refused)
+    assert limiter.retry_at(0, 10) == again
+    assert limiter.retry_at(max(again, 0), 10) == 0
 
 
 def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
@@ -180,19 +180,19 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
 def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_needs(
     headers: dict[str, str], tokens: int, again: int
 ) -> None:
-    gate = Gate(Limits())
-    gate.apply_headers(0, headers, refused=False)
-    assert gate.retry_at(0, tokens) == again
-    assert gate.retry_at(again, tokens) == 0
+    limiter = RateLimiter(Limits())
+    limiter.apply_headers(0, headers, is_refused=False)
+    assert limiter.retry_at(0, tokens) == again
+    assert limiter.retry_at(again, tokens) == 0
 
 
 def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
-    gate, granted, now = Gate(Limits()), [], 0
-    gate.apply_headers(0, bucket("requests", 100, 0, "10s"), refused=False)
+    limiter, granted, now = RateLimiter(Limits()), [], 0
+    limiter.apply_headers(0, bucket("requests", 100, 0, "10s"), is_refused=False)
     for _ in range(3):
-        now = gate.retry_at(now, 1)
-        assert gate.retry_at(now, 1) == 0
-        gate.book(now, 1)
+        now = limiter.retry_at(now, 1)
+        assert limiter.retry_at(now, 1) == 0
+        limiter.book(now, 1)
         granted.append(now)
     assert granted == pytest.approx([S // 10, 2 * S // 10, 3 * S // 10], abs=10)
 
@@ -211,7 +211,7 @@ def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
     ],
 )
 def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
-    assert duration_ns(text) == ns
+    assert parse_reset_ns(text) == ns
 
 
 @pytest.mark.processes
@@ -320,12 +320,16 @@ def test_no_call_waits_longer_than_it_may() -> None:
 
 @pytest.mark.processes
 def test_evenly_spaced_calls() -> None:
-    gate, granted, now = Gate(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)), [], 0
+    limiter, granted, now = (
+        RateLimiter(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)),
+        [],
+        0,
+    )
     for _ in range(600):
-        if again := gate.retry_at(now, 1):
+        if again := limiter.retry_at(now, 1):
             now = again + 1_000_000  # each wake-up is 1 ms late
-        assert gate.retry_at(now, 1) == 0
-        gate.book(now, 1)
+        assert limiter.retry_at(now, 1) == 0
+        limiter.book(now, 1)
         granted.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(granted)]
     assert min(gaps) >= S // 10 - 20_000_000 and max(gaps) <= S // 10 + 2_000_000
@@ -335,12 +339,12 @@ def test_evenly_spaced_calls() -> None:
 
 
 def test_input_and_output_have_budgets_of_their_own() -> None:
-    gate = Gate(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
-    first = gate.book(0, 560, 60)
-    assert gate.retry_at(1, 100, 50) == S  # 60 + 50 output tokens
-    assert gate.retry_at(1, 500, 0) == 0  # input has room
-    gate.end_call(first, 510, 10)
-    assert gate.retry_at(1, 100, 50) == 0  # it really wrote 10
+    limiter = RateLimiter(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
+    first = limiter.book(0, 560, 60)
+    assert limiter.retry_at(1, 100, 50) == S  # 60 + 50 output tokens
+    assert limiter.retry_at(1, 500, 0) == 0  # input has room
+    limiter.end_call(first, 510, 10)
+    assert limiter.retry_at(1, 100, 50) == 0  # it really wrote 10
 
 
 @pytest.mark.processes

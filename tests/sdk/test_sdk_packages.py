@@ -20,7 +20,7 @@ from loadgen_sdk import (
     labelled,
     measurement_of,
 )
-from loadgen_sdk.app.finishing import flush
+from loadgen_sdk.app.background import flush
 from openai.types.chat import ChatCompletionChunk
 from scripted_server import CHAT, CHAT_EVENTS, COMPLETION, answer, events, serving
 

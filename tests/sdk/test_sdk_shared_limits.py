@@ -14,44 +14,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Throttle
-from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.app.gate import Limits, Rate
-from loadgen_sdk.app.shared_gate import Grant, SharedGate
+from loadgen_sdk.app.background import flush
+from loadgen_sdk.app.rate_limiter import Limits, Rate
 from loadgen_sdk.app.shared_limits import FileStore, RedisStore, SharedLimits, Store, locked_file
+from loadgen_sdk.app.shared_rate_limiter import Grant, SharedRateLimiter
 
 S = 1_000_000_000
 
 
-def granted_at(gate: SharedGate, now: int, ticket: str, tokens: float = 0) -> int:
-    """When this ticket, which is asked for at each instant that it is told, has its grant."""
-    while isinstance(turn := gate.enter(now, ticket, tokens, 0), int):
+def granted_at(limiter: SharedRateLimiter, now: int, entry_id: str, tokens: float = 0) -> int:
+    """When this entry_id, which is asked for at each instant that it is told, has its grant."""
+    while isinstance(turn := limiter.enter(now, entry_id, tokens, 0), int):
         assert turn > now
         now = turn
     return now
 
 
 def test_turns_go_round_between_processes_however_many_calls_wait_in_each() -> None:
-    gate, order = SharedGate(Limits(requests=Rate(1, S))), []
-    granted_at(gate, 0, "before")
-    gate.enter(1, "greedy", 0, 0)  # it will always have a call that waits
-    gate.enter(2, "modest", 0, 0)
+    limiter, order = SharedRateLimiter(Limits(requests=Rate(1, S))), []
+    granted_at(limiter, 0, "before")
+    limiter.enter(1, "greedy", 0, 0)  # it will always have a call that waits
+    limiter.enter(2, "modest", 0, 0)
     for now in (S, 2 * S, 3 * S, 4 * S):
         order += [
-            ticket
-            for ticket in ("greedy", "modest")
-            if isinstance(gate.enter(now, ticket, 0, 0), Grant)
+            entry_id
+            for entry_id in ("greedy", "modest")
+            if isinstance(limiter.enter(now, entry_id, 0, 0), Grant)
         ]
     assert order == ["greedy", "modest", "greedy", "modest"]
 
 
 def test_the_turn_that_is_foretold_is_kept() -> None:
     """So a process asks twice for a call that waits, not again and again."""
-    gate = SharedGate(Limits(requests=Rate(2, S), grain=500))
-    assert [granted_at(gate, 0, ticket) for ticket in "ab"] == [0, 0]
-    turns = [gate.enter(number, ticket, 0, 0) for number, ticket in enumerate("cdef")]
+    limiter = SharedRateLimiter(Limits(requests=Rate(2, S), entries_per_period=500))
+    assert [granted_at(limiter, 0, entry_id) for entry_id in "ab"] == [0, 0]
+    turns = [limiter.enter(number, entry_id, 0, 0) for number, entry_id in enumerate("cdef")]
     assert turns == pytest.approx([S, S, 2 * S, 2 * S], abs=S // 250)
-    for ticket, turn in zip("cdef", turns, strict=True):
-        assert isinstance(turn, int) and isinstance(gate.enter(turn, ticket, 0, 0), Grant)
+    for entry_id, turn in zip("cdef", turns, strict=True):
+        assert isinstance(turn, int) and isinstance(limiter.enter(turn, entry_id, 0, 0), Grant)
 
 
 @given(
@@ -61,47 +61,47 @@ def test_the_turn_that_is_foretold_is_kept() -> None:
 def test_no_stretch_holds_more_than_the_limit_whoever_asks(
     steps: list[tuple[int, str]], limit: int
 ) -> None:
-    gate, now, granted = SharedGate(Limits(requests=Rate(limit, S))), 0, []
-    for step, ticket in steps:
+    limiter, now, granted = SharedRateLimiter(Limits(requests=Rate(limit, S))), 0, []
+    for step, entry_id in steps:
         now += step
-        restored = SharedGate(Limits(requests=Rate(limit, S)))
-        restored.restore(gate.state(), now)
-        gate = restored
-        if isinstance(answer := gate.enter(now, ticket, 0, 0), Grant):
+        restored = SharedRateLimiter(Limits(requests=Rate(limit, S)))
+        restored.restore(limiter.state(), now)
+        limiter = restored
+        if isinstance(answer := limiter.enter(now, entry_id, 0, 0), Grant):
             granted.append(answer.at["requests"])
     for start in granted:
         assert sum(start <= at < start + S for at in granted) <= limit
 
 
 def test_a_place_takes_the_amounts_of_the_call_that_comes_first_now() -> None:
-    gate = SharedGate(Limits(tokens=Rate(100, S)))
-    granted_at(gate, 0, "a", 100)
-    assert gate.enter(1, "b", 100, 0) == S  # a large call waits,
-    assert gate.enter(2, "c", 40, 0) == 2 * S  # another process behind it,
+    limiter = SharedRateLimiter(Limits(tokens=Rate(100, S)))
+    granted_at(limiter, 0, "a", 100)
+    assert limiter.enter(1, "b", 100, 0) == S  # a large call waits,
+    assert limiter.enter(2, "c", 40, 0) == 2 * S  # another process behind it,
     assert isinstance(
-        gate.enter(S, "b", 50, 0), Grant
+        limiter.enter(S, "b", 50, 0), Grant
     )  # and a small one of higher priority takes its place
-    assert isinstance(gate.enter(S + 1, "c", 40, 0), Grant)
+    assert isinstance(limiter.enter(S + 1, "c", 40, 0), Grant)
 
 
 def test_a_place_that_is_given_up_and_a_grant_that_nobody_fetches() -> None:
-    gate = SharedGate(Limits(tokens=Rate(100, S)))
-    granted_at(gate, 0, "a", 100)
-    gate.enter(1, "b", 100, 0)
-    gate.enter(2, "c", 100, 0)
-    gate.cancel("b")
-    assert gate.enter(3, "c", 100, 0) == S
-    gate.enter(S, "d", 60, 0)  # d found that it is the turn of c, which does not come
-    assert gate.enter(S + 1, "d", 60, 0) == 2 * S
-    gate.cancel("c")  # it was granted meanwhile, and gives it back
-    assert isinstance(gate.enter(S + 2, "d", 60, 0), Grant)
+    limiter = SharedRateLimiter(Limits(tokens=Rate(100, S)))
+    granted_at(limiter, 0, "a", 100)
+    limiter.enter(1, "b", 100, 0)
+    limiter.enter(2, "c", 100, 0)
+    limiter.cancel("b")
+    assert limiter.enter(3, "c", 100, 0) == S
+    limiter.enter(S, "d", 60, 0)  # d found that it is the turn of c, which does not come
+    assert limiter.enter(S + 1, "d", 60, 0) == 2 * S
+    limiter.cancel("c")  # it was granted meanwhile, and gives it back
+    assert isinstance(limiter.enter(S + 2, "d", 60, 0), Grant)
 
 
 def stores(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Limits], Store]:
     if where == "file":
         return lambda limits: FileStore(tmp_path / "limits", limits)
     address = request.getfixturevalue("redis_address")
-    return lambda limits: RedisStore(f"{address}#{tmp_path.name}", limits, limits.remembered_ns)
+    return lambda limits: RedisStore(f"{address}#{tmp_path.name}", limits)
 
 
 WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
@@ -111,11 +111,11 @@ WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
 def test_one_line_in_every_store(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), grain=500)
+    limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), entries_per_period=500)
     store = stores(where, request, tmp_path)(limits)
     first = store.enter("m", "a", 400, 100)
     assert isinstance(first, Grant) and isinstance(store.enter("m", "a", 400, 100), Grant)
-    turns = [store.enter("m", ticket, 400, 100) for ticket in ("b", "c")]
+    turns = [store.enter("m", entry_id, 400, 100) for entry_id in ("b", "c")]
     assert turns == pytest.approx([3600 * S] * 2, rel=0.01)  # when the two leave the window
     store.correct("m", first, 50, None)
     assert isinstance(store.enter("m", "b", 400, 100), Grant)  # it really used 50
@@ -131,10 +131,10 @@ def test_even_spacing_in_every_store(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store = stores(where, request, tmp_path)(
-        Limits(requests=Rate(10, 1000 * S), burst_ns=0, grain=500)
+        Limits(requests=Rate(10, 1000 * S), burst_ns=0, entries_per_period=500)
     )
     assert isinstance(store.enter("m", "a", 1, 0), Grant)
-    turns = [store.enter("m", ticket, 1, 0) for ticket in "bcd"]
+    turns = [store.enter("m", entry_id, 1, 0) for entry_id in "bcd"]
     assert turns == pytest.approx([100 * S, 200 * S, 300 * S], rel=0.01)
 
 
@@ -143,7 +143,7 @@ class Watched(FileStore):
 
     threads: set[int]
 
-    def _run_step(self, name: str, step: Callable[[SharedGate, int], Any]) -> Any:
+    def _run_step(self, name: str, step: Callable[[SharedRateLimiter, int], Any]) -> Any:
         self.threads.add(threading.get_ident())
         return super()._run_step(name, step)
 
@@ -151,7 +151,7 @@ class Watched(FileStore):
 @pytest.mark.processes
 def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
     throttle = Throttle(requests="9/s", shared=tmp_path / "limits", each=())
-    shared = throttle._shared
+    shared = throttle._shared_limits
     assert isinstance(shared, SharedLimits)
     shared._store = watched = Watched(tmp_path / "limits", throttle._limits)
     watched.threads = set()

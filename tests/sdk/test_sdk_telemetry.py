@@ -24,8 +24,8 @@ from loadgen_sdk import (
     instrument,
     labelled,
 )
+from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.backlog import MAX_UNCOUNTED
-from loadgen_sdk.app.finishing import flush
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 pytest.importorskip("opentelemetry.sdk")
@@ -368,7 +368,7 @@ def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -
     code = """if True:
         import os
         from loadgen_sdk import Measurement, Prometheus
-        from loadgen_sdk.app.finishing import flush
+        from loadgen_sdk.app.background import flush
         from prometheus_client import CollectorRegistry, generate_latest, multiprocess
         registry = CollectorRegistry()
         observer = Prometheus(registry)

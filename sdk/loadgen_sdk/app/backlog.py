@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from .finishing import later
+from .background import run_in_background
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -42,7 +42,7 @@ class Backlog(Generic[ItemT]):
         self._uncounted.append(item)
         if len(self._uncounted) >= self._max_uncounted and not self._is_scheduled:
             self._is_scheduled = True
-            later(self.count_all)
+            run_in_background(self.count_all)
 
     def count_all(self) -> None:
         """Count all items so far. Exceptions of `count` are logged."""

@@ -18,25 +18,25 @@ import msgspec
 
 from ..errors import BudgetExceeded, WrongUse
 from . import event_loop
-from .finishing import collecting, later, lock_of
+from .background import create_fork_safe_lock, is_collecting_garbage, run_in_background
 from .shared_limits import (
     RETRY_FAILED_STORE_NS,
+    check_writable_path,
     connect_to_redis,
     is_redis_url,
     locked_file,
-    redacted_url,
-    writable_path,
+    redact_url,
 )
 
 log = logging.getLogger("loadgen_sdk")
 
 _NO_LIMIT = float("inf")
-_LARGEST_REDIS_LIMIT = 1e300
+_MAX_REDIS_LIMIT = 1e300
 """Stands for no limit in Redis, which reads no "inf"."""
 
 _PERIOD_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m", "": "ever"}
 _BUDGET_TEXT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?) *([A-Z]{3}) *(?:/ *(hour|day|month))?")
-_REDIS_KEPT_S = 40 * 86_400
+_REDIS_LIFETIME_S = 40 * 86_400
 """How long Redis keeps a period, which is longer than a month."""
 
 
@@ -45,15 +45,18 @@ class BudgetEntry(NamedTuple):
 
     Attributes:
         spent: The sum of this period, by all processes.
-        booked: The amount was added.
+        is_booked: The amount was added.
     """
 
     spent: float
-    booked: bool
+    is_booked: bool
 
 
 class BudgetStore(Protocol):
-    """Keeps the sum of a period. Each step may raise one of `errors`."""
+    """Stores what calls have cost in the current period. `add` may raise one of `errors`.
+
+    A period is a text such as "2026-11-23" for a day. Later periods are greater texts.
+    """
 
     errors: tuple[type[Exception], ...]
 
@@ -73,18 +76,25 @@ class MemoryBudgetStore:
         """Start without a period."""
         self._period = ""
         self._spent = 0.0
-        self._lock = lock_of(self)
+        self._lock = create_fork_safe_lock(self)
 
     def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
-        """Add an amount unless the sum would be above the limit."""
+        """Add an amount unless the sum would be above the limit.
+
+        The first amount of a new period starts its sum at 0. An amount of an earlier period, whose
+        call ended after it was over, is dropped.
+        """
         with self._lock:
-            if period < self._period:
-                return BudgetEntry(self._spent, booked=False)
-            if period > self._period:
+            is_earlier_period = period < self._period
+            if is_earlier_period:
+                return BudgetEntry(self._spent, is_booked=False)
+            is_new_period = period > self._period
+            if is_new_period:
                 self._period = period
                 self._spent = 0.0
             is_allowed = self._spent + amount <= limit
             if is_allowed:
+                # A correction may be negative. Rounding must not make the sum negative, too.
                 self._spent = max(0.0, self._spent + amount)
             return BudgetEntry(self._spent, is_allowed)
 
@@ -105,18 +115,24 @@ class FileBudgetStore:
 
     def __init__(self, path: Any) -> None:
         """Keep the path. Raises WrongUse if its directory cannot be written."""
-        self._path = writable_path(path)
+        self._path = check_writable_path(path)
 
     def __str__(self) -> str:
         """Return the path."""
         return str(self._path)
 
     def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
-        """Add an amount unless the sum would be above the limit. Raises OSError."""
+        """Add an amount to the sum in the file unless it would be above the limit.
+
+        The file is unchanged if the amount is not added.
+
+        Raises:
+            OSError: The file cannot be read, locked or written.
+        """
         with locked_file(str(self._path)) as file:
             store = _read_store(file.read())
             entry = store.add(period, amount, limit)
-            if entry.booked:
+            if entry.is_booked:
                 content = msgspec.json.encode({"period": period, "spent": entry.spent}) + b"\n"
                 file.seek(0)
                 file.write(content)
@@ -125,7 +141,11 @@ class FileBudgetStore:
 
 
 def _read_store(content: bytes) -> MemoryBudgetStore:
-    """Return the store in a file, which may be empty. Raises OSError for any other content."""
+    """Return the sum in the content of a file. An empty file has no sum yet.
+
+    Raises:
+        OSError: The file has other content. It must not be overwritten.
+    """
     store = MemoryBudgetStore()
     if not content:
         return store
@@ -157,28 +177,28 @@ class RedisBudgetStore:
         self.errors = connection.errors
         self._name = connection.name
         self._script = connection.client.register_script(_SCRIPT)
-        self._redact_url = redacted_url(url)
+        self._redacted_url = redact_url(url)
 
     def __str__(self) -> str:
         """Return the URL without user and password."""
-        return self._redact_url
+        return self._redacted_url
 
     def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
         """Add an amount unless the sum would be above the limit."""
-        booked, spent = self._script(
+        is_booked, spent = self._script(
             keys=[f"loadgen_sdk:budget:{self._name}:{period}"],
-            args=[repr(amount), repr(min(limit, _LARGEST_REDIS_LIMIT)), _REDIS_KEPT_S],
+            args=[repr(amount), repr(min(limit, _MAX_REDIS_LIMIT)), _REDIS_LIFETIME_S],
         )
-        return BudgetEntry(float(spent), bool(booked))
+        return BudgetEntry(float(spent), bool(is_booked))
 
 
 class BudgetHold:
-    """What a call has booked of a Budget, until `settle`."""
+    """The estimated cost that a call has booked of a Budget, until `settle` replaces it."""
 
     __slots__ = ("_amount", "_budget", "_period")
 
     def __init__(self, budget: Budget, period: str, amount: float) -> None:
-        """Keep what was booked."""
+        """Keep the booked amount and its period, to which a later correction belongs."""
         self._budget = budget
         self._period = period
         self._amount = amount
@@ -239,10 +259,14 @@ class Budget:
     @property
     def spent(self) -> float:
         """The sum of this period. Calls in flight count by their estimates."""
-        return self._add(self._period(), 0.0, _NO_LIMIT).spent
+        return self._add(self._current_period(), 0.0, _NO_LIMIT).spent
 
     def book(self, cost: float | None, model: str) -> BudgetHold:
-        """Book a call by its estimated cost, or None if that is not known.
+        """Add the estimated cost of a call to the sum, before the call is sent.
+
+        Args:
+            cost: The estimated cost, or None if the model has no price.
+            model: The model, for the error message.
 
         Raises:
             BudgetExceeded: The call may cost more than is left, or its model has no price.
@@ -253,9 +277,9 @@ class Budget:
                 "prices="
             )
             raise BudgetExceeded(message, self.limit, 0.0)
-        period = self._period()
+        period = self._current_period()
         entry = self._add(period, cost, self.limit)
-        if not entry.booked:
+        if not entry.is_booked:
             message = (
                 f"a call of about {cost:.4g} {self.currency} is refused: {entry.spent:.4g} of "
                 f"{self._text} is spent"
@@ -263,36 +287,37 @@ class Budget:
             raise BudgetExceeded(message, self.limit, entry.spent)
         return BudgetHold(self, period, cost)
 
-    def booker(
-        self, blocking: bool
+    def select_book_function(
+        self, *, is_blocking: bool
     ) -> Callable[[float | None, str], BudgetHold | Awaitable[BudgetHold]]:
-        """Return `book` for blocking or for async callers.
+        """Return `book`, or for async callers a coroutine function that does the same in a thread.
 
-        In an event loop it runs in a thread if it may have to wait for a store.
+        A thread is needed only if the budget has a store, whose input and output would block the
+        event loop.
         """
-        if blocking or self._store is None:
+        if is_blocking or self._store is None:
             return self.book
         return self._book_in_thread
 
     def correct(self, period: str, difference: float) -> None:
-        """Add a difference to the sum of a period, whatever its limit is.
+        """Add the difference between the cost of a call and its estimate to the sum of a period.
 
-        It is added later where the code below may hold a lock (in a destructor), or where a store
-        may hold up an event loop.
+        The limit does not apply, because the money is spent. The work is done in the background in
+        a destructor, where the code that the garbage collector has interrupted may hold the lock,
+        and in an event loop, which a store would block.
         """
         if not difference:
             return
         add = partial(self._add, period, difference, _NO_LIMIT)
-        if collecting() or (self._store is not None and event_loop.is_running()):
-            later(add)
+        if is_collecting_garbage() or (self._store is not None and event_loop.is_running()):
+            run_in_background(add)
         else:
             add()
 
     async def _book_in_thread(self, cost: float | None, model: str) -> BudgetHold:
-        hold: BudgetHold = await event_loop.in_thread(partial(self.book, cost, model))
-        return hold
+        return await event_loop.run_in_thread(partial(self.book, cost, model))
 
-    def _period(self) -> str:
+    def _current_period(self) -> str:
         return datetime.now(UTC).strftime(self._period_format)
 
     def _add(self, period: str, amount: float, limit: float) -> BudgetEntry:
@@ -304,6 +329,11 @@ class Budget:
         return entry
 
     def _add_to_store(self, period: str, amount: float, limit: float) -> BudgetEntry | None:
+        """Add an amount to the shared sum, or return None if there is no store or it fails.
+
+        After a failure the store is left alone for RETRY_FAILED_STORE_NS, so that calls do not wait
+        for it again and again. Only the first failure is logged.
+        """
         if self._store is None or monotonic_ns() < self._store_failed_until:
             return None
         try:
@@ -327,13 +357,15 @@ def _open_store(shared: Any) -> BudgetStore | None:
 BudgetOption = Budget | str | None
 
 
-def checked_budget(budget: BudgetOption, currencies: set[str], *, priced: bool) -> Budget | None:
-    """Return the budget of an option, which may be a text.
+def validate_budget(
+    budget: BudgetOption, currencies: set[str], *, has_prices: bool
+) -> Budget | None:
+    """Return the Budget of the option `budget=`, which may be a text such as "50 USD/day".
 
     Args:
         budget: The option.
         currencies: The currencies of the prices.
-        priced: There are prices.
+        has_prices: There are prices, without which no call has a cost.
 
     Raises:
         WrongUse: It is no budget, there are no prices, or they have another currency.
@@ -346,7 +378,7 @@ def checked_budget(budget: BudgetOption, currencies: set[str], *, priced: bool) 
         raise WrongUse(
             "wrong_type", f"budget is a {type(budget).__name__}", 'give budget="50 USD/day"'
         )
-    if not priced:
+    if not has_prices:
         raise WrongUse(
             "missing_option",
             "a budget without prices would never be used up",

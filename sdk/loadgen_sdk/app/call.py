@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ..errors import warn
-from ..prices import price_of
+from ..prices import find_price
 from ..request import NEVER, Failure, Usage
 from ..wire_formats.usage import without_doubtful_counts
 from .budget import BudgetHold
@@ -243,7 +243,7 @@ class Call:
         The estimate is the higher one of two: nothing is cached, or all of the prompt is written
         to a cache.
         """
-        price = price_of(self.policy.prices, self.model)
+        price = find_price(self.policy.prices, self.model)
         if price is None:
             return None
         tokens, output_tokens = self._estimated_tokens()
@@ -404,7 +404,7 @@ class Call:
         """
         if usage.input is None or usage.output is None or self.api == "batches":
             return None
-        price = price_of(self.policy.prices, response_model or self.model, self.model)
+        price = find_price(self.policy.prices, response_model or self.model, self.model)
         if price is None:
             return None
         return price.cost(usage.input, usage.output, usage.cached or 0, usage.cache_written or 0)

@@ -40,10 +40,10 @@ from ..wire_formats.server_profiles import (
     ServerProfile,
     server_names,
 )
+from .background import is_collecting_garbage, run_in_background
 from .budget import BudgetOption
 from .call import Call, CallObservation, CallSettings
-from .fallback import Fallback, checked_fallback, failure_of_client
-from .finishing import collecting, later
+from .fallback import Fallback, failure_of_client, validate_fallback
 from .labels import Labels
 from .measurement import Choice, Status
 from .policy import Observers, make_policy
@@ -233,7 +233,7 @@ class Client:
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
         self._closed = False
-        self._fallback = checked_fallback(values["fallback"], type, self)
+        self._fallback = validate_fallback(values["fallback"], type, self)
 
     @property
     def in_flight(self) -> int:
@@ -469,7 +469,9 @@ class Client:
                 call.permit = await self.policy.throttle.acquire(**arguments)
                 self._check_usable()
             if self.policy.budget is not None:
-                hold = self.policy.budget.booker(False)(call.estimated_cost(), call.model)
+                hold = self.policy.budget.select_book_function(is_blocking=False)(
+                    call.estimated_cost(), call.model
+                )
                 call.hold = await hold if isinstance(hold, Awaitable) else hold
         except BaseException as error:
             self._report_unsent(call, error)
@@ -510,10 +512,10 @@ class Client:
 
         It is cancelled, abandoned, or ok if it was complete.
         """
-        if collecting():
+        if is_collecting_garbage():
             # The collector closes a generator that nobody reads. The code below it may hold any
             # lock.
-            later(partial(self._abandoned, call, completion, error))
+            run_in_background(partial(self._abandoned, call, completion, error))
             return
         call.head_received(completion.headers or {})
         status: Status = "abandoned"

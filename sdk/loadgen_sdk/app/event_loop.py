@@ -6,16 +6,23 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import WrongUse
 
+ResultT = TypeVar("ResultT")
 Wait = Callable[[float | None], Awaitable[None]]
 """Waits to be woken, for a number of seconds at most, or without a limit for None."""
 
 
 class Wakeup(NamedTuple):
-    """A function that wakes a waiting call, from any thread, and one that waits."""
+    """The two ends of an event: one waits for it, the other one ends the wait.
+
+    Attributes:
+        wake: Ends the present wait, or the next one if none is in progress. May be called from any
+            thread.
+        wait: Waits until `wake` is called, for a number of seconds at most.
+    """
 
     wake: Callable[[], None]
     wait: Wait
@@ -27,7 +34,7 @@ def is_running() -> bool:
     return _in_asyncio() or (trio is not None and bool(trio.lowlevel.in_trio_run()))
 
 
-def check() -> None:
+def require_running() -> None:
     """Raise WrongUse outside of asyncio and trio, before a call that may have to wait."""
     if not _in_asyncio():
         _trio()
@@ -41,16 +48,20 @@ async def sleep(seconds: float) -> None:
         await _trio().sleep(seconds)
 
 
-def wakeup() -> Wakeup:
-    """Return how to wake and to wait. Raises WrongUse outside of asyncio and trio."""
-    return _asyncio_wakeup() if _in_asyncio() else _trio_wakeup(_trio())
+def create_wakeup() -> Wakeup:
+    """Return a Wakeup for the running loop. Raises WrongUse outside of asyncio and trio."""
+    return _create_asyncio_wakeup() if _in_asyncio() else _create_trio_wakeup(_trio())
 
 
-async def in_thread(work: Callable[[], Any]) -> Any:
-    """Run work in a thread beside the loop. Raises WrongUse outside of asyncio and trio."""
+async def run_in_thread(function: Callable[[], ResultT]) -> ResultT:
+    """Call a function that may block in another thread and return its result.
+
+    Raises WrongUse outside of asyncio and trio.
+    """
     if _in_asyncio():
-        return await asyncio.to_thread(work)
-    return await _trio().to_thread.run_sync(work)
+        return await asyncio.to_thread(function)
+    result: ResultT = await _trio().to_thread.run_sync(function)
+    return result
 
 
 def _in_asyncio() -> bool:
@@ -68,7 +79,12 @@ def _trio() -> Any:
     return sys.modules["trio"]
 
 
-def _asyncio_wakeup() -> Wakeup:
+def _create_asyncio_wakeup() -> Wakeup:
+    """Return a Wakeup for the running asyncio loop.
+
+    `wake` schedules the event in the loop, because `asyncio.Event` is not thread-safe. A loop that
+    is closed has no call left that waits.
+    """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
@@ -85,12 +101,18 @@ def _asyncio_wakeup() -> Wakeup:
     return Wakeup(wake, wait)
 
 
-def _trio_wakeup(trio: Any) -> Wakeup:
+def _create_trio_wakeup(trio: Any) -> Wakeup:
+    """Return a Wakeup for the running trio loop.
+
+    `wake` schedules the event in the loop, because `trio.Event` is not thread-safe. `trio` is the
+    module. It is passed and not imported, because the application may not have it.
+    """
     token = trio.lowlevel.current_trio_token()
-    # An event of trio can be set only once, so that each wait gets a new one.
+    # An event of trio cannot be cleared, so that a new one replaces it after each wake-up.
     event = trio.Event()
 
     def set_event() -> None:
+        # A function and not `event.set`, because `event` may be another one when this runs.
         event.set()
 
     def wake() -> None:
@@ -99,7 +121,8 @@ def _trio_wakeup(trio: Any) -> Wakeup:
 
     async def wait(seconds: float | None) -> None:
         nonlocal event
-        with trio.move_on_after(float("inf") if seconds is None else seconds):
+        timeout_s = float("inf") if seconds is None else seconds
+        with trio.move_on_after(timeout_s):
             await event.wait()
         if event.is_set():
             event = trio.Event()

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import RequestFailed, TargetUnusable, ThrottleTimeout, WrongUse
 from ..request import Completion, Failure
-from .finishing import lock_of
+from .background import create_fork_safe_lock
 from .retry import RETRIED, RETRIED_STATUS
-from .steps import Steps, repeatable, runner
+from .steps import Steps, as_function, replace_iterators
 
 _LONGEST_REST_S = 1e9
 
@@ -31,7 +31,7 @@ class Circuit:
         self._failures_in_a_row = 0
         self._open_until = 0
         self._is_testing = False
-        self._lock = lock_of(self)
+        self._lock = create_fork_safe_lock(self)
 
     def admits(self, now: int) -> bool:
         """Return True if a call may go to the first endpoint.
@@ -136,7 +136,7 @@ class Fallback:
         """
 
         def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-            repeatable(kwargs)
+            replace_iterators(kwargs)
             if self.circuit.admits(monotonic_ns()):
                 try:
                     answer = yield partial(send, *args, **kwargs)
@@ -151,7 +151,7 @@ class Fallback:
                 kwargs = {**kwargs, "model": self.model_for(kwargs["model"])}
             return (yield partial(method, *args, **kwargs))
 
-        return functools.wraps(send)(runner(steps, blocking))
+        return functools.wraps(send)(as_function(steps, is_blocking=blocking))
 
     async def complete(
         self,
@@ -208,7 +208,7 @@ def failure_of_client(error: Exception) -> Failure:
     return Failure(code, str(error))
 
 
-def checked_fallback(
+def validate_fallback(
     fallback: Any, kind_of_client: Callable[[Any], object], client: Any
 ) -> Fallback | None:
     """Return the fallback of an option.

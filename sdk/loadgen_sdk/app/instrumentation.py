@@ -16,7 +16,7 @@ import msgspec
 from ..errors import WrongUse
 from ..prices import Prices
 from .budget import BudgetOption
-from .fallback import Fallback, checked_fallback
+from .fallback import Fallback, validate_fallback
 from .labels import Labels
 from .litellm_functions import measure_functions, measure_router
 from .packages import (
@@ -89,7 +89,7 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
             raise WrongUse("unsupported", "LiteLLM with a fallback of loadgen_sdk", hint)
         return cast(ClientT, _instrument_litellm(client, options))
     find_client_kind(client)
-    checked = checked_fallback(fallback, find_client_kind, client)
+    checked = validate_fallback(fallback, find_client_kind, client)
     if checked is not None:
         _instrument_fallback(checked, options)
         options = options._replace(fallback=checked)

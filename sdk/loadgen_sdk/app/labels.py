@@ -33,14 +33,14 @@ def labelled(**labels: str | int) -> Iterator[None]:
     Raises:
         WrongUse: A name or a value is not valid.
     """
-    token = current_labels.set({**current_labels.get(), **checked_labels(labels)})
+    token = current_labels.set({**current_labels.get(), **validate_labels(labels)})
     try:
         yield
     finally:
         current_labels.reset(token)
 
 
-def checked_labels(labels: Labels | None) -> dict[str, str]:
+def validate_labels(labels: Labels | None) -> dict[str, str]:
     """Return labels with texts as values.
 
     Raises:
@@ -65,7 +65,7 @@ def usable_labels(labels: Any) -> dict[str, str]:
     The others are logged, because they must not fail the call.
     """
     try:
-        return checked_labels(labels)
+        return validate_labels(labels)
     except WrongUse as error:
         _log_once(str(error))
     if not isinstance(labels, Mapping):

@@ -16,7 +16,7 @@ from .call import CallSettings
 from .measured_method import head_arrived, measure_method
 from .measurement import Api
 from .packages import InstrumentOptions
-from .steps import Steps, runner
+from .steps import Steps, as_function
 
 
 class _Function(NamedTuple):
@@ -146,7 +146,7 @@ def _measure(
         return response
 
     send = measure_method(
-        functools.wraps(callee)(runner(steps, function.is_blocking)),
+        functools.wraps(callee)(as_function(steps, is_blocking=function.is_blocking)),
         function.api,
         settings,
         function.is_blocking,

@@ -16,7 +16,7 @@ from . import event_loop
 from .call import CallSettings
 from .measurement import Api
 from .observed_call import NOT_GIVEN, ObservedCall, sending
-from .steps import Steps, isawaitable, repeatable, run_async, run_blocking
+from .steps import Steps, isawaitable, replace_iterators, run_steps, run_steps_async
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -70,7 +70,11 @@ class _MeasuredMethod:
         if policy.throttle is not None:
             throttle = policy.throttle
             self._acquire = throttle.acquire_blocking if blocking else throttle.acquire
-        self._book = None if policy.budget is None else policy.budget.booker(blocking)
+        self._book = (
+            None
+            if policy.budget is None
+            else policy.budget.select_book_function(is_blocking=blocking)
+        )
         self._has_one_attempt = (
             self._acquire is None and self._book is None and policy.retry is None
         )
@@ -90,7 +94,7 @@ class _MeasuredMethod:
             if observed is None:
                 return method(*args, **kwargs)
             if not self._has_one_attempt or observed.raw_requested:
-                return run_blocking(self._attempts(observed, partial(method, *args, **kwargs)))
+                return run_steps(self._attempts(observed, partial(method, *args, **kwargs)))
             try:
                 with observed:
                     answer = method(*args, **kwargs)
@@ -111,7 +115,9 @@ class _MeasuredMethod:
                 answer = method(*args, **kwargs)
                 return await answer if isawaitable(answer) else answer
             if not self._has_one_attempt or observed.raw_requested:
-                return await run_async(self._attempts(observed, partial(method, *args, **kwargs)))
+                return await run_steps_async(
+                    self._attempts(observed, partial(method, *args, **kwargs))
+                )
             try:
                 with observed:
                     answer = method(*args, **kwargs)
@@ -134,7 +140,7 @@ class _MeasuredMethod:
             self._warn_in_event_loop()
         try:
             if self._reads_arguments_twice:
-                repeatable(kwargs)
+                replace_iterators(kwargs)
             arguments = kwargs if self._arguments_of is None else self._arguments_of(kwargs)
             return ObservedCall(self._api, self._settings, arguments, labels)
         except Exception:
@@ -161,7 +167,7 @@ class _MeasuredMethod:
         """
         wait_s: float | None = None
         if not self._blocking and self._settings.policy.retry is not None:
-            event_loop.check()
+            event_loop.require_running()
         while True:
             try:
                 if wait_s:

@@ -46,7 +46,7 @@ TPOT_BOUNDS_S = (
 """The bucket bounds of the time per output token. They begin lower, where fast servers are."""
 
 
-def checked_label_names(names: Sequence[str], option: str) -> tuple[str, ...]:
+def validate_label_names(names: Sequence[str], option: str) -> tuple[str, ...]:
     """Return the names of labels.
 
     Raises:

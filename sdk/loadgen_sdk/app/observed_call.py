@@ -19,9 +19,9 @@ from typing import Any
 
 from ..errors import BudgetExceeded, ThrottleTimeout
 from ..request import NEVER, Failure
+from .background import is_collecting_garbage, run_in_background
 from .call import NO_HEADERS, Call, CallObservation, CallSettings, make_current
 from .event_types import build_response_event_types
-from .finishing import collecting, later
 from .measurement import TEXT_APIS, Api, Choice, Status, attach, warn_uncounted
 from .observed_stream import is_read_by_caller, observe_stream, observe_unread_response
 from .output_tracker import OutputTracker
@@ -219,9 +219,9 @@ class ObservedCall:
 
     def abandoned(self) -> None:
         """Report a call whose application stopped reading. It is ok if a finish reason has come."""
-        if collecting():
+        if is_collecting_garbage():
             # The code below the destructor may hold any lock.
-            later(self.abandoned)
+            run_in_background(self.abandoned)
         elif self.tracker.finish_reason:
             self._report("ok", None, self.get_stream())
         else:
@@ -257,9 +257,9 @@ class ObservedCall:
             self.hides_usage = True
 
     def _attempt_failed(self, error: BaseException) -> float | None:
-        if collecting():
+        if is_collecting_garbage():
             # The collector closes a coroutine that nobody awaits any more.
-            later(partial(self.attempt_failed, error))
+            run_in_background(partial(self.attempt_failed, error))
             return None
         retry_count = _headers_of(error, "request").get("x-stainless-retry-count", "")
         self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
@@ -284,7 +284,7 @@ class ObservedCall:
         """
         try:
             # This method, `stream_failed` and the generator are no readers.
-            self.left_by_reader = not collecting() and is_read_by_caller(
+            self.left_by_reader = not is_collecting_garbage() and is_read_by_caller(
                 self.get_stream(), skipped_frames=2
             )
         except Exception:

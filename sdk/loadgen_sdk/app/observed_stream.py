@@ -16,8 +16,8 @@ from time import monotonic_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .finishing import later
-from .steps import Steps, runner
+from .background import run_in_background
+from .steps import Steps, as_function
 
 if TYPE_CHECKING:
     from .observed_call import ObservedCall
@@ -61,7 +61,7 @@ class ObservedEvents:
     def __del__(self) -> None:
         """End the call of a stream that was never read, in another thread."""
         if not self._observed.reported:
-            later(self._observed.abandoned)
+            run_in_background(self._observed.abandoned)
 
 
 class ObservedStream(ObservedEvents):
@@ -194,8 +194,8 @@ def observe_unread_response(response: Any, observed: ObservedCall, blocking: boo
         observed.raw_stream_closed(consumed)
         yield close
 
-    response.parse = runner(parse_steps, blocking)
-    response.close = runner(close_steps, blocking)
+    response.parse = as_function(parse_steps, is_blocking=blocking)
+    response.close = as_function(close_steps, is_blocking=blocking)
 
 
 def unwrapped(stream: Any) -> Any:

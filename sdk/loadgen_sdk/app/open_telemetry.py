@@ -18,14 +18,14 @@ from ..errors import WrongUse
 from ..request import NEVER
 from ..version import __version__
 from .agent_spans import AGENT, OPERATIONS, SCHEMA_URL, TOOL, WORKFLOW, OperationRecorder
+from .background import flush
 from .backlog import Backlog
-from .finishing import flush
 from .measurement import Choice, Measurement
 from .metric_labels import (
     DURATION_BOUNDS_S,
     TPOT_BOUNDS_S,
-    checked_label_names,
     error_type_of,
+    validate_label_names,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class OpenTelemetry:
         self._context = context
         self._provider = provider
         self._keeps_content = content
-        self._metric_labels = checked_label_names(metric_labels, "metric_labels")
+        self._metric_labels = validate_label_names(metric_labels, "metric_labels")
         self._reported_instrumentations: set[str] = set()
         self._tracer: Any = None
         if spans:

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from ..errors import WrongUse
-from ..prices import Prices, TokenPrice, checked_prices
-from .budget import Budget, BudgetOption, checked_budget
-from .finishing import later
-from .labels import Labels, checked_labels, current_labels, usable_labels
+from ..prices import Prices, TokenPrice, validate_prices
+from .background import run_in_background
+from .budget import Budget, BudgetOption, validate_budget
+from .labels import Labels, current_labels, usable_labels, validate_labels
 from .measurement import Measurement, tell_latest
 from .retry import Retry
 from .throttle import Throttle
@@ -141,7 +141,7 @@ def _schedule_observer(coroutine: Coroutine[Any, Any, object], context: Context)
     """Run an observer that is a coroutine, in the running loop or else in the background thread."""
     loop = asyncio._get_running_loop()
     if loop is None:
-        later(functools.partial(asyncio.run, coroutine))
+        run_in_background(functools.partial(asyncio.run, coroutine))
         return
     task = context.run(loop.create_task, coroutine)
     _running_observers.add(task)
@@ -181,7 +181,7 @@ def make_policy(
         raise _wrong_type("retry", retry, "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
         raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
-    prices = checked_prices(prices)
+    prices = validate_prices(prices)
     return Policy(
         observers,
         prices,
@@ -189,8 +189,8 @@ def make_policy(
         retry,
         record,
         keep_content,
-        checked_labels(labels),
-        checked_budget(budget, _currencies(prices), priced=prices is not None),
+        validate_labels(labels),
+        validate_budget(budget, _currencies(prices), has_prices=prices is not None),
     )
 
 

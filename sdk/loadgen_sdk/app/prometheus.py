@@ -13,8 +13,8 @@ from .measurement import Measurement
 from .metric_labels import (
     DURATION_BOUNDS_S,
     TPOT_BOUNDS_S,
-    checked_label_names,
     error_type_of,
+    validate_label_names,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Prometheus:
                 "pip install prometheus-client",
             ) from None
         self._client = client
-        self._label_names = checked_label_names(labels, "labels")
+        self._label_names = validate_label_names(labels, "labels")
         self._metrics: list[Any] = []
         self._requests = self._add_counter("requests", "Calls that ended.", "status", "error")
         self._tokens = self._add_counter("tokens", "Tokens, as the server counts them.", "type")

@@ -30,11 +30,14 @@ _MIN_EPOCH_S = 1e9
 """A number of seconds as large as this is a date (after 2001), and not a duration."""
 
 _MAX_CACHED_NAMES = 1024
+"""A server that sends ever new names of headers must not fill the memory."""
+
+_MS_PER_S = 1000
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 
-def _names_of_anthropic() -> dict[str, str]:
-    """Return Anthropic's names of headers, with the names of the other servers."""
+def _common_names_by_anthropic_name() -> dict[str, str]:
+    """Return the names that other servers use for headers that Anthropic names differently."""
     names = {"request-id": REQUEST_ID}
     for unit in ("requests", "tokens"):
         for field in ("limit", "remaining", "reset"):
@@ -42,11 +45,11 @@ def _names_of_anthropic() -> dict[str, str]:
     return names
 
 
-_COMMON_NAMES = _names_of_anthropic()
+_COMMON_NAMES = _common_names_by_anthropic_name()
 
 
-class ServerLevel(NamedTuple):
-    """How much is left of a limit, as the server counts it.
+class ServerLimit(NamedTuple):
+    """A rate limit of the server and how much of it is left, as the server counts it.
 
     Attributes:
         limit: The limit, or 0 if it is not stated.
@@ -60,18 +63,24 @@ class ServerLevel(NamedTuple):
 
 
 def read_useful_headers(headers: Any) -> dict[str, str]:
-    """Return the useful headers by their names in lower case.
+    """Return the headers that this package uses, by their names in lower case.
 
-    All are read in one pass, because a single lookup in the headers of httpx costs as much.
-    `headers` is a mapping or the headers of httpx.
+    They are the request id, the timing of the server and its rate limits. All are found in one pass
+    over the headers, because a single lookup in the headers of httpx costs as much as the pass.
+
+    Args:
+        headers: A mapping of texts, or an `httpx.Headers`, whose `raw` has names and values as
+            bytes.
     """
     raw_headers = getattr(headers, "raw", None)
-    useful: dict[str, str] = {}
-    for raw_name, value in headers.items() if raw_headers is None else raw_headers:
+    items = headers.items() if raw_headers is None else raw_headers
+    useful_headers: dict[str, str] = {}
+    for raw_name, value in items:
         name = _useful_names[raw_name]
         if name:
-            useful[name] = value if isinstance(value, str) else value.decode("latin-1")
-    return useful
+            text = value if isinstance(value, str) else value.decode("latin-1")
+            useful_headers[name] = text
+    return useful_headers
 
 
 def timing_headers(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -83,9 +92,10 @@ def timing_headers(headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _UsefulNames(dict[bytes | str, str]):
-    """The names of headers as they came, with the name in lower case, or "" if it is not useful.
+    """A cache from the name of a header as received to its common name in lower case.
 
-    It is filled as names come, because every response has the same few.
+    The common name is "" if this package does not use the header. Every response has the same few
+    names, so that they are decoded once.
     """
 
     def __missing__(self, raw_name: bytes | str) -> str:
@@ -129,7 +139,10 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the header as a number of seconds from now or since 1970."""
+    """Return the requested wait: a number of seconds from now, or a date in seconds since 1970.
+
+    Return None without such a header. An exception says that it is neither a number nor a date.
+    """
     milliseconds = headers.get("retry-after-ms")
     if milliseconds:
         return float(milliseconds) / 1000
@@ -147,39 +160,45 @@ def should_retry(headers: Mapping[str, str]) -> bool | None:
     return {"true": True, "false": False}.get(headers.get(SHOULD_RETRY, "").lower())
 
 
-def read_server_level(headers: Mapping[str, str], unit: str) -> ServerLevel | None:
-    """Return the level of "requests" or "tokens" by the x-ratelimit-* headers, or None."""
+def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | None:
+    """Return the server's limit of a unit ("requests" or "tokens"), or None if it states none.
+
+    It is read from the headers `x-ratelimit-remaining-UNIT`, `-reset-UNIT` and `-limit-UNIT`.
+    """
     remaining = parse_number(headers.get(f"x-ratelimit-remaining-{unit}", ""), math.nan)
     reset = headers.get(f"x-ratelimit-reset-{unit}")
     if reset is None or math.isnan(remaining):
         return None
     limit = parse_number(headers.get(f"x-ratelimit-limit-{unit}", ""), 0.0)
-    return ServerLevel(
+    return ServerLimit(
         limit=limit if limit > remaining else 0.0,
         remaining=max(0.0, remaining),
-        reset_ns=duration_ns(reset),
+        reset_ns=parse_reset_ns(reset),
     )
 
 
-def duration_ns(text: str) -> int:
-    """Return the duration from now in ns, or 0 if the text cannot be parsed.
+def parse_reset_ns(text: str) -> int:
+    """Return in how many ns a limit is reset, or 0 if the text cannot be parsed.
 
-    It is written as `6m0s`, `20ms` or `1.5s`, as a number of seconds, or as a date: seconds or
-    milliseconds since 1970, or ISO 8601.
+    Servers write it as a duration (`6m0s`, `20ms`, `1.5s`), as a number of seconds, or as a date:
+    seconds or milliseconds since 1970, or ISO 8601.
     """
     text = text.strip()
     match = _DURATION.fullmatch(text)
     if match and any(match.groups()):
-        hours, minutes, seconds, millis = (float(group or 0) for group in match.groups())
-        return round((hours * 3600 + minutes * 60 + seconds) * 1e9 + millis * 1e6)
+        hours, minutes, seconds, milliseconds = (float(group or 0) for group in match.groups())
+        whole_seconds = hours * 3600 + minutes * 60 + seconds
+        return round(whole_seconds * 1e9 + milliseconds * 1e6)
+
     seconds = parse_number(text, 0)
     if not seconds and "T" in text:
         try:
             seconds = datetime.fromisoformat(text).timestamp()
         except ValueError:
             return 0
-    if seconds >= _MIN_EPOCH_S * 1000:
-        seconds /= 1000
+    is_date_in_ms = seconds >= _MIN_EPOCH_S * _MS_PER_S
+    if is_date_in_ms:
+        seconds /= _MS_PER_S
     return round(_from_now_s(seconds) * 1e9)
 
 

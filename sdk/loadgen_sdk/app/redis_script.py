@@ -1,7 +1,7 @@
 """The Lua script by which Redis keeps shared limits: one round trip for each step of a process.
 
-It does what `SharedGate` does in Python, and the same tests hold for both. Times are microseconds
-of the clock of the Redis server.
+It does what `SharedRateLimiter` does in Python, and the same tests hold for both. Times are
+microseconds of the clock of the Redis server.
 
     KEYS[1]      the key of the state
     ARGV[1]      the step: enter, correct, cancel or pause
@@ -115,33 +115,33 @@ local function correct(booked_at, old_tokens, old_output, tokens, output)
     end
 end
 
--- A place in the line is {ticket, tokens, output}, and a grant is {booked_at, tokens, output}.
--- A ticket names a process.
-local function index_in_line(ticket)
+-- A place in the line is {entry_id, tokens, output}, and a grant is {booked_at, tokens, output}.
+-- A entry_id names a process.
+local function index_in_line(entry_id)
     for i, place in ipairs(state.line) do
-        if place[1] == ticket then return i end
+        if place[1] == entry_id then return i end
     end
 end
 
 -- Books the calls at the front of the line that are allowed now.
 local function grant_first_places()
     while #state.line > 0 do
-        local ticket, tokens, output = unpack(state.line[1])
+        local entry_id, tokens, output = unpack(state.line[1])
         if call_allowed_at(state.windows, now, tokens, output) > now then return end
         table.remove(state.line, 1)
         book(state.windows, now, tokens, output)
-        state.ready[ticket] = {now, tokens, output}
+        state.ready[entry_id] = {now, tokens, output}
     end
 end
 
 -- Returns when it will be the turn of a process, if nothing changes: books all places before it in
 -- a copy of the windows.
-local function expected_turn(ticket)
+local function expected_turn(entry_id)
     local windows = cmsgpack.unpack(cmsgpack.pack(state.windows))
     local at = now
     for _, place in ipairs(state.line) do
         at = call_allowed_at(windows, at, place[2], place[3])
-        if place[1] == ticket then break end
+        if place[1] == entry_id then break end
         book(windows, at, place[2], place[3])
     end
     return at
@@ -149,30 +149,30 @@ end
 
 -- Returns {1, the time of the grant} or {0, the time to wait}. Numbers are texts, because Redis
 -- would cut the digits of a large one.
-local function enter(ticket, tokens, output)
-    if not state.ready[ticket] then
-        state.line[index_in_line(ticket) or #state.line + 1] = {ticket, tokens, output}
+local function enter(entry_id, tokens, output)
+    if not state.ready[entry_id] then
+        state.line[index_in_line(entry_id) or #state.line + 1] = {entry_id, tokens, output}
     end
     grant_first_places()
-    local grant = state.ready[ticket]
-    if not grant then return {0, string.format('%.0f', expected_turn(ticket) - now)} end
-    state.ready[ticket] = nil
+    local grant = state.ready[entry_id]
+    if not grant then return {0, string.format('%.0f', expected_turn(entry_id) - now)} end
+    state.ready[entry_id] = nil
     correct(grant[1], grant[2], grant[3], tokens, output)
     return {1, string.format('%.0f', grant[1])}
 end
 
 -- Removes a process from the line. A grant that it did not fetch counts as a request without
 -- tokens.
-local function cancel(ticket)
-    local grant = state.ready[ticket]
+local function cancel(entry_id)
+    local grant = state.ready[entry_id]
     if grant then correct(grant[1], grant[2], grant[3], 0, 0) end
-    state.ready[ticket] = nil
-    local index = index_in_line(ticket)
+    state.ready[entry_id] = nil
+    local index = index_in_line(entry_id)
     if index then table.remove(state.line, index) end
 end
 
-for ticket, grant in pairs(state.ready) do
-    if grant[1] < now - UNFETCHED_GRANT_US then state.ready[ticket] = nil end
+for entry_id, grant in pairs(state.ready) do
+    if grant[1] < now - UNFETCHED_GRANT_US then state.ready[entry_id] = nil end
 end
 local result = {}
 if step == 'enter' then

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ..errors import WrongUse
 from ..request import Failure
-from .finishing import lock_of
+from .background import create_fork_safe_lock
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -74,7 +74,7 @@ class Retry:
         retry_if: Callable[[Failure], bool | None] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Check and keep the policy.
+        """Create a retry policy with a full balance of retries.
 
         Args:
             attempts: The most attempts per call, the first one included.
@@ -119,10 +119,10 @@ class Retry:
         self._retry_if = retry_if
         self._balance = float(reserve)
         self._random = random.Random(seed)
-        self._lock = lock_of(self)
+        self._lock = create_fork_safe_lock(self)
 
     def call_started(self) -> None:
-        """Add the share of a new call to the budget."""
+        """Add `budget` retries to the balance, because a new call begins."""
         with self._lock:
             self._balance = min(self.reserve, self._balance + self.budget)
 
@@ -135,7 +135,11 @@ class Retry:
         server_says_retry: bool | None = None,
         delivered: bool,
     ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there is none.
+        """Decide about a retry. Return the seconds to wait before it, or None for no retry.
+
+        There is none if output was delivered, all attempts are used up, it would not help, the
+        server asks for too long a wait, or the balance of retries is empty. A retry is taken from
+        the balance here. The wait is exponential backoff with full jitter, at least Retry-After.
 
         Args:
             attempts_made: The number of attempts so far.
@@ -159,9 +163,10 @@ class Retry:
         return max(backoff_s, server_wait_s or 0.0)
 
     def _may_help(self, failure: Failure, server_says_retry: bool | None) -> bool:
-        """Return whether a retry may help.
+        """Return True if the same request may succeed at another attempt.
 
-        The application decides first, then the server, and then the rules.
+        The first of these that has an opinion decides: `retry_if` of the application, the server's
+        `x-should-retry`, and `is_curable`.
         """
         if self._retry_if is not None:
             try:
@@ -171,7 +176,9 @@ class Retry:
             else:
                 if decision is not None:
                     return bool(decision)
-        return is_curable(failure) if server_says_retry is None else server_says_retry
+        if server_says_retry is not None:
+            return server_says_retry
+        return is_curable(failure)
 
 
 def is_curable(failure: Failure) -> bool:

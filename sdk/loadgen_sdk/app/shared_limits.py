@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from ..errors import WrongUse
-from .gate import Limits
+from .rate_limiter import Limits
 from .redis_script import SCRIPT
-from .shared_gate import Grant, SharedGate
+from .shared_rate_limiter import Grant, SharedRateLimiter
 
 ResultT = TypeVar("ResultT")
 log = logging.getLogger("loadgen_sdk")
@@ -44,21 +44,22 @@ _NO_BURST_LIMIT = -1
 
 
 class Store(Protocol):
-    """Keeps the state of limits. `name` is that of a key and model.
+    """Stores the limits that processes share: what was booked, and the queue of processes.
 
-    Each step may raise one of `errors`.
+    `name` is that of a key and model, and `entry_id` identifies the calling process. Each method
+    does input and output, and may raise one of `errors`.
     """
 
     errors: tuple[type[Exception], ...]
 
-    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        """Return the grant of a process, or how many ns it has to wait before it asks again."""
+    def enter(self, name: str, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
+        """Return a grant for a call, or in how many ns the process has to ask again."""
 
-    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+    def correct(self, name: str, grant: Grant, tokens: float, output_tokens: float | None) -> None:
         """Replace the estimate of a grant by the tokens that the call used."""
 
-    def cancel(self, name: str, ticket: str) -> None:
-        """Remove a process from the waiting line."""
+    def cancel(self, name: str, entry_id: str) -> None:
+        """Remove a process from the queue of processes."""
 
     def pause(self, name: str, pause_ns: int) -> None:
         """Allow no call of any process for a time."""
@@ -70,63 +71,69 @@ class FileStore:
     def __init__(self, path: str | os.PathLike[str], limits: Limits) -> None:
         """Keep the path, to which the names of key and model are appended."""
         self.errors: tuple[type[Exception], ...] = (OSError,)
-        self._path = writable_path(path)
+        self._path = check_writable_path(path)
         self._limits = limits
 
     def __str__(self) -> str:
         """Return the path."""
         return str(self._path)
 
-    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        """Return the grant of a process, or how many ns it has to wait before it asks again."""
+    def enter(self, name: str, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
+        """Return a grant for a call, or in how many ns the process has to ask again."""
 
-        def step(gate: SharedGate, now: int) -> Grant | int:
-            result = gate.enter(now, ticket, tokens, output)
+        def step(limiter: SharedRateLimiter, now: int) -> Grant | int:
+            result = limiter.enter(now, entry_id, tokens, output_tokens)
             return result if isinstance(result, Grant) else result - now
 
         return self._run_step(name, step)
 
-    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+    def correct(self, name: str, grant: Grant, tokens: float, output_tokens: float | None) -> None:
         """Replace the estimate of a grant by the tokens that the call used."""
-        self._run_step(name, lambda gate, _now: gate.correct(grant, tokens, output))
+        self._run_step(name, lambda limiter, _now: limiter.correct(grant, tokens, output_tokens))
 
-    def cancel(self, name: str, ticket: str) -> None:
-        """Remove a process from the waiting line."""
-        self._run_step(name, lambda gate, _now: gate.cancel(ticket))
+    def cancel(self, name: str, entry_id: str) -> None:
+        """Remove a process from the queue of processes."""
+        self._run_step(name, lambda limiter, _now: limiter.cancel(entry_id))
 
     def pause(self, name: str, pause_ns: int) -> None:
         """Allow no call of any process for a time."""
-        self._run_step(name, lambda gate, now: gate.pause(now, pause_ns))
+        self._run_step(name, lambda limiter, now: limiter.pause(now, pause_ns))
 
-    def _run_step(self, name: str, step: Callable[[SharedGate, int], ResultT]) -> ResultT:
-        """Read the state from the file, run a step and write the state."""
+    def _run_step(self, name: str, step: Callable[[SharedRateLimiter, int], ResultT]) -> ResultT:
+        """Change the limits in the file: lock it, read its state, run a step and write the state.
+
+        `step` gets the limiter with that state, and the current time.
+        """
         with locked_file(f"{self._path}.{name}") as file:
             now = monotonic_ns()
-            gate = self._restore(file.read(), now)
-            result = step(gate, now)
-            state = msgspec.msgpack.encode(gate.state())
+            limiter = self._restore(file.read(), now)
+            result = step(limiter, now)
+            state = msgspec.msgpack.encode(limiter.state())
             file.seek(0)
             file.write(state)
             file.truncate(len(state))
             return result
 
-    def _restore(self, content: bytes, now: int) -> SharedGate:
-        """Return the gate with the state of a file. A damaged file is logged, and starts anew."""
-        gate = SharedGate(self._limits)
+    def _restore(self, content: bytes, now: int) -> SharedRateLimiter:
+        """Return a limiter with the stored state, or without bookings if there is none.
+
+        A damaged file is logged and then overwritten, because limits must not fail calls.
+        """
+        limiter = SharedRateLimiter(self._limits)
         if not content:
-            return gate
+            return limiter
         try:
-            gate.restore(msgspec.msgpack.decode(content), now)
+            limiter.restore(msgspec.msgpack.decode(content), now)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             log.warning(
                 "limits are not shared with other processes: %s is damaged: %s", self._path, error
             )
-            return SharedGate(self._limits)
-        return gate
+            return SharedRateLimiter(self._limits)
+        return limiter
 
 
-def writable_path(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a file that processes share.
+def check_writable_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a file that processes share, if it can be written.
 
     Raises:
         WrongUse: Its directory cannot be written.
@@ -156,6 +163,13 @@ def locked_file(path: str) -> Iterator[FileIO]:
 
 
 def _lock(file: FileIO) -> None:
+    """Lock a file against other processes, and wait while one of them has locked it.
+
+    `flock` cannot wait for a limited time, so that this tries again and again.
+
+    Raises:
+        TimeoutError: Another process keeps it locked for LOCK_TIMEOUT_S.
+    """
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -189,43 +203,50 @@ class RedisStore:
     needs any more.
     """
 
-    def __init__(self, url: str, limits: Limits, kept_ns: int) -> None:
-        """Connect to Redis, which keeps a state for `kept_ns` after its last use."""
+    def __init__(self, url: str, limits: Limits) -> None:
+        """Prepare the connection to Redis. The URL ends with `#NAME`, a name for the limits."""
         connection = connect_to_redis(url, "limits")
         self.errors = connection.errors
         self._name = connection.name
         self._script = connection.client.register_script(SCRIPT)
-        self._redact_url = redacted_url(url)
+        self._redacted_url = redact_url(url)
         self._rules = _encode_rules(limits)
-        self._kept_ms = max(1, kept_ns // 1_000_000)
+        # Redis deletes a state that was not used for so long.
+        self._lifetime_ms = max(1, limits.state_lifetime_ns // 1_000_000)
 
     def __str__(self) -> str:
         """Return the URL without user and password."""
-        return self._redact_url
+        return self._redacted_url
 
-    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        """Return the grant of a process, or how many ns it has to wait before it asks again."""
-        is_granted, time_us = self._run_step(name, "enter", ticket, tokens, output)
-        return Grant(int(time_us), tokens, output) if is_granted else int(time_us) * 1000
+    def enter(self, name: str, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
+        """Return a grant for a call, or in how many ns the process has to ask again."""
+        # The time is that of the grant, or the wait until the process has to ask again.
+        is_granted, time_us = self._run_step(name, "enter", entry_id, tokens, output_tokens)
+        if is_granted:
+            return Grant(int(time_us), tokens, output_tokens)
+        return int(time_us) * 1000
 
-    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+    def correct(self, name: str, grant: Grant, tokens: float, output_tokens: float | None) -> None:
         """Replace the estimate of a grant by the tokens that the call used."""
-        if output is None:
-            output = min(tokens, grant.output)
-        self._run_step(name, "correct", grant.at, grant.tokens, grant.output, tokens, output)
+        if output_tokens is None:
+            output_tokens = min(tokens, grant.output_tokens)
+        self._run_step(
+            name, "correct", grant.at, grant.tokens, grant.output_tokens, tokens, output_tokens
+        )
 
-    def cancel(self, name: str, ticket: str) -> None:
-        """Remove a process from the waiting line."""
-        self._run_step(name, "cancel", ticket)
+    def cancel(self, name: str, entry_id: str) -> None:
+        """Remove a process from the queue of processes."""
+        self._run_step(name, "cancel", entry_id)
 
     def pause(self, name: str, pause_ns: int) -> None:
         """Allow no call of any process for a time."""
         self._run_step(name, "pause", pause_ns // 1000)
 
     def _run_step(self, name: str, step: str, *arguments: Any) -> Any:
+        """Run a function of the script (`redis_script`) in Redis and return its reply."""
         return self._script(
             keys=[f"loadgen_sdk:{self._name}:{name}"],
-            args=[step, self._rules, self._kept_ms, *arguments],
+            args=[step, self._rules, self._lifetime_ms, *arguments],
         )
 
 
@@ -235,7 +256,9 @@ def is_redis_url(location: Any) -> bool:
 
 
 def connect_to_redis(url: str, noun: str) -> RedisConnection:
-    """Return a client for a URL with a name behind `#`. `noun` says what is shared.
+    """Return a client for a URL such as `redis://HOST:6379/0#NAME`. It connects when it is used.
+
+    `noun` is a word for what is shared, such as "limits", which error messages begin with.
 
     Raises:
         WrongUse: The package redis is missing, or the URL is not valid.
@@ -251,30 +274,37 @@ def connect_to_redis(url: str, noun: str) -> RedisConnection:
             address, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
         )
     except ValueError as error:
-        message = f"shared={redacted_url(url)!r}: {error}"
+        message = f"shared={redact_url(url)!r}: {error}"
         raise WrongUse("invalid_url", message, 'shared="redis://HOST:6379/0#NAME"') from None
     return RedisConnection(client, name, (redis.RedisError, OSError))
 
 
-def redacted_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL without user and password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _encode_rules(limits: Limits) -> str:
-    """Return the limits as JSON for the script of Redis, with times in microseconds."""
+    """Return the rates as JSON for the script of Redis, with times in microseconds.
+
+    The script describes the fields: `burst` and `grain` are `burst_ns` and `merge_ns` of a
+    sliding window in `rate_limiter`.
+    """
     rules = []
     for name, rate in limits.rates().items():
         period_us = rate.period_ns / 1000
         burst_us = _NO_BURST_LIMIT if limits.burst_ns is None else limits.burst_ns / 1000
+        merge_us = 1.0  # the resolution of the clock of Redis
+        if limits.entries_per_period is not None:
+            merge_us = period_us / limits.entries_per_period
         rules.append(
             {
                 "name": name,
                 "limit": rate.limit,
                 "period": period_us,
                 "burst": burst_us,
-                "grain": period_us / limits.grain if limits.grain else 1,
+                "grain": merge_us,
             }
         )
     return json.dumps(rules)
@@ -287,11 +317,11 @@ class SharedLimits:
     process then keeps the limits alone.
     """
 
-    def __init__(self, location: Any, limits: Limits, kept_ns: int) -> None:
-        """Choose the store: a URL of Redis, or the path of a file."""
+    def __init__(self, location: Any, limits: Limits) -> None:
+        """Open the store. `location` is a URL of Redis or the path of a file."""
         self._store: Store
         if is_redis_url(location):
-            self._store = RedisStore(location, limits, kept_ns)
+            self._store = RedisStore(location, limits)
         else:
             self._store = FileStore(location, limits)
         self._failed_until = 0
@@ -304,27 +334,33 @@ class SharedLimits:
         """
         digest = hashlib.blake2b("\0".join(key_values).encode(), digest_size=6).hexdigest()
         characters = [char if char.isalnum() or char in "-." else "_" for char in model]
-        readable = "".join(characters)[:_MAX_READABLE_CHARS]
-        return f"{readable}-{digest}" if readable else digest
+        readable_name = "".join(characters)[:_MAX_READABLE_CHARS]
+        return f"{readable_name}-{digest}" if readable_name else digest
 
-    def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int | None:
-        """Return the grant of a process, or how many ns it has to wait before it asks again."""
-        return self._run_step(lambda store: store.enter(name, ticket, tokens, output))
+    def enter(
+        self, name: str, entry_id: str, tokens: float, output_tokens: float
+    ) -> Grant | int | None:
+        """Return a grant for a call, or in how many ns the process has to ask again."""
+        return self._run_step(lambda store: store.enter(name, entry_id, tokens, output_tokens))
 
-    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+    def correct(self, name: str, grant: Grant, tokens: float, output_tokens: float | None) -> None:
         """Replace the estimate of a grant by the tokens that the call used."""
-        self._run_step(lambda store: store.correct(name, grant, tokens, output))
+        self._run_step(lambda store: store.correct(name, grant, tokens, output_tokens))
 
-    def cancel(self, name: str, ticket: str) -> None:
-        """Remove a process from the waiting line."""
-        self._run_step(lambda store: store.cancel(name, ticket))
+    def cancel(self, name: str, entry_id: str) -> None:
+        """Remove a process from the queue of processes."""
+        self._run_step(lambda store: store.cancel(name, entry_id))
 
     def pause(self, name: str, pause_ns: int) -> None:
         """Allow no call of any process for a time."""
         self._run_step(lambda store: store.pause(name, pause_ns))
 
     def _run_step(self, step: Callable[[Store], ResultT]) -> ResultT | None:
-        """Run a step, or return None if the store fails or has failed a short time ago."""
+        """Call a method of the store, or return None if the store fails.
+
+        After a failure the store is left alone for RETRY_FAILED_STORE_NS, so that calls do not wait
+        for it again and again. Only the first failure is logged.
+        """
         if monotonic_ns() < self._failed_until:
             return None
         try:

@@ -1,7 +1,9 @@
-"""Run work that is the same for blocking and async callers.
+"""Write code once that runs both in blocking and in async clients.
 
-A generator yields each step that may wait, and gets its result or its exception. A runner runs the
-steps, and it alone knows how to wait.
+Such code is a generator of type `Steps`. Where it would wait (send a request, sleep, acquire a
+permit), it yields a function without arguments. Whoever runs the generator calls the function, in
+an async client awaits what it returns, and sends the result back into the generator or throws the
+exception into it. httpx writes its authentication flows in the same way.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 Steps = Generator[Callable[[], Any], Any, T]
+"""A generator that yields functions to call and gets their results. It returns a T."""
 
 
-def repeatable(arguments: dict[str, Any]) -> None:
-    """Replace iterators by lists, because another attempt would find them used up.
+def replace_iterators(arguments: dict[str, Any]) -> None:
+    """Replace iterators among the arguments of a call by lists, in place.
 
-    Files are kept, because the HTTP library rewinds them.
+    A retry sends the arguments again and would find an iterator used up. Files are iterators too,
+    but they stay, because the HTTP library rewinds them.
     """
     for name, value in arguments.items():
         if type(value) in _PLAIN_TYPES:
@@ -30,11 +34,14 @@ def repeatable(arguments: dict[str, Any]) -> None:
 
 
 _PLAIN_TYPES = frozenset((str, list, dict, int, float, bool, type(None)))
-"""Types that are no iterators, for a quick answer."""
+"""Types that are no iterators. Most arguments have one of them and need no further check."""
 
 
-def run_blocking(steps: Steps[T]) -> T:
-    """Run the steps in this thread."""
+def run_steps(steps: Steps[T]) -> T:
+    """Run a generator of steps in this thread and return what it returns.
+
+    Each function that it yields is called here. The generator gets the result or the exception.
+    """
     try:
         step = next(steps)
         while True:
@@ -53,8 +60,12 @@ def isawaitable(value: Any) -> bool:
     return type(value) is CoroutineType or inspect.isawaitable(value)
 
 
-async def run_async(steps: Steps[T]) -> T:
-    """Run the steps in this task, and await what they return if that is possible."""
+async def run_steps_async(steps: Steps[T]) -> T:
+    """Run a generator of steps in this task and return what it returns.
+
+    Each function that it yields is called here, and its result is awaited if it is awaitable. The
+    generator gets the result or the exception.
+    """
     try:
         step = next(steps)
         while True:
@@ -70,16 +81,19 @@ async def run_async(steps: Steps[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-def runner(make_steps: Callable[P, Steps[T]], blocking: bool) -> Callable[P, Any]:
-    """Return a function, or a coroutine function, that runs the steps."""
-    if blocking:
+def as_function(make_steps: Callable[P, Steps[T]], *, is_blocking: bool) -> Callable[P, Any]:
+    """Return a function that runs the steps of a generator function, which has the same arguments.
+
+    For a blocking client it is a plain function, else a coroutine function.
+    """
+    if is_blocking:
 
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            return run_blocking(make_steps(*args, **kwargs))
+            return run_steps(make_steps(*args, **kwargs))
 
         return functools.wraps(make_steps)(run)
 
     async def run_in_loop(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await run_async(make_steps(*args, **kwargs))
+        return await run_steps_async(make_steps(*args, **kwargs))
 
     return functools.wraps(make_steps)(run_in_loop)

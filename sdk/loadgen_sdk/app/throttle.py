@@ -1,8 +1,8 @@
 """Keep calls below the limits of a provider: requests and tokens per time, and concurrent calls.
 
-A `Throttle` makes tasks and threads wait, by priority and then in the order of arrival. A `Gate`
-decides when a call is allowed. Limits that several processes share are kept in a file or in Redis
-(`shared_limits`).
+A `Throttle` makes tasks and threads wait, by priority and then in the order of arrival. A
+`RateLimiter` decides when a call is allowed. Limits that several processes share are kept in a file
+or in Redis (`shared_limits`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..errors import ThrottleTimeout, WrongUse
 from . import event_loop
-from .finishing import collecting, later
-from .gate import FOREVER, MAX_PAUSE_S, Booking, Gate, Limits, Rate, parse_rate
-from .steps import Steps, run_async, run_blocking
+from .background import is_collecting_garbage, run_in_background
+from .rate_limiter import FOREVER, MAX_PAUSE_S, Booking, Limits, Rate, RateLimiter, parse_rate
+from .steps import Steps, run_steps, run_steps_async
 
 if TYPE_CHECKING:
-    from .shared_gate import Grant
     from .shared_limits import SharedLimits
+    from .shared_rate_limiter import Grant
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -45,8 +45,15 @@ _MAX_SHARED_WAIT_NS = 1_000_000_000
 """Corrections of other processes may make room earlier than the store has predicted."""
 
 _MIN_LOGGED_PAUSE_NS = 1_000_000_000
-_SHARED_GRAIN = 500
-_LONGEST_OPTION_S = 1e9
+"""Shorter pauses are usual at a rate limit, so that they are not logged."""
+
+_SHARED_ENTRIES_PER_PERIOD = 500
+"""The most bookings that a shared window stores for a period of its rate.
+
+All of them are read and written at each call. A call may wait up to 0.2 % of a period too long.
+"""
+
+_MAX_OPTION_S = 1e9
 
 _priority: ContextVar[int] = ContextVar("loadgen_sdk_priority", default=0)
 _arrival_numbers = count()
@@ -75,6 +82,17 @@ def priority(level: int) -> Iterator[None]:
         _priority.reset(token)
 
 
+class Throttler(Protocol):
+    """The part of an `asyncio_throttle.Throttler` that a Throttle uses."""
+
+    @property
+    def rate_limit(self) -> float:
+        """The calls that are allowed per period."""
+
+    async def acquire(self) -> None:
+        """Wait until the next call is allowed."""
+
+
 class Permit:
     """The permission of a Throttle to make one call.
 
@@ -84,23 +102,31 @@ class Permit:
         over: The permit was returned.
     """
 
-    __slots__ = ("_booking", "_gate_queue", "_grant", "_obeys_headers", "over")
+    __slots__ = ("_booking", "_call_queue", "_obeys_headers", "_shared_grant", "over")
 
     def __init__(
-        self, gate_queue: _GateQueue, booking: Booking, grant: Grant | None, obeys_headers: bool
+        self,
+        call_queue: _CallQueue,
+        booking: Booking,
+        shared_grant: Grant | None,
+        *,
+        obeys_headers: bool,
     ) -> None:
-        """Keep what was booked.
+        """Create the permit of a call that was counted against the limits.
+
+        Only a Throttle does this. Applications get permits from `Throttle.acquire`.
 
         Args:
-            gate_queue: The queue that gave the permit.
-            booking: What was booked in this process.
-            grant: What was booked in the store of several processes, or None.
-            obeys_headers: Limits that the server states are obeyed.
+            call_queue: The queue in which the call has waited. It takes the permit back.
+            booking: What was counted in this process: one request and the estimated tokens.
+            shared_grant: What was counted in the store that several processes share, or None if
+                they share no limits.
+            obeys_headers: Whether `heed` applies the limits that the server states.
         """
         self.over = False
-        self._gate_queue = gate_queue
+        self._call_queue = call_queue
         self._booking = booking
-        self._grant = grant
+        self._shared_grant = shared_grant
         self._obeys_headers = obeys_headers
 
     def __enter__(self) -> Permit:
@@ -117,10 +143,12 @@ class Permit:
         `refused` says that the status is 429 or 503. Its Retry-After then holds for all calls.
         """
         if self._obeys_headers:
-            self._gate_queue.apply_headers(headers, refused)
+            self._call_queue.apply_headers(headers, is_refused=refused)
 
     def done(self, tokens: int | None = None, output_tokens: int | None = None) -> None:
-        """Return the permit when the call is over. Further calls of this method do nothing.
+        """Return the permit to the Throttle when the call is over, for the next waiting call.
+
+        A second call of this method does nothing.
 
         Args:
             tokens: The input and output tokens that the call used, which replace the estimate.
@@ -129,48 +157,65 @@ class Permit:
         if self.over:
             return
         self.over = True
-        self._gate_queue.end_call(self._booking, self._grant, tokens, output_tokens)
+        self._call_queue.end_call(self._booking, self._shared_grant, tokens, output_tokens)
 
 
 class _Waiter:
-    """A caller that waits. Waiters are ordered by their arrival and by their priority.
+    """A caller that waits for a permit. Waiters are sorted by arrival and priority.
 
     Attributes:
         wake: Makes the caller try again.
-        order: The time of arrival, earlier for a higher priority, and a number for equal times.
-        gone: The caller does not wait any more.
-        permit: The permit that the caller got.
+        sort_key: The time of arrival in ns, made earlier by the priority, and a number that decides
+            between equal times.
+        has_left: The caller does not wait any more: it got a permit, was cancelled or timed out.
+        permit: The permit that the caller got, or None.
     """
 
-    def __init__(self, wake: Callable[[], object], level: int) -> None:
-        """Note the arrival of a caller with a priority."""
+    def __init__(self, wake: Callable[[], object], priority_level: int) -> None:
+        """Note that a caller arrives now."""
         self.wake = wake
-        self.order = (monotonic_ns() - level * _NS_PER_PRIORITY_LEVEL, next(_arrival_numbers))
-        self.gone = False
+        effective_arrival_ns = monotonic_ns() - priority_level * _NS_PER_PRIORITY_LEVEL
+        self.sort_key = (effective_arrival_ns, next(_arrival_numbers))
+        self.has_left = False
         self.permit: Permit | None = None
 
     def __lt__(self, other: _Waiter) -> bool:
         """Return True if this waiter comes first."""
-        return self.order < other.order
+        return self.sort_key < other.sort_key
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """How a caller waits for its permit.
+class _WaitMethod:
+    """How one caller waits: in a thread or in an event loop, and for how long at most.
 
     Attributes:
         wake: Ends a wait. May be called from any thread.
         wait: Waits until `wake` is called, or for a number of seconds at most.
-        limit_s: The longest wait in seconds, or None.
-        deadline: The end of the longest wait, or None.
-        run_apart: Runs work that may take long where it holds up nobody, or None to run it at once.
+        timeout_s: The longest wait in seconds, or None for no limit.
+        deadline_ns: The monotonic time at which the longest wait ends, or None.
+        run_in_thread: Calls a function in another thread. It is set in an event loop, which the
+            input and output of a shared store would block. None calls the function directly.
     """
 
     wake: Callable[[], object]
-    wait: Callable[[float | None], Any]
-    limit_s: float | None
-    deadline: int | None
-    run_apart: Callable[..., Any] | None = None
+    wait: Callable[[float | None], object]
+    timeout_s: float | None
+    deadline_ns: int | None
+    run_in_thread: Callable[[Callable[[], Permit | int]], Awaitable[Permit | int]] | None = None
+
+    def has_timed_out(self) -> bool:
+        """Return True if the deadline has passed."""
+        return self.deadline_ns is not None and monotonic_ns() >= self.deadline_ns
+
+    def next_wait_s(self, retry_after_ns: int) -> float | None:
+        """Return how many seconds to wait before the next try, or None to wait to be woken.
+
+        The wait ends at the deadline at the latest.
+        """
+        wait_ns = retry_after_ns
+        if self.deadline_ns is not None:
+            wait_ns = min(wait_ns, self.deadline_ns - monotonic_ns())
+        return None if wait_ns == FOREVER else max(0, wait_ns) / 1e9
 
 
 class _CallTokens(NamedTuple):
@@ -180,194 +225,248 @@ class _CallTokens(NamedTuple):
     output: float
 
 
-class _GateQueue:
-    """A gate and the callers that wait for it.
+class _CallQueue:
+    """The calls of one key and model that wait for a permit, and the limiter that grants permits.
 
-    With limits that processes share, the rates are kept by all of them. This process then has a
-    single place in their line, for the first of its callers.
+    If processes share the limits, the rates are counted in a store, and the store has a queue of
+    processes. This process then has a single entry in that queue, for the first of its waiters.
 
     Attributes:
-        gate: The limits of this process.
+        limiter: The limits of this process.
         throttler: A Throttler of asyncio-throttle, which every call passes first, or None.
         is_shared: The rates are shared with other processes.
     """
 
     def __init__(
         self,
-        gate: Gate,
-        obeys_headers: bool,
+        limiter: RateLimiter,
+        *,
         name: str,
-        shared: SharedLimits | None,
-        throttler: Any,
+        obeys_headers: bool,
+        shared_limits: SharedLimits | None,
+        throttler: Throttler | None,
     ) -> None:
-        """Start without waiters. `name` is that of the key and model, in logs and in the store."""
-        self.gate = gate
+        """Create a queue without waiters.
+
+        Args:
+            limiter: The limits of this process.
+            name: The name of the key and model in logs and in the store.
+            obeys_headers: Whether permits apply the limits that the server states.
+            shared_limits: The rates that several processes share, or None.
+            throttler: A Throttler of asyncio-throttle, which every call passes first, or None.
+        """
+        self.limiter = limiter
         self.throttler = throttler
-        self.is_shared = shared is not None
-        self._obeys_headers = obeys_headers
+        self.is_shared = shared_limits is not None
         self._name = name
-        self._shared = shared
-        # The lock of the gate is held while a store is used, and then never taken in an event loop.
-        self._gate_lock = threading.Lock()
+        self._obeys_headers = obeys_headers
+        self._shared_limits = shared_limits
+        # This lock is held while a store is used. An event loop therefore never takes it if there
+        # is a store, but leaves that to a thread.
+        self._limiter_lock = threading.Lock()
         self._waiters_lock = threading.Lock()
         self._waiters: list[_Waiter] = []  # a heap
-        self._ticket = secrets.token_hex(8)
-        self._is_in_line = False
+        # Identifies the entry of this process in the queue of processes.
+        self._entry_id = secrets.token_hex(8)
+        self._is_in_shared_queue = False
 
-    def permit(self, tokens: _CallTokens, waiting: _Waiting) -> Steps[Permit]:
-        """Wait in the queue until a call is allowed.
+    def acquire(self, tokens: _CallTokens, wait_method: _WaitMethod) -> Steps[Permit]:
+        """Wait in the queue until a call is allowed, and return its permit.
+
+        The caller tries again whenever it is woken and whenever a wait ends. It leaves the queue if
+        it is cancelled or times out.
 
         Raises:
             ThrottleTimeout: The deadline has passed.
         """
-        waiter = _Waiter(waiting.wake, _priority.get())
+        waiter = _Waiter(wait_method.wake, _priority.get())
         with self._waiters_lock:
             heapq.heappush(self._waiters, waiter)
-        try_enter = partial(self._try_enter, waiter, tokens)
+        try_acquire = partial(self._try_acquire, waiter, tokens)
         try:
             while True:
-                if waiting.run_apart is None:
-                    result = try_enter()
+                if wait_method.run_in_thread is None:
+                    result = try_acquire()
                 else:
-                    result = yield partial(waiting.run_apart, try_enter)
+                    result = yield partial(wait_method.run_in_thread, try_acquire)
                 if isinstance(result, Permit):
                     return result
-                wait_ns: int = result
-                if waiting.deadline is not None:
-                    wait_ns = min(wait_ns, waiting.deadline - monotonic_ns())
-                    if wait_ns <= 0:
-                        raise self.timeout_error(waiting.limit_s)
-                yield partial(waiting.wait, None if wait_ns == FOREVER else wait_ns / 1e9)
+                if wait_method.has_timed_out():
+                    raise self.timeout_error(wait_method.timeout_s)
+                yield partial(wait_method.wait, wait_method.next_wait_s(retry_after_ns=result))
         except BaseException:
-            self._remove(waiter)
+            self._remove_waiter(waiter)
             raise
 
-    def timeout_error(self, limit_s: float | None) -> ThrottleTimeout:
-        """Return the exception for a caller that has waited for `limit_s`."""
-        numbers = f"{self.gate.in_flight} calls in flight, {self.waiting_count()} waiting"
+    def timeout_error(self, timeout_s: float | None) -> ThrottleTimeout:
+        """Return the exception for a caller that has waited for `timeout_s`."""
+        counts = f"{self.limiter.in_flight} calls in flight, {self.waiting_count()} waiting"
         hint = "raise the limit, or max_wait_s, or send less"
-        return ThrottleTimeout(f"the throttle gave no permit within {limit_s:g} s: {numbers}", hint)
+        message = f"the throttle gave no permit within {timeout_s:g} s: {counts}"
+        return ThrottleTimeout(message, hint)
 
     def waiting_count(self) -> int:
         """Return how many callers wait."""
-        return sum(not waiter.gone for waiter in self._waiters)
+        return sum(not waiter.has_left for waiter in self._waiters)
 
     def end_call(
-        self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None
+        self,
+        booking: Booking,
+        shared_grant: Grant | None,
+        tokens: float | None,
+        output_tokens: float | None,
     ) -> None:
-        """Correct what a call has booked by what it used, and let the next one in."""
-        self._run_now_or_later(partial(self._end_call, booking, grant, tokens, output))
+        """Take back the permit of a call that has ended, and wake the first waiter.
 
-    def apply_headers(self, headers: Mapping[str, str], refused: bool) -> None:
-        """Apply the limits that the headers of a response state."""
-        self._run_now_or_later(partial(self._apply_headers, headers, refused))
+        The estimated tokens that the call has booked are replaced by those that it used. `tokens`
+        is None if they are not known; then the estimate stays.
+        """
+        self._run_without_blocking(
+            partial(self._end_call, booking, shared_grant, tokens, output_tokens)
+        )
+
+    def apply_headers(self, headers: Mapping[str, str], *, is_refused: bool) -> None:
+        """Apply the limits that the headers of a response state to all calls of this queue.
+
+        `is_refused` says that the response is a 429 or 503, so that Retry-After is obeyed.
+        """
+        self._run_without_blocking(partial(self._apply_headers, headers, is_refused))
 
     def _end_call(
-        self, booking: Booking, grant: Grant | None, tokens: float | None, output: float | None
+        self,
+        booking: Booking,
+        shared_grant: Grant | None,
+        tokens: float | None,
+        output_tokens: float | None,
     ) -> None:
-        with self._gate_lock:
-            self.gate.end_call(booking, tokens, output)
-            # Without a token count, the estimate in the store stays.
-            if self._shared is not None and grant is not None and tokens is not None:
-                self._shared.correct(self._name, grant, tokens, output)
-        self._wake_first()
+        """Do the work of `end_call`, which may block at the store."""
+        with self._limiter_lock:
+            self.limiter.end_call(booking, tokens, output_tokens)
+            if self._shared_limits is not None and shared_grant is not None:
+                # Without a token count, the estimate in the store stays.
+                if tokens is not None:
+                    self._shared_limits.correct(self._name, shared_grant, tokens, output_tokens)
+        self._wake_first_waiter()
 
-    def _apply_headers(self, headers: Mapping[str, str], refused: bool) -> None:
-        with self._gate_lock:
-            requested_ns, obeyed_ns = self.gate.apply_headers(monotonic_ns(), headers, refused)
-            if obeyed_ns and self._shared is not None:
-                self._shared.pause(self._name, obeyed_ns)
-        if requested_ns < _MIN_LOGGED_PAUSE_NS:
+    def _apply_headers(self, headers: Mapping[str, str], is_refused: bool) -> None:
+        """Do the work of `apply_headers`, and log a pause that the server asks for."""
+        with self._limiter_lock:
+            pause = self.limiter.apply_headers(monotonic_ns(), headers, is_refused)
+            if pause.obeyed_ns and self._shared_limits is not None:
+                self._shared_limits.pause(self._name, pause.obeyed_ns)
+        if pause.requested_ns < _MIN_LOGGED_PAUSE_NS:
             return
-        cut = ""
-        if obeyed_ns < requested_ns:
-            cut = f"; calls go on after {obeyed_ns / 1e9:g} s (limit max_pause_s)"
+        limit_text = ""
+        if pause.obeyed_ns < pause.requested_ns:
+            limit_text = f"; calls go on after {pause.obeyed_ns / 1e9:g} s (limit max_pause_s)"
         log.warning(
             "the server asks for no call of %s for %g s%s",
             self._name or "any key",
-            requested_ns / 1e9,
-            cut,
+            pause.requested_ns / 1e9,
+            limit_text,
         )
 
-    def _run_now_or_later(self, work: Callable[[], object]) -> None:
-        """Run work now, or in the background where that could block.
+    def _run_without_blocking(self, function: Callable[[], object]) -> None:
+        """Call a function now, or in the background where it could block.
 
-        In a destructor the code below may hold the lock that the work takes. In an event loop a
-        store may take too long.
+        In a destructor, the code that the garbage collector has interrupted may hold the lock that
+        the function takes. In an event loop, the input and output of a store may take too long.
         """
-        if collecting() or (self.is_shared and event_loop.is_running()):
-            later(work)
+        if is_collecting_garbage() or (self.is_shared and event_loop.is_running()):
+            run_in_background(function)
         else:
-            work()
+            function()
 
-    def _try_enter(self, waiter: _Waiter, tokens: _CallTokens) -> Permit | int:
-        """Return the permit for a waiter, or the longest time in ns to wait before the next try."""
+    def _try_acquire(self, waiter: _Waiter, tokens: _CallTokens) -> Permit | int:
+        """Return a permit for a waiter, or how many ns it has to wait before the next try.
+
+        Only the first waiter can get a permit. All others wait until they are woken.
+        """
         with self._waiters_lock:
             if self._first_waiter() is not waiter:
                 return FOREVER
-        with self._gate_lock:
-            result = self._ask_gate(tokens)
+        with self._limiter_lock:
+            result = self._book_if_allowed(tokens)
         if isinstance(result, int):
             return result
+
         with self._waiters_lock:
-            was_cancelled = waiter.gone
-            waiter.gone = True
+            was_cancelled = waiter.has_left
+            waiter.has_left = True
             waiter.permit = result
         if was_cancelled:
+            # It was cancelled while a thread ran this method, so that nobody will use the permit.
             result.done(0)
-        self._wake_first()
+        # The next call may be allowed as well.
+        self._wake_first_waiter()
         return result
 
-    def _ask_gate(self, tokens: _CallTokens) -> Permit | int:
-        """Book a call. Return its permit, or the longest time in ns to wait before the next try."""
-        now = monotonic_ns()
-        grant: Grant | None = None
-        if self._shared is not None and not self.gate.retry_at_without_rates(now, *tokens):
-            result = self._shared.enter(self._name, self._ticket, *tokens)
-            self._is_in_line = isinstance(result, int)
-            if isinstance(result, int):
-                return min(result, _MAX_SHARED_WAIT_NS)
-            grant = result
-        if grant is None:
-            retry_at = self.gate.retry_at(now, *tokens)
-            if retry_at:
-                return FOREVER if retry_at == FOREVER else retry_at - now
-        return Permit(self, self.gate.book(now, *tokens), grant, self._obeys_headers)
+    def _book_if_allowed(self, tokens: _CallTokens) -> Permit | int:
+        """Count a call against the limits and return its permit.
 
-    def _remove(self, waiter: _Waiter) -> None:
-        """Take a caller that stopped waiting out of the queue."""
-        if collecting():
-            later(partial(self._remove, waiter))
+        If a limit does not allow the call now, nothing is counted, and the number of ns to wait
+        before the next try is returned. If processes share the rates, the store decides about
+        these, and this process about its concurrency and the limits of the server. If the store
+        fails, this process decides about everything.
+        """
+        now = monotonic_ns()
+        shared_grant: Grant | None = None
+        if self._shared_limits is not None:
+            is_allowed_here = not self.limiter.retry_at_without_rates(now, *tokens)
+            if is_allowed_here:
+                result = self._shared_limits.enter(self._name, self._entry_id, *tokens)
+                self._is_in_shared_queue = isinstance(result, int)
+                if isinstance(result, int):
+                    return min(result, _MAX_SHARED_WAIT_NS)
+                shared_grant = result
+        if shared_grant is None:
+            retry_at = self.limiter.retry_at(now, *tokens)
+            if retry_at == FOREVER:
+                return FOREVER
+            if retry_at:
+                return retry_at - now
+        booking = self.limiter.book(now, *tokens)
+        return Permit(self, booking, shared_grant, obeys_headers=self._obeys_headers)
+
+    def _remove_waiter(self, waiter: _Waiter) -> None:
+        """Remove a caller that was cancelled or has timed out from the queue.
+
+        If it was the last one, the entry of this process in the queue of processes is removed too,
+        because it would hold up the other processes.
+        """
+        if is_collecting_garbage():
+            run_in_background(partial(self._remove_waiter, waiter))
             return
         with self._waiters_lock:
-            waiter.gone = True
-            is_last = self._first_waiter() is None
+            waiter.has_left = True
+            is_queue_empty = self._first_waiter() is None
         if waiter.permit is not None:
             waiter.permit.done(0)
-        if is_last and self._is_in_line:
-            self._run_now_or_later(self._leave_line)
-        self._wake_first()
+        if is_queue_empty and self._is_in_shared_queue:
+            self._run_without_blocking(self._leave_shared_queue)
+        self._wake_first_waiter()
 
-    def _leave_line(self) -> None:
-        """Give up the place in the line of the processes if nobody waits here any more."""
-        with self._gate_lock:
+    def _leave_shared_queue(self) -> None:
+        """Remove the entry of this process from the queue of processes, unless a caller waits."""
+        with self._limiter_lock:
             with self._waiters_lock:
-                is_last = self._first_waiter() is None
-            if is_last and self._shared is not None:
-                self._is_in_line = False
-                self._shared.cancel(self._name, self._ticket)
+                is_queue_empty = self._first_waiter() is None
+            if is_queue_empty and self._shared_limits is not None:
+                self._is_in_shared_queue = False
+                self._shared_limits.cancel(self._name, self._entry_id)
 
     def _first_waiter(self) -> _Waiter | None:
-        while self._waiters and self._waiters[0].gone:
+        """Return the first caller that still waits. Those that have left are dropped here."""
+        while self._waiters and self._waiters[0].has_left:
             heapq.heappop(self._waiters)
         return self._waiters[0] if self._waiters else None
 
-    def _wake_first(self) -> None:
+    def _wake_first_waiter(self) -> None:
         """Wake the first waiting caller, which then tries again."""
         with self._waiters_lock:
-            first = self._first_waiter()
-        if first is not None:
-            first.wake()
+            first_waiter = self._first_waiter()
+        if first_waiter is not None:
+            first_waiter.wake()
 
 
 class Throttle:
@@ -428,37 +527,37 @@ class Throttle:
         _check_seconds("burst_s", burst_s)
         _check_seconds("max_wait_s", max_wait_s)
         _check_seconds("max_pause_s", max_pause_s)
-        rate_options = {
-            "requests": None if is_throttler else requests,
-            "tokens": tokens,
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-        }
-        rates = {
-            name: parse_rate(text, name) for name, text in rate_options.items() if text is not None
-        }
-        self._make_throttler: Callable[[], Any] | None = None
+
+        rates = _parse_rates(
+            requests=None if is_throttler else requests,
+            tokens=tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+        )
+        self._create_throttler: Callable[[], Throttler] | None = None
         if pacer is not None:
-            _check_pacer(pacer, rates, is_exclusive=shared is None and burst_s is None)
-            self._make_throttler = _throttler_factory(rates.pop("requests"))
+            _check_pacer(pacer, rates, has_other_options=shared is not None or burst_s is not None)
+            self._create_throttler = _throttler_factory(rates.pop("requests"))
         elif is_throttler:
-            self._make_throttler = lambda: requests
+            self._create_throttler = lambda: requests
+
         self._limits = Limits(
             **rates,
             concurrency=concurrency,
             burst_ns=None if burst_s is None else max(_MIN_BURST_NS, int(burst_s * 1e9)),
-            longest_ns=int(max_pause_s * 1e9),
-            grain=0 if shared is None else _SHARED_GRAIN,
+            max_pause_ns=int(max_pause_s * 1e9),
+            entries_per_period=None if shared is None else _SHARED_ENTRIES_PER_PERIOD,
         )
-        self._shared: SharedLimits | None = None
+        self._shared_limits: SharedLimits | None = None
         if shared is not None:
             from .shared_limits import SharedLimits
 
-            self._shared = SharedLimits(shared, self._limits, self._limits.remembered_ns)
+            self._shared_limits = SharedLimits(shared, self._limits)
+
         self.max_wait_s = max_wait_s
-        self._each = tuple(each)
+        self._separated_by = tuple(each)
         self._obeys_headers = heed_headers
-        self._gate_queues: dict[tuple[str, ...], _GateQueue] = {}
+        self._call_queues: dict[tuple[str, ...], _CallQueue] = {}
         self._lock = threading.Lock()
         _throttles.add(self)
 
@@ -471,11 +570,11 @@ class Throttle:
 
     def in_flight(self, *, key: str = "", model: str = "") -> int:
         """Return the number of calls in flight for this key and model."""
-        return self._gate_queue(key, model).gate.in_flight
+        return self._get_call_queue(key, model).limiter.in_flight
 
     def waiting(self, *, key: str = "", model: str = "") -> int:
         """Return the number of calls that wait for a permit, for this key and model."""
-        return self._gate_queue(key, model).waiting_count()
+        return self._get_call_queue(key, model).waiting_count()
 
     async def acquire(
         self,
@@ -498,15 +597,20 @@ class Throttle:
         Raises:
             ThrottleTimeout: The longest wait has passed.
         """
-        limit_s = self._longest_wait_s(max_wait_s)
-        deadline = _deadline_after(limit_s)
-        queue = self._gate_queue(key, model)
-        wake, wait = event_loop.wakeup()
+        timeout_s = self._timeout_s(max_wait_s)
+        deadline_ns = _deadline_after(timeout_s)
+        queue = self._get_call_queue(key, model)
+        wakeup = event_loop.create_wakeup()
         if queue.throttler is not None:
-            await self._pass_throttler(queue, limit_s)
-        run_apart = event_loop.in_thread if queue.is_shared else None
-        waiting = _Waiting(wake, wait, limit_s, deadline, run_apart)
-        return await run_async(queue.permit(_CallTokens(tokens, output_tokens), waiting))
+            await self._wait_for_throttler(queue.throttler, queue, timeout_s)
+        wait_method = _WaitMethod(
+            wakeup.wake,
+            wakeup.wait,
+            timeout_s,
+            deadline_ns,
+            run_in_thread=event_loop.run_in_thread if queue.is_shared else None,
+        )
+        return await run_steps_async(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
 
     def acquire_blocking(
         self,
@@ -523,7 +627,7 @@ class Throttle:
             ThrottleTimeout: The longest wait has passed.
             WrongUse: Requests are limited by a Throttler of asyncio.
         """
-        if self._make_throttler is not None:
+        if self._create_throttler is not None:
             raise WrongUse(
                 "event_loop",
                 "an asyncio Throttler cannot make a thread wait",
@@ -535,13 +639,20 @@ class Throttle:
             event.wait(seconds)
             event.clear()
 
-        limit_s = self._longest_wait_s(max_wait_s)
-        waiting = _Waiting(event.set, wait, limit_s, _deadline_after(limit_s))
-        queue = self._gate_queue(key, model)
-        return run_blocking(queue.permit(_CallTokens(tokens, output_tokens), waiting))
+        timeout_s = self._timeout_s(max_wait_s)
+        wait_method = _WaitMethod(event.set, wait, timeout_s, _deadline_after(timeout_s))
+        queue = self._get_call_queue(key, model)
+        return run_steps(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
 
-    async def _pass_throttler(self, queue: _GateQueue, limit_s: float | None) -> None:
-        """Wait for the Throttler of asyncio-throttle."""
+    async def _wait_for_throttler(
+        self, throttler: Throttler, queue: _CallQueue, timeout_s: float | None
+    ) -> None:
+        """Wait until a Throttler of the package asyncio-throttle lets a call pass.
+
+        Raises:
+            ThrottleTimeout: It does not within `timeout_s`.
+            WrongUse: The call runs in trio, where asyncio-throttle does not work.
+        """
         if asyncio._get_running_loop() is None:
             raise WrongUse(
                 "event_loop",
@@ -549,41 +660,57 @@ class Throttle:
                 'leave out pacer="asyncio-throttle"',
             )
         try:
-            async with asyncio.timeout(limit_s):
-                await queue.throttler.acquire()
+            async with asyncio.timeout(timeout_s):
+                await throttler.acquire()
         except TimeoutError:
-            raise queue.timeout_error(limit_s) from None
+            raise queue.timeout_error(timeout_s) from None
 
-    def _gate_queue(self, key: str, model: str) -> _GateQueue:
-        """Return the queue of a key and model."""
+    def _get_call_queue(self, key: str, model: str) -> _CallQueue:
+        """Return the queue for the calls of a key and model, and create it for their first call.
+
+        The option `each` says whether keys and models have separate limits.
+        """
         values = {"key": key, "model": model}
-        key_values = tuple(values[name] for name in self._each)
+        key_values = tuple(values[name] for name in self._separated_by)
         with self._lock:
-            queue = self._gate_queues.get(key_values)
+            queue = self._call_queues.get(key_values)
             if queue is None:
-                queue = self._make_gate_queue(key_values, model)
-                self._gate_queues[key_values] = queue
+                queue = self._create_call_queue(key_values, model)
+                self._call_queues[key_values] = queue
             return queue
 
-    def _make_gate_queue(self, key_values: tuple[str, ...], model: str) -> _GateQueue:
-        # The name is never the key itself, because it is logged and written into the shared file.
-        name = model if "model" in self._each else ""
-        if self._shared is not None:
-            name = self._shared.state_name(key_values, name)
-        throttler = None if self._make_throttler is None else self._make_throttler()
-        return _GateQueue(Gate(self._limits), self._obeys_headers, name, self._shared, throttler)
+    def _create_call_queue(self, key_values: tuple[str, ...], model: str) -> _CallQueue:
+        """Return a new queue. `key_values` are the key, the model or both, as `each` says.
 
-    def _longest_wait_s(self, max_wait_s: float | None) -> float | None:
+        Its name is never the key itself, because it is logged and written into the shared store.
+        """
+        name = model if "model" in self._separated_by else ""
+        if self._shared_limits is not None:
+            name = self._shared_limits.state_name(key_values, name)
+        return _CallQueue(
+            RateLimiter(self._limits),
+            name=name,
+            obeys_headers=self._obeys_headers,
+            shared_limits=self._shared_limits,
+            throttler=None if self._create_throttler is None else self._create_throttler(),
+        )
+
+    def _timeout_s(self, max_wait_s: float | None) -> float | None:
         """Return the shorter of the longest wait of a call and that of the Throttle."""
-        limits_s = [limit for limit in (max_wait_s, self.max_wait_s) if limit is not None]
-        return min(limits_s) if limits_s else None
+        timeouts_s = [wait_s for wait_s in (max_wait_s, self.max_wait_s) if wait_s is not None]
+        return min(timeouts_s) if timeouts_s else None
 
 
-def _deadline_after(limit_s: float | None) -> int | None:
-    return None if limit_s is None else monotonic_ns() + int(limit_s * 1e9)
+def _parse_rates(**options: str | int | float | None) -> dict[str, Rate]:
+    """Return the parsed rates by the names of their options. None stands for no limit."""
+    return {name: parse_rate(text, name) for name, text in options.items() if text is not None}
 
 
-def _check_throttler(throttler: Any) -> None:
+def _deadline_after(timeout_s: float | None) -> int | None:
+    return None if timeout_s is None else monotonic_ns() + int(timeout_s * 1e9)
+
+
+def _check_throttler(throttler: Throttler) -> None:
     if not throttler.rate_limit > 0:
         raise WrongUse(
             "out_of_range",
@@ -609,12 +736,16 @@ def _check_each(each: object) -> None:
 def _check_seconds(name: str, seconds: object) -> None:
     if seconds is None:
         return
-    if not isinstance(seconds, int | float) or not 0 <= seconds < _LONGEST_OPTION_S:
+    if not isinstance(seconds, int | float) or not 0 <= seconds < _MAX_OPTION_S:
         raise WrongUse("out_of_range", f"{name}={seconds!r}", "must be a number of seconds >= 0")
 
 
-def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, is_exclusive: bool) -> None:
-    """Check the option `pacer`. `is_exclusive` says that neither shared nor burst_s is used."""
+def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, has_other_options: bool) -> None:
+    """Raise WrongUse if the option `pacer` is unknown or does not fit the other options.
+
+    `has_other_options` says that `shared` or `burst_s` is used. A Throttler of asyncio-throttle has
+    neither: it limits one event loop and does not space its calls.
+    """
     if pacer != "asyncio-throttle":
         raise WrongUse(
             "unknown_name", f"pacer={pacer!r}", 'give "asyncio-throttle", or leave it out'
@@ -625,7 +756,7 @@ def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, is_exclusive: bool) -
             "asyncio-throttle limits requests, and no such limit is given",
             'add requests="10/s"',
         )
-    if not is_exclusive:
+    if has_other_options:
         raise WrongUse(
             "conflict",
             "asyncio-throttle keeps a plain limit of one event loop",
@@ -633,11 +764,11 @@ def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, is_exclusive: bool) -
         )
 
 
-def _throttler_factory(rate: Rate) -> Callable[[], Any]:
+def _throttler_factory(rate: Rate) -> Callable[[], Throttler]:
     """Return a function that creates a Throttler of asyncio-throttle with a rate."""
-    from asyncio_throttle.throttler import Throttler
+    from asyncio_throttle import throttler
 
-    return partial(Throttler, rate_limit=int(rate.limit), period=rate.period_ns / 1e9)
+    return partial(throttler.Throttler, rate_limit=int(rate.limit), period=rate.period_ns / 1e9)
 
 
 def _reset_after_fork() -> None:
@@ -647,7 +778,7 @@ def _reset_after_fork() -> None:
     """
     for throttle in _throttles:
         throttle._lock = threading.Lock()
-        throttle._gate_queues.clear()
+        throttle._call_queues.clear()
 
 
 _throttles: weakref.WeakSet[Throttle] = weakref.WeakSet()

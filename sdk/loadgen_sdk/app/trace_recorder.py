@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from ..errors import WrongUse, warn
+from .background import flush, run_in_background
 from .backlog import Backlog
-from .finishing import flush, later
 from .measurement import Measurement
 from .prompt_text import Prompt, read_prompt
 
@@ -173,7 +173,7 @@ class ShapeRecorder:
         # To wake the thread takes longer than all the rest here.
         if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
             self._scheduled_at = measurement.done
-            later(self._backlog.count_all)
+            run_in_background(self._backlog.count_all)
 
     def flush(self) -> None:
         """Write all waiting rows now."""
