@@ -44,7 +44,7 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
     lost = list(find_lost_slots(positions, schedule))
     (run_dir / "requests").mkdir()
     (run_dir / "flows").mkdir()
-    parquet.write(run_dir / "requests" / store.MERGED, record_tables(positions, lost))
+    parquet.write_tables(run_dir / "requests" / store.MERGED, record_tables(positions, lost))
     for position in positions:
         if position.part is not None:
             _copy_event_timelines(position, position.part, run_dir)

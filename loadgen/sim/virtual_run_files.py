@@ -109,4 +109,4 @@ def _write_records(directory: Path, results: VirtualRecords) -> None:
     starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
     groups = (records.part(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
     tables = (parquet.to_table(cast(Any, group), list(ERROR_TEXTS)) for group in groups)
-    parquet.write(directory / store.MERGED, tables)
+    parquet.write_tables(directory / store.MERGED, tables)

@@ -12,7 +12,7 @@ from loadgen.core.metrics.columns import DROPPED
 from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import ClassPlan
-from loadgen.core.results.parquet import Frame, to_table, write
+from loadgen.core.results.parquet import Frame, to_table, write_tables
 from loadgen.core.run_summary import summarize
 
 
@@ -23,7 +23,7 @@ def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path)
     classes = (ClassPlan(name="a", share=0.5), ClassPlan(name="b", share=0.5))
     run_dir = run_fixtures.write(tmp_path / "r", records, classes=classes)
     (run_dir / "requests").mkdir()
-    write(run_dir / "requests" / store.MERGED, [to_table(records, [])])
+    write_tables(run_dir / "requests" / store.MERGED, [to_table(records, [])])
     (run_dir / "summary.json").write_bytes(dump_summary(summarize(*store.read_run(run_dir))))
     in_memory_run = read_run(run_dir, tmp_path)
     streamed_run = read_run(run_dir, tmp_path, max_rows_in_memory=0)

@@ -26,7 +26,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan
-from loadgen.core.results.parquet import Frame, to_table, write
+from loadgen.core.results.parquet import Frame, to_table, write_tables
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.formats import definitions_of
@@ -313,7 +313,7 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     """Neither all rows nor the file are in memory at once, which once took 2.2 to 2.8 GB."""
     folder = run_fixtures.write(tmp_path / "r", found := rows(3, 700))
     (folder / "requests").mkdir()
-    write(
+    write_tables(
         folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])]
     )
     whole, stored = store.read_run(folder), store.read_run(folder, most=0, by_stage=False)

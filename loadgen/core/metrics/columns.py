@@ -221,8 +221,8 @@ class Columns:
         self._selection: NDArray[Any] | None = None
         if selected is not None and self._length < len(rows):
             self._select(selected)
-        # Records of a file have the method `within`, which reads a range of a column.
-        self._read_range = getattr(self._rows, "within", None)
+        # Records of a file have the method `read_range` for a range of a column.
+        self._read_range = getattr(self._rows, "read_range", None)
         self._cache: dict[str, NDArray[np.int64]] = {}
         self._keeps_all = keep_all
         self._is_large_file = self._read_range is not None and self._length > BLOCK_ROWS
@@ -335,7 +335,7 @@ class Columns:
         The file first frees the columns that it keeps, since the blocks read theirs anew.
         """
         file_records = getattr(self._rows, "frame", self._rows)  # a part of a file names its file
-        file_records.give_back()  # type: ignore[union-attr]
+        file_records.release_memory()  # type: ignore[union-attr]
         values = np.empty(len(self), np.int64)
         first = 0
         for block in self.blocks():

@@ -83,7 +83,7 @@ def write(folder: Path, groups: Iterable[RequestGaps]) -> None:
     remaining = iter(groups)
     nothing = np.zeros(0, np.int64)
     first = next(remaining, RequestGaps(nothing, nothing, nothing))
-    parquet.write(folder / FILE, map(_to_table, chain((first,), remaining)))
+    parquet.write_tables(folder / FILE, map(_to_table, chain((first,), remaining)))
 
 
 def _to_table(gaps: RequestGaps) -> Any:

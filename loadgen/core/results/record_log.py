@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.results.files import PRIVATE, private, replace
 from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
-from loadgen.core.results.parquet import from_parquet
+from loadgen.core.results.parquet import read_records
 from loadgen.core.results.record import BIN_NS, ROW, concatenate_rows
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.histogram import Histogram, bucket_numbers
@@ -329,7 +329,7 @@ def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     parts = [complete_rows(segment.path) for segment in segments(folder, worker)]
     files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if files:
-        rows, _ = from_parquet(files, RECORDED_SLOT.names)
+        rows, _ = read_records(files, RECORDED_SLOT.names)
         parts.append(rows)
     slots = np.zeros(sum(map(len, parts)), RECORDED_SLOT)
     for name in RECORDED_SLOT.names or ():

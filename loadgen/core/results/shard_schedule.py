@@ -38,7 +38,7 @@ def write(folder: Path, schedule: Schedule) -> None:
     columns = {
         name: parquet.nullable(np.ascontiguousarray(slots[name])) for name in SLOT.names or ()
     }
-    parquet.write(folder / FILE, [pa.table(columns)])
+    parquet.write_tables(folder / FILE, [pa.table(columns)])
 
 
 def read(folder: Path) -> NDArray[np.void]:

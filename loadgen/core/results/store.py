@@ -49,7 +49,7 @@ from loadgen.core.results.manifest import (
     decode_manifest,
     decode_worker_samples,
 )
-from loadgen.core.results.parquet import Frame, from_parquet
+from loadgen.core.results.parquet import Frame, read_records
 from loadgen.core.results.record import ROW, check_rows, check_scheduled_times, concatenate_rows
 from loadgen.core.results.record_log import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
@@ -232,11 +232,11 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     merged = folder / "requests" / MERGED
     # It has all rows. Next to it may be files that a killed process could not remove any more.
     if merged.exists():
-        return from_parquet([merged])
+        return read_records([merged])
     all_segments = segments(folder)
     if not all_segments:
         files = sorted((folder / "requests").glob("*.parquet"))
-        return from_parquet(files) if files else (np.zeros(0, ROW), [])
+        return read_records(files) if files else (np.zeros(0, ROW), [])
     records = _RecordCollector()
     for worker in dict.fromkeys(segment.worker for segment in all_segments):
         worker_segments = [segment for segment in all_segments if segment.worker == worker]
@@ -258,7 +258,7 @@ def _add_deleted_segments(
     for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):
         file_start = int(file.stem.partition("-")[2])
         if end <= file_start < first_row:
-            rows, texts = from_parquet([file])
+            rows, texts = read_records([file])
             records.add(rows[: first_row - file_start], texts)
             end = file_start + len(rows)
 

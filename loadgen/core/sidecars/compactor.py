@@ -55,7 +55,7 @@ class ParquetParts:
 
     def _write(self, worker: int, start: int, rows: NDArray[np.void]) -> Path:
         path = self._folder / "requests" / f"w{worker}-{start:012d}.parquet"
-        parquet.write(path, [parquet.to_table(rows, worker_texts(self._folder, worker))])
+        parquet.write_tables(path, [parquet.to_table(rows, worker_texts(self._folder, worker))])
         if path not in self._parts:
             self._parts.append(path)
         return path
@@ -66,7 +66,7 @@ class ParquetParts:
         if len(self._parts) == 1:
             self._parts[0].replace(merged)
         elif self._parts:
-            parquet.write(merged, self._row_groups())
+            parquet.write_tables(merged, self._row_groups())
             for path in self._parts:
                 path.unlink()
 

@@ -67,7 +67,7 @@ def join(folder: Path) -> dict[str, int] | None:
             column[account_rows] = account_values[has_request]
     if joined_count:
         new_columns = {COLUMNS[name]: column for name, column in values.items()}
-        parquet.write(file, _with_columns(file, new_columns))
+        parquet.write_tables(file, _with_columns(file, new_columns))
     if joined_count == len(accounts):
         return None
     return {"unjoined": len(accounts) - joined_count, "accounts": len(accounts)}

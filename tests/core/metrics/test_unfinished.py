@@ -32,7 +32,7 @@ from loadgen.core.results.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from loadgen.core.results.parquet import from_parquet, to_table
+from loadgen.core.results.parquet import read_records, to_table
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
@@ -269,7 +269,7 @@ def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> 
 
     table = to_table(records_with_unfinished(3, 2), [])
     pq.write_table(table, tmp_path / "a.parquet")
-    assert from_parquet([tmp_path / "a.parquet"])[0]["status"].tolist() == [
+    assert read_records([tmp_path / "a.parquet"])[0]["status"].tolist() == [
         0,
         0,
         0,
@@ -285,7 +285,7 @@ def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> 
         table.schema.get_field_index("status"), "status", pa.array(words).dictionary_encode()
     )
     pq.write_table(later, tmp_path / "b.parquet")
-    assert from_parquet([tmp_path / "b.parquet"])[0]["status"].tolist() == [
+    assert read_records([tmp_path / "b.parquet"])[0]["status"].tolist() == [
         0,
         0,
         0,

@@ -30,7 +30,7 @@ from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
-from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
+from loadgen.core.results.parquet import CACHED_BYTES_PER_ROW, Frame, to_table, write_tables
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, concatenate_rows, select_rows
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
@@ -323,7 +323,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         np.where(rows["slot"] > 990, -1, rows["due_ns"] + 10**12),
     )
     texts = ["one", "two", "three"]
-    write(
+    write_tables(
         tmp_path / "rows.parquet",
         [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)],
     )
@@ -337,7 +337,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         for name in set(ROW.names or ()) - {"text"}:
             assert (frame[name] == rows[name]).all()
             assert all(
-                (frame.within(name, *at) == rows[name][slice(*at)]).all()
+                (frame.read_range(name, *at) == rows[name][slice(*at)]).all()
                 for at in ((0, 1), (299, 601), (7, 7))
             )
             assert (Columns(frame, chosen)[name] == rows[name][chosen]).all()
@@ -345,7 +345,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
             assert len(Columns(frame, rows["slot"] < 0)[name]) == 0
         said = np.array([*frame.texts, ""])[frame["text"]]
         assert (said == np.array([*texts, ""])[rows["text"]]).all()
-        assert (frame.within("text", 250, 650) == frame["text"][250:650]).all()
+        assert (frame.read_range("text", 250, 650) == frame["text"][250:650]).all()
     assert summarize(manifest, frame) == summarize(manifest, rows)
 
 
@@ -353,14 +353,14 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
     tmp_path: Path,
 ) -> None:
     rows = sent_rows(3_000, 3)
-    write(
+    write_tables(
         tmp_path / "rows.parquet",
         [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)],
     )
     frame = CountedFrame([tmp_path / "rows.parquet"])
     manifest = RunManifest(stages=(StagePlan(measured=False), StagePlan()))
     assert summarize(manifest, cast("NDArray[np.void]", frame)) == summarize(manifest, rows)
-    assert frame.most_kept <= KEPT_BYTES * len(rows)
+    assert frame.most_kept <= CACHED_BYTES_PER_ROW * len(rows)
     read = {name for name, _ in frame.reads}
     assert not read & {
         "output_tokens",
@@ -370,7 +370,7 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
     assert [len(read & same) for same in SAME] == [1, 1]
     again = {name for (name, _), times in frame.reads.items() if times > 1}
     assert again <= {"stage"}, "a column was read again"
-    sizes = {name: frame._kept[name].values.itemsize for name in ("request", "max_gap_ns")}
+    sizes = {name: frame._cache[name].values.itemsize for name in ("request", "max_gap_ns")}
     assert sizes == {"request": 2, "max_gap_ns": 4}
 
 
@@ -379,7 +379,7 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
     rows, draw = blank(500), np.random.default_rng(1)
     for name in FIELDS:
         rows[name] = draw.integers(0, 1 << 62, 500)
-    write(tmp_path / "r.parquet", [to_table(rows, [])])
+    write_tables(tmp_path / "r.parquet", [to_table(rows, [])])
     told = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
     chunks = [told.column(at) for at in range(told.num_columns)]
     assert len({one.total_compressed_size for one in chunks if one.path_in_schema in FIELDS}) < len(
@@ -401,7 +401,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
         draw.integers(0, 2, 1_000),
     )
     rows["text"] = np.where(rows["slot"] % 7 == 0, rows["slot"] % 3, -1)
-    write(
+    write_tables(
         tmp_path / "rows.parquet",
         [to_table(rows[at : at + 300], ["a", "b", "c"]) for at in range(0, 1_000, 300)],
     )
@@ -409,7 +409,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
     expected = rows[np.argsort(rows["stage"], kind="stable")]
     for name in set(ROW.names or ()) - {"text"}:
         assert (frame[name] == expected[name]).all() and frame[name].dtype == ROW[name]
-        assert (frame.within(name, 250, 650) == expected[name][250:650]).all()
+        assert (frame.read_range(name, 250, 650) == expected[name][250:650]).all()
     assert (
         np.array([*frame.texts, ""])[frame["text"]]
         == np.array(["a", "b", "c", ""])[expected["text"]]
@@ -474,7 +474,7 @@ def test_successful_requests_without_a_scheduled_time_are_refused(tmp_path: Path
     rows = sent_rows(500, 3)
     (tmp_path / "requests").mkdir()
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(run="r")))
-    write(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
+    write_tables(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
     for most in (math.inf, 0):
         with pytest.raises(UserError) as raised:
             store.read_run(tmp_path, most=most)
@@ -489,12 +489,12 @@ class CountedFrame(Frame):
         self.most_kept = 0
         super().__init__(files, by_stage=True)
 
-    def _read(self, name: str, group: Any) -> NDArray[Any]:
+    def _read_group(self, name: str, group: Any) -> NDArray[Any]:
         self.reads[name, group] += 1
         self.most_kept = max(
-            self.most_kept, sum(column.values.nbytes for column in self._kept.values())
+            self.most_kept, sum(column.values.nbytes for column in self._cache.values())
         )
-        return super()._read(name, group)
+        return super()._read_group(name, group)
 
 
 def sent_rows(count: int, seed: int) -> NDArray[np.void]:
@@ -535,7 +535,7 @@ def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
     """A dictionary of timestamps would fill up, double the writing time and enlarge the file."""
     rows = blank(50)
     rows["due_ns"] = np.arange(50) * S
-    write(tmp_path / "a.parquet", [to_table(rows, [])])
+    write_tables(tmp_path / "a.parquet", [to_table(rows, [])])
     group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
     has = {
         column.path_in_schema: column.has_dictionary_page
@@ -549,7 +549,7 @@ def test_parquet_statistics_that_contradict_the_values_are_an_error(tmp_path: Pa
     """A value would be cut to the type that they ask for, without a word."""
     rows, path = blank(50), tmp_path / "a.parquet"
     rows["due_ns"] = np.arange(50) * S
-    write(path, [to_table(rows, [])])
+    write_tables(path, [to_table(rows, [])])
     largest = (49 * S).to_bytes(8, "little")
     content = path.read_bytes()
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -564,7 +564,7 @@ def test_parquet_files_are_read_through_a_pool_that_releases_memory(tmp_path: Pa
     """The default pool of Arrow keeps what it reads ahead, 38 MB for the records of a rack."""
     rows = blank(50_000)
     rows["due_ns"] = np.random.default_rng(1).integers(0, 2**62, len(rows))
-    write(tmp_path / "rows.parquet", [to_table(rows, [])])
+    write_tables(tmp_path / "rows.parquet", [to_table(rows, [])])
     frame = Frame([tmp_path / "rows.parquet"])
     before = allocated_elsewhere()
     assert (frame["due_ns"] == rows["due_ns"]).all()

@@ -11,7 +11,7 @@ from loadgen_sdk.request import Completion, Failure, Usage
 from loadgen.core.errors import UserError
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, encode_manifest
-from loadgen.core.results.parquet import from_parquet, unreadable
+from loadgen.core.results.parquet import read_records, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
 from loadgen.core.results.record_log import RecordLog
 from loadgen.core.sidecars.compactor_process import Compactor
@@ -179,7 +179,7 @@ def test_half_a_row_at_the_end_is_left_out(tmp_path: Path) -> None:
     assert len(store.read_run(tmp_path).rows) == 50
     recorder = Compactor(tmp_path)
     assert recorder.finish()
-    assert len(from_parquet(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
+    assert len(read_records(list((tmp_path / "requests").glob("*.parquet")))[0]) == 50
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'{"schema": 99}', b"\xff\xfe"])
