@@ -69,18 +69,20 @@ def main() -> int:
     long_page = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(LONG_PAGE_SERIES))
     records = b"[" + b",".join([RECORD] * 100) + b"]"
     reads = {
-        "metrics page of the simulated server": measure_cpu_s(lambda: series.samples(simulated)),
+        "metrics page of the simulated server": measure_cpu_s(lambda: series.parse_page(simulated)),
         "DCGM page of 8 GPUs": measure_cpu_s(
-            lambda: energy.select_hardware_values(series.samples(dcgm))
+            lambda: energy.select_hardware_values(series.parse_page(dcgm))
         ),
         "/energy_metrics": measure_cpu_s(
             lambda: energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
         ),
         "/perf_metrics with 100 requests": measure_cpu_s(
-            lambda: request_accounts.accounts(records, 0)
+            lambda: request_accounts.parse_breakdowns(records, 0)
         ),
     }
-    long_read_s = measure_cpu_s(lambda: series.samples(long_page), times=max(1, args.times // 10))
+    long_read_s = measure_cpu_s(
+        lambda: series.parse_page(long_page), times=max(1, args.times // 10)
+    )
     all_reads = {**reads, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
     rows = [[name, f"{read_s * 1e3:.2f}", f"{read_s:.2%}"] for name, read_s in all_reads.items()]
     print(rig.format_table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")

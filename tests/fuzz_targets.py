@@ -190,13 +190,13 @@ FILES = (
 
 def metrics_page(data: bytes) -> None:
     with contextlib.suppress(ValueError):  # what the scraper expects of it
-        series.samples(data.decode("utf-8", "replace"))
+        series.parse_page(data.decode("utf-8", "replace"))
     with contextlib.suppress(ValueError):
-        series.Iterations().samples(data)
+        series.IterationParser().parse(data)
     with contextlib.suppress(ValueError):
         energy.parse_energy_metrics(data)
     with contextlib.suppress(ValueError):
-        request_accounts.accounts(data, 0)
+        request_accounts.parse_breakdowns(data, 0)
     energy.parse_nvidia_smi(data.decode("utf-8", "replace"))
 
 

@@ -246,11 +246,11 @@ def test_its_server_is_known_by_its_sign_and_its_words(capsys: Any) -> None:
         == NO_SERVER_TIMING
     )
     assert capsys.readouterr().err.count("plug-in acme of acme-loadgen 1.0 failed: KeyError") == 1
-    assert series.names_for(servers.find("acme").metrics) == {
+    assert series.stored_names(servers.find("acme").metrics) == {
         "acme_active": "loadgen:running",
         "acme_queued": "loadgen:waiting",
     }
-    assert "loadgen:running" in series.KNOWN["running"]
+    assert "loadgen:running" in series.NAMES_BY_QUANTITY["running"]
 
 
 @pytest.mark.processes

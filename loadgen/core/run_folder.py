@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +11,17 @@ import msgspec
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
-from loadgen.core.metrics.verdict import add_warning, remove_warning
+from loadgen.core.metrics.verdict import Verdict, add_warning, remove_warning
 from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import energy, series
+from loadgen.core.server_metrics.series import PageReading
 
 SUMMARY = FILE
-FAILED_READS = 0.1
-"""The share of the reads of a metrics page that may fail without a warning."""
+MAX_FAILED_READS = 0.1
+"""The fraction of the reads of a metrics page that may fail without a warning."""
 
 
 class OpenedRun(NamedTuple):
@@ -44,7 +45,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def open_run(folder: Path) -> OpenedRun:
-    """Open a run. Its summary is computed from its records, or read if it has no records.
+    """Open a run that may have records, a stored summary, or both.
+
+    Its summary is computed from its records, or read if it has none.
 
     Raises UserError for a folder that holds no run and for damaged files.
     """
@@ -53,7 +56,7 @@ def open_run(folder: Path) -> OpenedRun:
         return OpenedRun(kept_summary(folder) if has_summary else summary(folder), None)
     stored = store.read_run_lazily(folder)
     samples = store.read_server_samples(folder)
-    return OpenedRun(with_server(samples, summarize(*stored, samples)), stored)
+    return OpenedRun(add_server_metrics(samples, summarize(*stored, samples)), stored)
 
 
 def refuse_shard(folder: Path) -> None:
@@ -95,31 +98,67 @@ def summary(folder: Path) -> Summary:
     """Compute the summary of a run from its records. Raises UserError as `store.read_run` does."""
     stored = store.read_run_lazily(folder)
     samples = store.read_server_samples(folder)
-    return with_server(samples, summarize(*stored, samples))
+    return add_server_metrics(samples, summarize(*stored, samples))
 
 
-def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
-    """Return the summary with the servers' own metrics, the energy, and warnings about both."""
-    of_servers = energy.without_hardware_pages(samples)
-    used = energy_use.summarize_energy(samples, summary)
+def add_server_metrics(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
+    """Return the summary with the servers' own metrics, the energy, and warnings about both.
+
+    Args:
+        samples: The samples of all metrics pages of the run. May be empty.
+        summary: The summary of the records.
+    """
+    totals = series.summarize(energy.without_hardware_pages(samples), _count_output_tokens(summary))
+    energy_summary = energy_use.summarize_energy(samples, summary)
+
+    verdict = summary.verdict
+    pages: tuple[PageReading, ...] = ()
+    if totals is not None:
+        verdict = _add_totals_warnings(verdict, totals, summary)
+        pages += totals.pages
+    if energy_summary is not None:
+        pages += energy_summary.pages
+    verdict = _add_page_warnings(verdict, pages)
+    return msgspec.structs.replace(summary, server=totals, energy=energy_summary, verdict=verdict)
+
+
+def _count_output_tokens(summary: Summary) -> int | None:
+    """Return the output tokens that the client counted in the full run, or None if it did not."""
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
-    server_summary = series.summarize(
-        of_servers,
-        None if duration_s is None or output_per_s is None else round(duration_s * output_per_s),
+    if duration_s is None or output_per_s is None:
+        return None
+    return round(duration_s * output_per_s)
+
+
+def _add_totals_warnings(
+    verdict: Verdict, totals: series.ServerTotals, summary: Summary
+) -> Verdict:
+    """Return the verdict with warnings about counts of the servers that contradict the client's.
+
+    If the servers count cached tokens, the warning that nothing reports them is removed.
+    """
+    token_dispute = series.find_token_dispute(totals)
+    if token_dispute is not None:
+        verdict = add_warning(verdict, "server_counts", token_dispute)
+    if totals.cached_share is None:
+        return verdict
+    verdict = remove_warning(verdict, "cache_unsaid")
+    cache_dispute = series.find_cache_dispute(
+        totals, summary.requested_cache_share, summary.tokens.cached_share
     )
-    verdict = summary.verdict
-    if server_summary is not None and (disputed := series.disputed(server_summary)):
-        verdict = add_warning(verdict, "server_counts", disputed)
-    if server_summary is not None and server_summary.cached_share is not None:
-        verdict = remove_warning(verdict, "cache_unsaid")
-        if disputed := series.cache_disputed(
-            server_summary, summary.requested_cache_share, summary.tokens.cached_share
-        ):
-            verdict = add_warning(verdict, "cache_disputed", disputed)
-    pages = [page for block in (server_summary, used) if block is not None for page in block.pages]
+    if cache_dispute is not None:
+        verdict = add_warning(verdict, "cache_disputed", cache_dispute)
+    return verdict
+
+
+def _add_page_warnings(verdict: Verdict, pages: Iterable[PageReading]) -> Verdict:
+    """Return the verdict with a warning for each page of which too many reads failed.
+
+    A single failed read is never too many.
+    """
     for page in pages:
-        if page.failed > max(FAILED_READS * page.reads, 1):
+        if page.failed > max(MAX_FAILED_READS * page.reads, 1):
             values = {"page": page.url, "failed": page.failed, "reads": page.reads}
             verdict = add_warning(verdict, "page_failed", values)
-    return msgspec.structs.replace(summary, server=server_summary, energy=used, verdict=verdict)
+    return verdict

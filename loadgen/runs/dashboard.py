@@ -171,7 +171,7 @@ class LiveStatus:
     @property
     def server_gauges(self) -> dict[str, float]:
         """Queue and KV cache of the servers by their own metrics pages, by quantity."""
-        return series.gauges(self._server_samples.values())
+        return series.compute_gauges(self._server_samples.values())
 
     def latency(self, name: str) -> LatencyStatus:
         """Return the distribution of `ttft` or `tpot`, and whether it meets its objective."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import Host, RunManifest
     from loadgen.core.server_metrics.energy import EnergyUse
-    from loadgen.core.server_metrics.series import MetricSample, PageReading, Served
+    from loadgen.core.server_metrics.series import MetricSample, PageReading, ServerTotals
 
 ChartSource = Callable[[], ChartData] | None
 """Computes the data of charts. None if only the summary of a run was kept, so it has no charts."""
@@ -149,12 +149,12 @@ def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | Page
 
 
 def server_metrics(
-    served: Served, chart_data: ChartSource, samples: Sequence[MetricSample]
+    served: ServerTotals, chart_data: ChartSource, samples: Sequence[MetricSample]
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the servers' own metrics over time, and how often their pages were read."""
 
     def make_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.server(data, series.curves(samples))
+        return charts.server(data, series.compute_curves(samples))
 
     yield from _folded_charts("Server metrics over time", "server-time", chart_data, make_charts)
     text = f"Read about once per second by a separate process. {series.FILE} has every series."

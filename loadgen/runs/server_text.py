@@ -9,7 +9,7 @@ from loadgen.core import format
 
 if TYPE_CHECKING:
     from loadgen.core.server_metrics.energy import EnergyUse
-    from loadgen.core.server_metrics.series import Served
+    from loadgen.core.server_metrics.series import ServerTotals
 
 
 def describe_energy(energy: EnergyUse) -> list[str]:
@@ -61,7 +61,7 @@ def _hardware_state(energy: EnergyUse) -> Iterator[str]:
         yield f"host {format.quantity(energy.host_joules / energy.window_s)} W"
 
 
-def describe_server(server: Served) -> list[str]:
+def describe_server(server: ServerTotals) -> list[str]:
     """Return phrases about the metrics pages of the servers.
 
     The first one compares the number of output tokens that the servers counted with that of the
@@ -81,7 +81,7 @@ def describe_server(server: Served) -> list[str]:
     return phrases
 
 
-def _describe_client_count(server: Served) -> str:
+def _describe_client_count(server: ServerTotals) -> str:
     client_tokens = server.client_output_tokens
     if client_tokens is None:
         return "unknown to the client"
@@ -91,7 +91,7 @@ def _describe_client_count(server: Served) -> str:
     return f"{format.count(client_tokens)} by the client ({difference})"
 
 
-def _describe_reads(server: Served) -> str:
+def _describe_reads(server: ServerTotals) -> str:
     reads = sum(page.reads for page in server.pages)
     failed = sum(page.failed for page in server.pages)
     text = format.counted(reads, "read")

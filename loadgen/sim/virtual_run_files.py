@@ -52,7 +52,7 @@ def replica_count_samples(preset: Preset) -> list[MetricSample]:
             t_s=t_s,
             target=0,
             page=series.SIMULATED,
-            name=series.OURS + series.REPLICAS,
+            name=series.PLUGIN_PREFIX + series.REPLICAS,
             labels="",
             value=count,
         )

@@ -27,7 +27,7 @@ from loadgen.core.results.manifest import (
     TargetFacts,
     WorkerSample,
 )
-from loadgen.core.run_folder import OpenedRun, with_server
+from loadgen.core.run_folder import OpenedRun, add_server_metrics
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.sidecars.compactor_process import Compactor
@@ -47,7 +47,7 @@ S = 1_000_000_000
 
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
-    summary = with_server(store.read_server_samples(folder), summarize(*stored))
+    summary = add_server_metrics(store.read_server_samples(folder), summarize(*stored))
     made = run_data.compute_chart_data(*stored[:5], store.read_heat(folder))
     added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
     return run_page.render(summary, stored.manifest, made, store.read_server_samples(folder), added)

@@ -14,7 +14,7 @@ from servers import shared
 import loadgen
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary, exit_code
-from loadgen.core.server_metrics.series import Served
+from loadgen.core.server_metrics.series import ServerTotals
 from loadgen.render import html as as_html
 from loadgen.runs import kind, outcome
 from loadgen.runs.server_text import describe_server
@@ -94,7 +94,7 @@ def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said
 
 
 def test_unknown_token_counts_are_not_compared() -> None:
-    served = Served(pages=(), output_tokens=4_800, client_output_tokens=None)
+    served = ServerTotals(pages=(), output_tokens=4_800, client_output_tokens=None)
 
     count, *_ = describe_server(served)
 

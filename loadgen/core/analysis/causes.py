@@ -120,7 +120,7 @@ def _build_case(
         replica_keys=replica_keys(requests).astype(np.int64),
         stride=stride,
         excess=excess,
-        server_curves=series.curves(samples),
+        server_curves=series.compute_curves(samples),
         manifest=manifest,
         samples=samples,
     )

@@ -124,7 +124,7 @@ def _waiting_by_littles_law(
     samples: Sequence[MetricSample], requests: int, span_s: float
 ) -> float | None:
     """Return the mean wait: the mean number of waiting requests divided by the request rate."""
-    waiting = series.curves(samples).get(series.WAITING)
+    waiting = series.compute_curves(samples).get(series.WAITING)
     if waiting is None or span_s <= 0:
         return None
     during = [

@@ -1,7 +1,7 @@
 """Measure how long it took to meet the SLO again after a spike or a change of the replicas.
 
 Pure. A spike is a measured stage whose load is higher than that of the measured stage after it.
-The servers' metrics pages tell the number of replicas (see `series.replicas`), and a target that
+The servers' metrics pages tell the number of replicas (see `series.count_replicas`), and a target that
 stopped responding counts as lost.
 
 The requests after an event are examined in groups of GROUP_SIZE by scheduled time, up to the next
@@ -140,7 +140,7 @@ def _find_replica_changes(
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
     """Yield an event for each change of the number of replicas on the metrics pages."""
-    for (_, before), (at_s, after) in pairwise(series.replicas(samples)):
+    for (_, before), (at_s, after) in pairwise(series.count_replicas(samples)):
         if before == after:
             continue
         event: Event = "loss" if after < before else "scale_up"

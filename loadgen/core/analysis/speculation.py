@@ -65,16 +65,16 @@ def _from_counters(samples: Sequence[MetricSample]) -> dict[str, Any]:
 
     Counters of tokens are preferred to gauges, which only show the latest steps.
     """
-    drafts = series.growth(samples, series.DRAFTS)
-    drafted = series.growth(samples, series.DRAFTED)
-    accepted = series.growth(samples, series.ACCEPTED)
+    drafts = series.measure_growth(samples, series.DRAFTS)
+    drafted = series.measure_growth(samples, series.DRAFTED)
+    accepted = series.measure_growth(samples, series.ACCEPTED)
     if drafted and accepted is not None:
         return {
             "server_acceptance": accepted / drafted,
             "server_length": 1 + accepted / drafts if drafts else None,
             "by_position": _acceptance_by_position(samples, drafts or 0.0),
         }
-    curves = series.curves(samples)
+    curves = series.compute_curves(samples)
     share = _mean_of_gauge(curves.get(series.ACCEPT_SHARE))
     length = _mean_of_gauge(curves.get(series.ACCEPT_LENGTH))
     if share is None and length is None:
@@ -113,6 +113,6 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
     if not drafts or positions != list(range(len(positions))):
         return ()
     return tuple(
-        (series.growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0) / drafts
+        (series.measure_growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0) / drafts
         for position in positions
     )

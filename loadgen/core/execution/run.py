@@ -160,7 +160,7 @@ def finish_run(
     if compactor_deletes_records or has_server_timings:
         is_compacted = compactor.finish()
     if is_compacted and has_server_timings:
-        join_problem = server_accounts.join(folder)
+        join_problem = server_accounts.add_breakdowns_to_records(folder)
         if join_problem is not None:
             notes = reasons.make_note("accounts_unjoined", join_problem)
             manifest = run_manifest.add_notes(manifest, notes)

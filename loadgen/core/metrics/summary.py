@@ -49,7 +49,7 @@ from loadgen.core.results.json_files import decode_json
 from loadgen.core.results.manifest import ChunkReuse, Fingerprints, Host, TargetFacts
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
-from loadgen.core.server_metrics.series import Served
+from loadgen.core.server_metrics.series import ServerTotals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import Distribution
 
@@ -186,7 +186,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()
     # What the servers counted. None if no metrics page was read.
-    server: Served | None = None
+    server: ServerTotals | None = None
     # What the accelerators used. None if nothing reports it.
     energy: EnergyUse | None = None
     # The metrics that have no field of their own: newer ones, and those of other packages.

@@ -329,9 +329,7 @@ class Frame:
 
     def _read_stored_range(self, name: str, first: int, end: int) -> NDArray[Any]:
         """Return the values of a column that the files have, from the cache or the files."""
-        groups = {
-            span.group for span in self._spans if max(span.first, first) < min(span.end, end)
-        }
+        groups = {span.group for span in self._spans if max(span.first, first) < min(span.end, end)}
         constants = {self._constant_value(name, group) for group in groups}
         if len(constants) == 1:
             constant = constants.pop()
@@ -582,7 +580,8 @@ def _have_same_bytes(
 
 def _chunk_offset(chunk: ColumnChunkMetaData) -> int:
     """Return where the bytes of a column chunk begin: with its dictionary, if it has one."""
-    return chunk.dictionary_page_offset or chunk.data_page_offset
+    offset: int = chunk.dictionary_page_offset or chunk.data_page_offset
+    return offset
 
 
 def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
@@ -647,10 +646,8 @@ def _to_row_values(name: str, array: pa.Array, text_numbers: dict[str, int]) -> 
 
 def _code_of_name(column: str, name: str) -> int:
     """Return the code of a name in a column of NAMES, or the code for an unknown name."""
-    try:
-        return NAMES[column].index(name)
-    except ValueError:
-        return _unknown_code(column)
+    names: tuple[str, ...] = NAMES[column]
+    return names.index(name) if name in names else _unknown_code(column)
 
 
 def _unknown_code(column: str) -> int:

@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from loadgen.core.server_metrics.series import TOOK, UP, MetricSample, PageReading, labels
+from loadgen.core.server_metrics.series import (
+    SCRAPE_DURATION,
+    UP,
+    MetricSample,
+    PageReading,
+    PageValues,
+    Point,
+    SeriesKey,
+    format_labels,
+    summarize_reads,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SMI = "nvidia-smi"
 _SMI_FIELDS = {
@@ -29,6 +39,7 @@ _SMI_FIELDS = {
     # All versions of the driver accept this name.
     "clocks_throttle_reasons.active": "nvidia_smi_throttle_reasons",
 }
+"""The fields that nvidia-smi prints, and the name of the series of each. The index has no series."""
 SMI_COMMAND = (
     SMI,
     f"--query-gpu={','.join(_SMI_FIELDS)}",
@@ -37,33 +48,40 @@ SMI_COMMAND = (
     "1000",
 )
 
-JOULES, WATTS, LIMIT, CLOCK, MEMORY, THROTTLE = (
-    "joules",
-    "watts",
-    "limit_watts",
-    "clock_mhz",
-    "memory_mib",
-    "throttle",
-)
-SOURCES: dict[str, dict[str, tuple[str, float]]] = {
-    "energy_metrics": {JOULES: ("trtllm_energy_joules_total", 1.0)},
+JOULES = "joules"
+WATTS = "watts"
+LIMIT = "limit_watts"
+CLOCK = "clock_mhz"
+MEMORY = "memory_mib"
+THROTTLE = "throttle"
+
+
+class _SourceMetric(NamedTuple):
+    """The name of a series of a source, and the factor from its unit to ours."""
+
+    name: str
+    factor: float = 1.0
+
+
+SOURCES: dict[str, dict[str, _SourceMetric]] = {
+    "energy_metrics": {JOULES: _SourceMetric("trtllm_energy_joules_total")},
     "dcgm": {
-        JOULES: ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
-        WATTS: ("DCGM_FI_DEV_POWER_USAGE", 1.0),
-        LIMIT: ("DCGM_FI_DEV_POWER_MGMT_LIMIT", 1.0),
-        CLOCK: ("DCGM_FI_DEV_SM_CLOCK", 1.0),
-        MEMORY: ("DCGM_FI_DEV_FB_USED", 1.0),
-        THROTTLE: ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 1.0),
+        JOULES: _SourceMetric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
+        WATTS: _SourceMetric("DCGM_FI_DEV_POWER_USAGE"),
+        LIMIT: _SourceMetric("DCGM_FI_DEV_POWER_MGMT_LIMIT"),
+        CLOCK: _SourceMetric("DCGM_FI_DEV_SM_CLOCK"),
+        MEMORY: _SourceMetric("DCGM_FI_DEV_FB_USED"),
+        THROTTLE: _SourceMetric("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"),
     },
     "nvidia-smi": {
-        WATTS: ("nvidia_smi_power_watts", 1.0),
-        LIMIT: ("nvidia_smi_power_limit_watts", 1.0),
-        CLOCK: ("nvidia_smi_sm_clock_mhz", 1.0),
-        MEMORY: ("nvidia_smi_memory_used_mib", 1.0),
-        THROTTLE: ("nvidia_smi_throttle_reasons", 1.0),
+        WATTS: _SourceMetric("nvidia_smi_power_watts"),
+        LIMIT: _SourceMetric("nvidia_smi_power_limit_watts"),
+        CLOCK: _SourceMetric("nvidia_smi_sm_clock_mhz"),
+        MEMORY: _SourceMetric("nvidia_smi_memory_used_mib"),
+        THROTTLE: _SourceMetric("nvidia_smi_throttle_reasons"),
     },
 }
-"""For each source, the name of a quantity there, and the factor from its unit to ours.
+"""For each source of energy or power, the series of each quantity that it reports.
 
 The sources are ordered by preference.
 """
@@ -76,9 +94,13 @@ _OTHER_NAMES = {
     # The parser appends `_total` to the name of a counter.
     "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
 }
-_NAMES = {name for of in SOURCES.values() for name, _ in of.values()} | {*HOST, *_OTHER_NAMES}
+_SOURCE_NAMES = {
+    metric.name for metric_by_quantity in SOURCES.values() for metric in metric_by_quantity.values()
+}
+_HARDWARE_NAMES = _SOURCE_NAMES | {*HOST, *_OTHER_NAMES}
+"""The names of all series about hardware."""
 
-REASONS = {
+THROTTLE_REASONS = {
     "power cap": 0x4 | 0x80,  # of the software, and the brake of the hardware
     "thermal": 0x20 | 0x40,
     "hardware slowdown": 0x8,
@@ -121,72 +143,104 @@ class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # why there is no energy although a source was read
 
 
-class Amount(msgspec.Struct, frozen=True):
+class _Energy(NamedTuple):
     """An energy and its uncertainty, in J."""
 
     joules: float
     error: float
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """One series: its values at the times at which its page was read."""
+class _Window(NamedTuple):
+    """The steady-state window, in s from the start of the run."""
 
-    t_s: list[float]
-    values: list[float]
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+Readings = list[Point]
+"""The values of one series at the times at which its page was read."""
+
+
+class _HardwareReadings(NamedTuple):
+    """The readings of the pages about hardware.
+
+    Attributes:
+        pages: The pages, and how often each was read.
+        by_name: By the name of a metric, the readings of each of its series. There is a series for
+            each device of each page.
+    """
+
+    pages: tuple[PageReading, ...]
+    by_name: Mapping[str, Sequence[Readings]]
+
+    def of_quantity(self, source: str, quantity: str) -> Sequence[Readings]:
+        """Return the series of a quantity that a source reports; none if it does not report it."""
+        metric = SOURCES[source].get(quantity)
+        return () if metric is None else self.by_name.get(metric.name, ())
 
 
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def select_hardware_values(values: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def select_hardware_values(values: PageValues) -> PageValues:
     """Return the values about hardware on a page of Prometheus text.
 
-    A node exporter has two thousand other series. Raises ValueError if there are no such values.
+    The page of a node exporter has two thousand other series, which are not stored. Names of newer
+    versions of DCGM become the names in SOURCES.
+
+    Raises ValueError if there are no such values.
     """
-    hardware_values = {
-        (_OTHER_NAMES.get(name, name), of): value
-        for (name, of), value in values.items()
-        if name in _NAMES
-    }
+    hardware_values = {}
+    for key, value in values.items():
+        if key.name in _HARDWARE_NAMES:
+            name = _OTHER_NAMES.get(key.name, key.name)
+            hardware_values[SeriesKey(name, key.labels)] = value
     if not hardware_values:
         raise ValueError("it reports no energy")
     return hardware_values
 
 
-def parse_energy_metrics(data: bytes) -> dict[tuple[str, str], float]:
+def parse_energy_metrics(data: bytes) -> PageValues:
     """Return the energy in a page `/energy_metrics` of trtllm-serve: `{"total_energy_j": 1.5}`.
 
     Raises ValueError for anything else.
     """
     try:
-        total = msgspec.json.decode(data).get("total_energy_j")
+        total_j = msgspec.json.decode(data).get("total_energy_j")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"no energy: {error}") from None
-    if isinstance(total, bool) or not isinstance(total, int | float) or not math.isfinite(total):
+    is_number = isinstance(total_j, int | float) and not isinstance(total_j, bool)
+    if not is_number or not math.isfinite(total_j):
         raise ValueError("no energy in it")
-    return {(SOURCES["energy_metrics"][JOULES][0], ""): float(total)}
+    metric = SOURCES["energy_metrics"][JOULES]
+    return {SeriesKey(metric.name, ""): float(total_j)}
 
 
-def parse_nvidia_smi(text: str) -> dict[tuple[str, str], float]:
+def parse_nvidia_smi(text: str) -> PageValues:
     """Return the values in the output of SMI_COMMAND; the last line of each GPU counts.
 
     A value that a GPU does not report is written `[N/A]` there and is left out.
     """
     import csv
 
-    values: dict[tuple[str, str], float] = {}
+    values: PageValues = {}
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) != len(_SMI_FIELDS) or not row[0].strip().isdigit():
             continue
-        device = labels({"gpu": row[0].strip()})
+        device = format_labels({"gpu": row[0].strip()})
         for name, field in zip(_SMI_FIELDS.values(), row, strict=True):
-            number = _number(field.strip())
+            number = _parse_smi_number(field.strip())
             if name and number is not None:
-                values[name, device] = number
+                values[SeriesKey(name, device)] = number
     return values
 
 
-def _number(text: str) -> float | None:
+def _parse_smi_number(text: str) -> float | None:
+    """Return a decimal or hexadecimal number of nvidia-smi, or None for any other text."""
     try:
         number = float(int(text, 16)) if text.startswith("0x") else float(text)
     except ValueError:
@@ -200,216 +254,274 @@ def _number(text: str) -> float | None:
 def measure_energy(
     samples: Sequence[MetricSample], start_s: float | None, end_s: float | None
 ) -> EnergyUse | None:
-    """Return what was used from `start_s` to `end_s` of a run, or None without hardware pages.
+    """Return the use of energy in the steady-state window, or None without hardware pages.
 
-    The caller adds the values per token and per request, which depend on the load.
+    The source is the first one of SOURCES with enough readings. Without one, `why` in the result
+    says what is missing. The caller adds the values per token and per request, which depend on the
+    load.
+
+    Args:
+        samples: The samples of all metrics pages of a run.
+        start_s: The start of the window, from the start of the run. None if there is no window.
+        end_s: Its end.
     """
-    pages, lines = _lines(samples)
+    readings = _group_readings(samples)
     sources = [
         source
-        for source, names in SOURCES.items()
-        if any(name in lines for name, _ in names.values())
+        for source, metric_by_quantity in SOURCES.items()
+        if any(metric.name in readings.by_name for metric in metric_by_quantity.values())
     ]
-    host = [line for name in HOST for line in lines.get(name, {}).values()]
-    if not sources and not host:
+    host_counters = [
+        series_readings for name in HOST for series_readings in readings.by_name.get(name, ())
+    ]
+    if not sources and not host_counters:
         return None
-    use = EnergyUse(pages=tuple(pages))
+    use = EnergyUse(pages=readings.pages)
     if start_s is None or end_s is None:
         return msgspec.structs.replace(use, why="the load was never steady")
-    window = (start_s, end_s)
-    host_energy = _sum(_of_counter(line, *window) for line in host) if host else None
+
+    window = _Window(start_s, end_s)
+    host_energy = _add_energies(_energy_of_counter(counter, window) for counter in host_counters)
     if host_energy is not None:
-        use = msgspec.structs.replace(use, host_joules=host_energy.joules, window_s=end_s - start_s)
+        use = msgspec.structs.replace(use, host_joules=host_energy.joules, window_s=window.length_s)
     for source in sources:
-        source_use = _of_source(source, lines, window, use)
+        source_use = _add_source(use, source, readings, window)
         if source_use is not None:
             return source_use
     if not sources:
         return use
     reason = (
-        f"there are not enough readings in its {end_s - start_s:.0f} s: one a second, none apart "
+        f"there are not enough readings in its {window.length_s:.0f} s: one a second, none apart "
         f"more than {LONGEST_GAP_S:.0f} s"
     )
     return msgspec.structs.replace(use, why=reason)
 
 
-def _of_source(
-    source: str,
-    lines: Mapping[str, Mapping[tuple[str, str], _Line]],
-    window: tuple[float, float],
-    use: EnergyUse,
+def _add_source(
+    use: EnergyUse, source: str, readings: _HardwareReadings, window: _Window
 ) -> EnergyUse | None:
-    """Return `use` with the values of a source, or None if the source has no energy or power."""
-    names = SOURCES[source]
+    """Return `use` with the values of a source, or None if the source has too few readings.
 
-    def of(quantity: str) -> list[_Line]:
-        name, _ = names.get(quantity, ("", 1.0))
-        return list(lines.get(name, {}).values())
-
-    amount = (
-        _sum(_of_counter(line, *window, names[JOULES][1]) for line in of(JOULES))
-        if of(JOULES)
-        else None
-    )
-    if amount is None and of(WATTS):
-        amount = _sum(_of_watts(line, *window) for line in of(WATTS))
-    if amount is None:
+    The energy comes from counters of energy, or else from readings of the power.
+    """
+    power = readings.of_quantity(source, WATTS)
+    energy = None
+    if JOULES in SOURCES[source]:
+        factor = SOURCES[source][JOULES].factor
+        counters = readings.of_quantity(source, JOULES)
+        energy = _add_energies(_energy_of_counter(counter, window, factor) for counter in counters)
+    if energy is None:
+        energy = _add_energies(_energy_of_power(device, window) for device in power)
+    if energy is None:
         return None
-    length_s = window[1] - window[0]
-    clocks = [value for line in of(CLOCK) for value in _inside(line, window)]
-    marks = _marks(of(THROTTLE), window)
-    shares = {
-        name: sum(bool(mark & mask) for mark in marks) / len(marks)
-        for name, mask in REASONS.items()
-        if marks
-    }
+
+    limits = readings.of_quantity(source, LIMIT)
+    clocks_mhz = [
+        reading.value
+        for device in readings.of_quantity(source, CLOCK)
+        for reading in _select_window(device, window)
+    ]
+    memory_mib = _sums_over_devices(readings.of_quantity(source, MEMORY), window)
+    throttled = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
     return msgspec.structs.replace(
         use,
         source=source,
-        devices=len(of(WATTS)) or None,
-        window_s=length_s,
-        joules=amount.joules,
-        error_j=amount.error,
-        watts=amount.joules / length_s,
-        watts_max=max(_added(of(WATTS), window), default=None),
-        limit_watts=sum(line.values[-1] for line in of(LIMIT)) or None,
-        clock_mhz=sum(clocks) / len(clocks) if clocks else None,
-        clock_min_mhz=min(clocks, default=None),
-        memory_used_gib=max((value / 1024 for value in _added(of(MEMORY), window)), default=None),
-        throttled={name: share for name, share in shares.items() if share},
+        devices=len(power) or None,
+        window_s=window.length_s,
+        joules=energy.joules,
+        error_j=energy.error,
+        watts=energy.joules / window.length_s,
+        watts_max=max(_sums_over_devices(power, window), default=None),
+        limit_watts=sum(device[-1].value for device in limits) or None,
+        clock_mhz=sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
+        clock_min_mhz=min(clocks_mhz, default=None),
+        memory_used_gib=max(memory_mib) / 1024 if memory_mib else None,
+        throttled={reason: fraction for reason, fraction in throttled.items() if fraction},
     )
 
 
-def _lines(
-    samples: Sequence[MetricSample],
-) -> tuple[list[PageReading], dict[str, dict[tuple[str, str], _Line]]]:
-    """Return the pages with values of SOURCES or HOST, and the series of these values.
+def _group_readings(samples: Sequence[MetricSample]) -> _HardwareReadings:
+    """Return the readings of the pages that have values of SOURCES or HOST.
 
-    A series has the value at every read that succeeded.
+    A sample is stored only when its value has changed, so the current value of each series of a
+    page is repeated at every successful read of the page.
     """
-    ours = {sample.page for sample in samples if sample.name in _NAMES}
-    current: dict[tuple[str, str, str], float] = {}
-    ups: dict[str, list[float]] = {}
-    lines: dict[str, dict[tuple[str, str], _Line]] = {}
-    for sample in samples:
-        if sample.page not in ours:
-            continue
-        if sample.name in _NAMES:
-            current[sample.page, sample.name, sample.labels] = sample.value
-        elif sample.name == UP:  # the last line of each read
-            ups.setdefault(sample.page, []).append(sample.value)
-            for (page, name, of), value in current.items():
-                if sample.value and page == sample.page:
-                    line = lines.setdefault(name, {}).setdefault((page, of), _Line([], []))
-                    line.t_s.append(sample.t_s)
-                    line.values.append(value)
-    return [
-        PageReading(url=page, reads=len(of), failed=of.count(0.0)) for page, of in ups.items()
-    ], lines
+    hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
+    hardware_samples = [sample for sample in samples if sample.page in hardware_pages]
+    current_by_page: dict[str, dict[SeriesKey, float]] = {page: {} for page in hardware_pages}
+    readings: dict[str, dict[tuple[str, str], Readings]] = {}
+    for sample in hardware_samples:
+        current_values = current_by_page[sample.page]
+        if sample.name in _HARDWARE_NAMES:
+            current_values[SeriesKey(sample.name, sample.labels)] = sample.value
+        # `up` is the last sample of each read.
+        elif sample.name == UP and sample.value:
+            for key, value in current_values.items():
+                readings_by_device = readings.setdefault(key.name, {})
+                device = (sample.page, key.labels)
+                readings_by_device.setdefault(device, []).append(Point(sample.t_s, value))
+    return _HardwareReadings(
+        pages=summarize_reads(hardware_samples),
+        by_name={name: list(by_device.values()) for name, by_device in readings.items()},
+    )
 
 
-def _of_counter(line: _Line, start_s: float, end_s: float, unit: float = 1.0) -> Amount | None:
-    """Return the growth of a counter over a time, or None if the readings do not cover it.
+def _energy_of_counter(
+    counter: Readings, window: _Window, joules_per_unit: float = 1.0
+) -> _Energy | None:
+    """Return the growth of a counter of energy in a window.
 
-    A counter that falls was restarted, so its growth before the restart is added.
+    Return None if the readings do not cover the window. A counter that falls was restarted, so its
+    growth before the restart is added.
     """
-    t_s, values = [line.t_s[0]], [0.0]
-    total = 0.0
-    for (_, before), (at, after) in pairwise(zip(line.t_s, line.values, strict=True)):
-        growth = after - before if after >= before else after
-        if growth:  # an exporter that reads more seldom than we do repeats its value
-            total += growth
-            t_s.append(at)
-            values.append(total)
-    begin, end = (_between(t_s, values, at) for at in (start_s, end_s))
-    if begin is None or end is None:
+    curve = [Point(counter[0].t_s, 0.0)]
+    for before, after in pairwise(counter):
+        has_restarted = after.value < before.value
+        growth = after.value if has_restarted else after.value - before.value
+        # An exporter that updates its value more rarely than it is read repeats it. The repeated
+        # reading does not show how much was used until then, so it is no point of the curve.
+        if growth:
+            curve.append(Point(after.t_s, curve[-1].value + growth))
+    start = _interpolate(curve, window.start_s)
+    end = _interpolate(curve, window.end_s)
+    if start is None or end is None:
         return None
-    return Amount((end.joules - begin.joules) * unit, (end.error + begin.error) * unit)
+    return _Energy(
+        joules=(end.joules - start.joules) * joules_per_unit,
+        error=(end.error + start.error) * joules_per_unit,
+    )
 
 
-def _between(t_s: Sequence[float], values: Sequence[float], at: float) -> Amount | None:
-    """Return the value of a growing curve at a time, by linear interpolation.
+def _interpolate(curve: Sequence[Point], t_s: float) -> _Energy | None:
+    """Return the value of a growing curve at a time, by linear interpolation between its points.
 
-    Its error is the distance to the further one of the two points, as it may be anywhere between.
+    The true value may be anywhere between those of the two points, so the error is the distance to
+    the further one. Return None for a time outside of the curve.
     """
-    for (t0, v0), (t1, v1) in pairwise(zip(t_s, values, strict=True)):
-        if t0 <= at <= t1:
-            share = (at - t0) / (t1 - t0)
-            return Amount(v0 + share * (v1 - v0), max(share, 1 - share) * (v1 - v0))
+    for before, after in pairwise(curve):
+        if before.t_s <= t_s <= after.t_s:
+            fraction = (t_s - before.t_s) / (after.t_s - before.t_s)
+            growth = after.value - before.value
+            error = max(fraction, 1 - fraction) * growth
+            return _Energy(before.value + fraction * growth, error)
     return None
 
 
-def _of_watts(line: _Line, start_s: float, end_s: float) -> Amount | None:
-    """Return the integral of a power over a time, interpolated linearly between its readings.
+def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
+    """Return the integral of the power of a device over a window, by the trapezoidal rule.
 
-    Returns None if the readings do not cover the time or are too far apart. The variance of a step
-    at a uniformly distributed time between two readings is a twelfth of its squared area.
+    The power may change in a step at any time between two readings. If that time is uniformly
+    distributed, the variance of the energy of this interval is a twelfth of the square of step
+    times length. The error is two standard deviations of the sum.
+
+    Return None if the readings do not cover the window, or if two are more than LONGEST_GAP_S
+    apart.
     """
-    if not line.t_s or line.t_s[0] > start_s or line.t_s[-1] < end_s:
+    if not power or power[0].t_s > window.start_s or power[-1].t_s < window.end_s:
         return None
-    joules = variance = 0.0
-    for (t0, w0), (t1, w1) in pairwise(zip(line.t_s, line.values, strict=True)):
-        low, high = max(t0, start_s), min(t1, end_s)
-        if high <= low:
+    joules = 0.0
+    variance = 0.0
+    for before, after in pairwise(power):
+        # The part of the interval inside the window.
+        start_s = max(before.t_s, window.start_s)
+        end_s = min(after.t_s, window.end_s)
+        if end_s <= start_s:
             continue
-        if t1 - t0 > LONGEST_GAP_S:
+        interval_s = after.t_s - before.t_s
+        if interval_s > LONGEST_GAP_S:
             return None
-        ends = [w0 + (w1 - w0) * (at - t0) / (t1 - t0) for at in (low, high)]
-        joules += sum(ends) / 2 * (high - low)
-        variance += ((w1 - w0) * (high - low)) ** 2 / 12
-    return Amount(joules, 2 * math.sqrt(variance))
+        step_w = after.value - before.value
+        start_w = before.value + step_w * (start_s - before.t_s) / interval_s
+        end_w = before.value + step_w * (end_s - before.t_s) / interval_s
+        length_s = end_s - start_s
+        joules += (start_w + end_w) / 2 * length_s
+        variance += (step_w * length_s) ** 2 / 12
+    return _Energy(joules, 2 * math.sqrt(variance))
 
 
-def _sum(amounts: Iterable[Amount | None]) -> Amount | None:
-    """Return the sum of energies, or None if one of them is not known."""
-    total = Amount(0.0, 0.0)
-    for amount in amounts:
-        if amount is None:
+def _add_energies(energies: Iterable[_Energy | None]) -> _Energy | None:
+    """Return the sum of energies, or None if there are none or one of them is not known."""
+    total: _Energy | None = None
+    for energy in energies:
+        if energy is None:
             return None
-        total = Amount(total.joules + amount.joules, total.error + amount.error)
+        if total is None:
+            total = energy
+        else:
+            total = _Energy(total.joules + energy.joules, total.error + energy.error)
     return total
 
 
-def _inside(line: _Line, window: tuple[float, float]) -> list[float]:
-    return [
-        value for t, value in zip(line.t_s, line.values, strict=True) if window[0] <= t <= window[1]
+def _select_window(readings: Readings, window: _Window) -> Readings:
+    """Return the readings of a series inside a window."""
+    return [reading for reading in readings if window.start_s <= reading.t_s <= window.end_s]
+
+
+def _values_by_read(
+    readings_by_device: Sequence[Readings], window: _Window
+) -> Iterator[tuple[float, ...]]:
+    """Yield the values of all devices at each read in a window."""
+    values_by_device = [
+        [reading.value for reading in _select_window(readings, window)]
+        for readings in readings_by_device
     ]
+    # A device that appears later, or on another page, may have fewer readings.
+    return zip(*values_by_device, strict=False)
 
 
-def _added(lines: Sequence[_Line], window: tuple[float, float]) -> list[float]:
-    """Return the sum over all devices at each reading."""
-    return [sum(values) for values in zip(*(_inside(line, window) for line in lines), strict=False)]
+def _sums_over_devices(readings_by_device: Sequence[Readings], window: _Window) -> list[float]:
+    """Return the sum over all devices at each read in a window."""
+    return [sum(values) for values in _values_by_read(readings_by_device, window)]
 
 
-def _marks(lines: Sequence[_Line], window: tuple[float, float]) -> list[int]:
-    """Return the throttle reasons of all devices together at each reading."""
-    together = []
-    for values in zip(*(_inside(line, window) for line in lines), strict=False):
-        mark = 0
+def _throttled_fractions(
+    readings_by_device: Sequence[Readings], window: _Window
+) -> dict[str, float]:
+    """Return for each reason the fraction of reads at which it throttled at least one device.
+
+    The values of the series are bit masks of NVML. The result is empty without readings.
+    """
+    masks = []
+    for values in _values_by_read(readings_by_device, window):
+        mask_of_all_devices = 0
         for value in values:
-            mark |= int(value)
-        together.append(mark)
-    return together
+            mask_of_all_devices |= int(value)
+        masks.append(mask_of_all_devices)
+    if not masks:
+        return {}
+    fractions = {}
+    for reason, reason_mask in THROTTLE_REASONS.items():
+        throttled_reads = sum(1 for mask in masks if mask & reason_mask)
+        fractions[reason] = throttled_reads / len(masks)
+    return fractions
 
 
 def without_hardware_pages(samples: Sequence[MetricSample]) -> list[MetricSample]:
     """Return the samples without those of pages that report only hardware."""
-    servers = {sample.page for sample in samples if sample.name not in (*_NAMES, UP, TOOK)}
-    hardware = {sample.page for sample in samples if sample.name in _NAMES} - servers
-    return [sample for sample in samples if sample.page not in hardware]
+    names_on_hardware_pages = {*_HARDWARE_NAMES, UP, SCRAPE_DURATION}
+    server_pages = {sample.page for sample in samples if sample.name not in names_on_hardware_pages}
+    hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
+    only_hardware = hardware_pages - server_pages
+    return [sample for sample in samples if sample.page not in only_hardware]
 
 
 def throttled_fractions(
     samples: Sequence[MetricSample], start_s: float, end_s: float
 ) -> dict[str, float]:
-    """Return for each reason the fraction of readings at which it throttled some device."""
-    _, lines = _lines(samples)
-    for names in SOURCES.values():
-        if THROTTLE in names and (
-            marks := _marks([*lines.get(names[THROTTLE][0], {}).values()], (start_s, end_s))
-        ):
-            return {
-                name: sum(bool(mark & mask) for mark in marks) / len(marks)
-                for name, mask in REASONS.items()
-            }
+    """Return for each reason the fraction of reads at which it throttled at least one device.
+
+    The first source of SOURCES with throttle reasons in this time counts. Without one the result is
+    empty.
+
+    Args:
+        samples: The samples of all metrics pages of a run.
+        start_s: The start of the time, from the start of the run.
+        end_s: Its end.
+    """
+    readings = _group_readings(samples)
+    window = _Window(start_s, end_s)
+    for source in SOURCES:
+        fractions = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
+        if fractions:
+            return fractions
     return {}

@@ -17,11 +17,22 @@ UNKNOWN = -1
 """Stands for a value that the server does not report."""
 
 
-class RequestAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The timing breakdown of one request, as one line of `accounts.jsonl`.
+class TimingBreakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's own timing breakdown of one request, as one line of `accounts.jsonl`.
 
-    `arrival`, `first` (token) and `last` (token) are times on the server's clock in ns. `queue`,
-    `prefill`, `transfer` and `decode` are durations in ns. `drafted` and `accepted` are tokens.
+    Times are on the server's clock.
+
+    Attributes:
+        target: The index of the target that reports it.
+        arrival: When the request arrived, in ns.
+        first: When the first token was generated, in ns.
+        last: When the last token was generated, in ns.
+        queue: How long it waited before its prefill, in ns.
+        prefill: How long its prefill took, in ns.
+        transfer: How long the KV cache was transferred from prefill to decode, in ns.
+        decode: The time from the first to the last token of the decode, in ns.
+        drafted: Draft tokens of speculative decoding.
+        accepted: How many of them were accepted.
     """
 
     target: int
@@ -36,54 +47,65 @@ class RequestAccount(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = UNKNOWN
 
 
-def accounts(data: bytes, target: int) -> list[RequestAccount]:
-    """Return the breakdowns on a page that have all three times.
+def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
+    """Return the breakdowns on a page that have arrival, first and last token.
 
-    Raises ValueError if the page is not a list of requests.
+    Without these times the request of a breakdown could not be found.
+
+    Args:
+        data: The page, a JSON list of requests.
+        target: The index of the target that serves the page.
+
+    Raises:
+        ValueError: The page is not a list of requests.
     """
     try:
         records = msgspec.json.decode(data, type=list[dict[str, Any]])
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no list of requests: {error}") from None
-    parsed = (_account(record, target) for record in records)
-    return [account for account in parsed if min(account.arrival, account.first, account.last) >= 0]
+    breakdowns = [_parse_breakdown(record, target) for record in records]
+    return [
+        breakdown
+        for breakdown in breakdowns
+        if UNKNOWN not in (breakdown.arrival, breakdown.first, breakdown.last)
+    ]
 
 
-def _account(record: Mapping[str, Any], target: int) -> RequestAccount:
-    """Return the breakdown in one record.
+def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
+    """Return the breakdown in the JSON record of one request.
 
-    A disaggregated server nests one record of the prefill and one of the decode. They may have
-    different clocks, so that only differences within one of them are durations. The arrival at the
-    front end is preferred to that at the engine.
+    A disaggregated server runs prefill (`ctx`) and decode (`gen`) on different machines, and nests
+    a record of each. They may have different clocks, so only differences of times in the same
+    record are durations. The arrival at the front end is preferred to that at the engine.
     """
-    prefill_record = _at(record, "ctx_perf_metrics") or record
-    decode_record = _at(record, "gen_perf_metrics") or record
-    prefill = _at(prefill_record, "perf_metrics", "timing_metrics")
-    decode = _at(decode_record, "perf_metrics", "timing_metrics")
-    speculation = _at(decode_record, "perf_metrics", "speculative_decoding")
-    arrival = _ns(prefill, "arrival_time")
+    prefill_record = _nested_object(record, "ctx_perf_metrics") or record
+    decode_record = _nested_object(record, "gen_perf_metrics") or record
+    prefill = _nested_object(prefill_record, "perf_metrics", "timing_metrics")
+    decode = _nested_object(decode_record, "perf_metrics", "timing_metrics")
+    speculation = _nested_object(decode_record, "perf_metrics", "speculative_decoding")
+    engine_arrival = _ns(prefill, "arrival_time")
     scheduled = _ns(prefill, "first_scheduled_time")
-    first = _ns(prefill, "first_token_time")
+    first_token = _ns(prefill, "first_token_time")
     front_end_arrival = _ns(record, "disagg_server_arrival_time")
-    if front_end_arrival < 0:
+    if front_end_arrival == UNKNOWN:
         front_end_arrival = _ns(prefill, "server_arrival_time")
-    return RequestAccount(
+    return TimingBreakdown(
         target=target,
-        arrival=arrival if front_end_arrival < 0 else front_end_arrival,
-        first=first,
+        arrival=engine_arrival if front_end_arrival == UNKNOWN else front_end_arrival,
+        first=first_token,
         last=_ns(decode, "last_token_time"),
-        queue=_less(scheduled, arrival),
-        prefill=_less(first, scheduled),
-        transfer=_less(
+        queue=_duration(scheduled, engine_arrival),
+        prefill=_duration(first_token, scheduled),
+        transfer=_duration(
             _ns(decode, "kv_cache_transfer_end"), _ns(decode, "kv_cache_transfer_start")
         ),
-        decode=_less(_ns(decode, "last_token_time"), _ns(decode, "first_token_time")),
+        decode=_duration(_ns(decode, "last_token_time"), _ns(decode, "first_token_time")),
         drafted=_count(speculation, "total_draft_tokens"),
         accepted=_count(speculation, "total_accepted_draft_tokens"),
     )
 
 
-def _at(value: Any, *path: str) -> dict[str, Any]:
+def _nested_object(value: Any, *path: str) -> dict[str, Any]:
     """Return the object at a path of keys, or an empty one if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -106,6 +128,6 @@ def _count(value: Mapping[str, Any], name: str) -> int:
     return tokens
 
 
-def _less(end: int, start: int) -> int:
-    """Return the duration between two times, or UNKNOWN."""
+def _duration(end: int, start: int) -> int:
+    """Return the duration between two times, or UNKNOWN if one of them is not known."""
     return end - start if end >= start >= 0 else UNKNOWN

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.wire_formats.server_profiles import SERVER_METRICS, SERVERS
@@ -18,17 +18,19 @@ from loadgen.core.limits import CACHED_SHARE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from prometheus_client.samples import Sample as PrometheusSample
+
 FILE = "server.jsonl"
 """The file in the folder of a run."""
-MOST_SERIES = 20_000
-"""A page with more series is an error."""
+MAX_SERIES = 20_000
+"""A page with more series is an error. Large servers have some thousands."""
 UP = "up"
 """Whether a read succeeded, under the name that Prometheus uses. It ends each read."""
-TOOK = "scrape_duration_seconds"
+SCRAPE_DURATION = "scrape_duration_seconds"
 """The duration of a read, under the name that Prometheus uses."""
 ITERATION = "trtllm_iteration:"
 """The prefix for the names of TensorRT-LLM's JSON statistics."""
-AGREE = 0.02
+MAX_DISAGREEMENT = 0.02
 """Two counts of the same tokens that differ by more than this fraction disagree."""
 
 (
@@ -61,18 +63,18 @@ their tokens, accepted tokens, accepted tokens by position), or gauges of the la
 
 SIMULATED = "simulated"
 """The page of samples with the number of replicas of a run in virtual time, if that changes."""
-OURS = "loadgen:"
+PLUGIN_PREFIX = "loadgen:"
 """The prefix for the names under which the pages of plug-ins' servers are stored."""
-KNOWN: dict[str, tuple[str, ...]] = {
+NAMES_BY_QUANTITY: dict[str, tuple[str, ...]] = {
     quantity: (
         *(name for row in SERVERS.builtin_rows for name in row.metrics.get(quantity, ())),
-        OURS + quantity,
+        PLUGIN_PREFIX + quantity,
     )
     for quantity in SERVER_METRICS
 }
 """The names that each quantity has on different servers."""
-_SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)
-"""Of these quantities, the mean over several pages is used instead of the sum."""
+_AVERAGED = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)
+"""Quantities of which several series are averaged instead of added."""
 _COUNTERS = (
     OUTPUT,
     INPUT,
@@ -86,20 +88,40 @@ _COUNTERS = (
     ACCEPTED,
     ACCEPTED_AT,
 )
-QUANTITY_OF = {name: quantity for quantity, names in KNOWN.items() for name in names}
+"""Quantities that only grow while a server runs. All others are gauges, which rise and fall."""
+QUANTITY_OF = {name: quantity for quantity, names in NAMES_BY_QUANTITY.items() for name in names}
+"""The quantity of each name in NAMES_BY_QUANTITY."""
 
 
-def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the names under which the metrics of a server are stored that KNOWN does not have.
+class SeriesKey(NamedTuple):
+    """The name of a series on a page, and its labels as `format_labels` writes them."""
 
-    `metrics` has the names of the server's metrics by quantity.
+    name: str
+    labels: str
+
+
+PageValues = dict[SeriesKey, float]
+"""The values of the series on a page."""
+
+
+def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the names under which the metrics of a server of a plug-in are stored.
+
+    The names of the built-in servers are stored as they are, since NAMES_BY_QUANTITY has them. The
+    metrics of other servers are stored under a name of loadgen, so that results can be read without
+    the plug-in.
+
+    Args:
+        metrics: The names of the server's metrics, by quantity.
     """
-    pairs = ((name, quantity) for quantity, names in metrics.items() for name in names)
-    return {
-        name: OURS + quantity
-        for name, quantity in pairs
-        if name not in QUANTITY_OF and quantity in SERVER_METRICS
-    }
+    names = {}
+    for quantity, server_names in metrics.items():
+        if quantity not in SERVER_METRICS:
+            continue
+        for server_name in server_names:
+            if server_name not in QUANTITY_OF:
+                names[server_name] = PLUGIN_PREFIX + quantity
+    return names
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +152,7 @@ class PageReading(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What the servers counted from the first read, before the load, to the last read, after it.
 
     Values are sums over all pages, or None if no page has the metric.
@@ -162,6 +184,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float | None = None
 
 
+class Point(NamedTuple):
+    """The value of a quantity at a time, in s from the start of the run."""
+
+    t_s: float
+    value: float
+
+
 class MetricCurve(msgspec.Struct, frozen=True):
     """A quantity over time: its values at the times of the reads."""
 
@@ -172,104 +201,118 @@ class MetricCurve(msgspec.Struct, frozen=True):
 # -- a page ---------------------------------------------------------------------------------------
 
 
-def samples(text: str) -> dict[tuple[str, str], float]:
-    """Return the finite values on a page of Prometheus text, by name and labels.
+def parse_page(text: str) -> PageValues:
+    """Return the finite values on a page of Prometheus text.
 
-    Raises ValueError if the text is no such page, or has no metrics or too many.
+    The creation times of counters (`_created`) are left out.
+
+    Raises:
+        ValueError: The text is no such page, or has no metrics or more than MAX_SERIES.
     """
-    values: dict[tuple[str, str], float] = {}
-    for name, label_text, value in _parse_page(text):
-        if math.isfinite(value) and not name.endswith("_created"):
-            values[name, label_text] = value
-        if len(values) > MOST_SERIES:
-            raise ValueError(f"more than {MOST_SERIES:,} series")
+    values: PageValues = {}
+    for sample in _parse_samples(text):
+        value = float(sample.value)
+        if math.isfinite(value) and not sample.name.endswith("_created"):
+            values[SeriesKey(sample.name, format_labels(sample.labels))] = value
+        if len(values) > MAX_SERIES:
+            raise ValueError(f"more than {MAX_SERIES:,} series")
     if not values:
         raise ValueError("no metrics on it")
     return values
 
 
-def _parse_page(text: str) -> Iterator[tuple[str, str, float]]:
-    """Yield name, labels and value of each sample of a page. Raises ValueError for others."""
+def _parse_samples(text: str) -> Iterator[PrometheusSample]:
+    """Yield the samples on a page of Prometheus text. Raises ValueError for any other text."""
     # Imported here because a run that reads no page does not need the parser at its start.
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
         for family in text_string_to_metric_families(text):
-            yield from (
-                (sample.name, labels(sample.labels), float(sample.value))
-                for sample in family.samples
-            )
+            yield from family.samples
     except (IndexError, KeyError, TypeError, OverflowError) as error:
         # The parser raises these on some malformed texts.
         raise ValueError(f"no page of metrics: {error!r}") from None
 
 
-def labels(pairs: dict[str, str]) -> str:
+def format_labels(labels: Mapping[str, str]) -> str:
     """Return labels as a Prometheus page writes them: pairs `name="value"` with commas between."""
-    escaped = (
-        (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
-        for k, v in pairs.items()
-    )
-    return ",".join(f'{name}="{value}"' for name, value in escaped)
+    pairs = []
+    for name, value in labels.items():
+        escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        pairs.append(f'{name}="{escaped}"')
+    return ",".join(pairs)
 
 
-class Iterations:
-    """Parses TensorRT-LLM's JSON statistics, which every read empties.
+class IterationParser:
+    """Parses the JSON statistics of TensorRT-LLM: a list with a row for each iteration.
 
-    It counts the rows that were read and that are missing. If iteration numbers are missing,
-    another client has read their rows.
+    Every read of that page empties it. The iterations are numbered, so this counts the rows that
+    are missing, which another client must have read.
     """
 
     def __init__(self) -> None:
-        self._last: int | None = None
-        self._read = 0
-        self._missed = 0
+        self._last_number: int | None = None
+        self._read_count = 0
+        self._missed_count = 0
 
-    def samples(self, data: bytes) -> dict[tuple[str, str], float]:
-        """Return the values of the last row of a read, and the numbers of rows.
+    def parse(self, data: bytes) -> PageValues:
+        """Return the values of the last row, the mean latency, and how many rows were read so far.
 
         An empty list is valid: nothing has run since the last read. Raises ValueError if the data
-        is not a list of iterations.
+        are not a list of iterations.
         """
         try:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"no list of iterations: {error}") from None
-        numbers = sorted(
-            {int(row["iter"]) for row in rows if isinstance(row.get("iter"), int | float)}
-        )
-        for previous, number in pairwise([*([] if self._last is None else [self._last]), *numbers]):
-            self._missed += max(number - previous - 1, 0)
-        self._last = numbers[-1] if numbers else self._last
-        self._read += len(rows)
+        self._count_rows(rows)
         values = {
-            (ITERATION + "read_total", ""): float(self._read),
-            (ITERATION + "missed_total", ""): self._missed,
+            _iteration_key("read_total"): float(self._read_count),
+            _iteration_key("missed_total"): self._missed_count,
         }
-        if rows:
-            values |= {(ITERATION + name, ""): value for name, value in _numeric_leaves(rows[-1])}
-            cache = ITERATION + "kvCacheStats."
-            used_blocks, max_blocks = (
-                values.get((f"{cache}{key}NumBlocks", "")) for key in ("used", "max")
-            )
-            if used_blocks is not None and max_blocks:
-                values[cache + "usedShare", ""] = used_blocks / max_blocks
-            latencies_ms = [
-                row["iterLatencyMS"]
-                for row in rows
-                if isinstance(row.get("iterLatencyMS"), int | float)
-            ]
-            if latencies_ms:
-                values[ITERATION + "iterLatencyMS", ""] = sum(latencies_ms) / len(latencies_ms)
+        if not rows:
+            return values
+        for name, value in _numeric_leaves(rows[-1]):
+            values[_iteration_key(name)] = value
+        used_blocks = values.get(_iteration_key("kvCacheStats.usedNumBlocks"))
+        max_blocks = values.get(_iteration_key("kvCacheStats.maxNumBlocks"))
+        if used_blocks is not None and max_blocks:
+            values[_iteration_key("kvCacheStats.usedShare")] = used_blocks / max_blocks
+        latencies_ms = _numbers_in(rows, "iterLatencyMS")
+        if latencies_ms:
+            values[_iteration_key("iterLatencyMS")] = sum(latencies_ms) / len(latencies_ms)
         return values
 
+    def _count_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count the rows of a read, and those that are missing since the read before."""
+        self._read_count += len(rows)
+        numbers = sorted({int(number) for number in _numbers_in(rows, "iter")})
+        if not numbers:
+            return
+        if self._last_number is not None:
+            numbers.insert(0, self._last_number)
+        for previous, number in pairwise(numbers):
+            self._missed_count += max(number - previous - 1, 0)
+        self._last_number = numbers[-1]
 
-def _numeric_leaves(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _numeric_leaves(item, f"{prefix}{key}.")
-        elif isinstance(item, int | float) and not isinstance(item, bool):
-            yield prefix + key, float(item)
+
+def _iteration_key(name: str) -> SeriesKey:
+    """Return the key of a value in TensorRT-LLM's JSON statistics, which have no labels."""
+    return SeriesKey(ITERATION + name, "")
+
+
+def _numbers_in(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the values of a field in the rows that have a number there."""
+    return [row[name] for row in rows if isinstance(row.get(name), int | float)]
+
+
+def _numeric_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield each number in nested objects, with a name such as `kvCacheStats.usedNumBlocks`."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _numeric_leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + key, float(value)
 
 
 def is_written_rarely(name: str) -> bool:
@@ -283,191 +326,296 @@ def is_written_rarely(name: str) -> bool:
 # -- a run ----------------------------------------------------------------------------------------
 
 
-def curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
-    """Return the known quantities over time, by name.
+def compute_curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
+    """Return the known quantities over time, by name, for charts and for the search for causes.
 
-    Values are sums over pages and labels, and fractions are means. A counter becomes a rate per
-    second between two reads, at the middle of the interval. A counter that never grows has no
-    curve.
+    Series of several pages and labels are added, and those of fractions averaged. A counter becomes
+    a rate per second between two reads, at the middle of the interval. A counter that never grows
+    has no curve.
     """
-    curve_of = {}
-    for quantity, points in _quantities(metric_samples).items():
-        shown = points
+    curve_by_quantity = {}
+    for quantity, points in _points_by_quantity(metric_samples).items():
         if quantity in _COUNTERS:
-            steps = [(t0, t1, v1 - v0) for (t0, v0), (t1, v1) in pairwise(points) if t1 > t0]
-            shown = [((t0 + t1) / 2, growth / (t1 - t0)) for t0, t1, growth in steps]
-        if quantity not in _COUNTERS or any(rate for _, rate in shown):
-            curve_of[quantity] = MetricCurve(*zip(*shown, strict=True))
-    return curve_of
+            points = _rates_of_counter(points)
+            if not any(point.value for point in points):
+                continue
+        times_s = tuple(point.t_s for point in points)
+        values = tuple(point.value for point in points)
+        curve_by_quantity[quantity] = MetricCurve(times_s, values)
+    return curve_by_quantity
 
 
-def growth(metric_samples: Sequence[MetricSample], quantity: str) -> float | None:
+def _rates_of_counter(points: Sequence[Point]) -> list[Point]:
+    """Return the growth per second between successive readings, at the middle of the interval."""
+    rates = []
+    for before, after in pairwise(points):
+        interval_s = after.t_s - before.t_s
+        if interval_s > 0:
+            middle_s = (before.t_s + after.t_s) / 2
+            rates.append(Point(middle_s, (after.value - before.value) / interval_s))
+    return rates
+
+
+def measure_growth(metric_samples: Sequence[MetricSample], quantity: str) -> float | None:
     """Return the growth of a counter from the first to the last read, or None if no page has it."""
-    points = _quantities(metric_samples).get(quantity)
-    return points[-1][1] - points[0][1] if points else None
+    points = _points_by_quantity(metric_samples).get(quantity)
+    return points[-1].value - points[0].value if points else None
 
 
-def replicas(metric_samples: Sequence[MetricSample]) -> list[tuple[float, float]]:
+def count_replicas(metric_samples: Sequence[MetricSample]) -> list[Point]:
     """Return the number of replicas over time.
 
-    It comes from the pages that count replicas, or else is the number of pages that respond, if
-    there are several. The time before all of them responded is left out.
+    It comes from the first of these sources that the samples have:
+
+    1. pages that count replicas, such as that of a gateway,
+    2. the simulation of a run in virtual time,
+    3. the number of pages of targets that respond, if there are several.
     """
-    counted = _quantities(metric_samples).get(REPLICAS)
+    counted = _points_by_quantity(metric_samples).get(REPLICAS)
     if counted:
         return counted
     simulated = [
-        (sample.t_s, sample.value) for sample in metric_samples if sample.page == SIMULATED
+        Point(sample.t_s, sample.value) for sample in metric_samples if sample.page == SIMULATED
     ]
     if simulated:
         return simulated
-    up: dict[str, float] = {}
-    points: list[tuple[float, float]] = []
+    return _count_responding_pages(metric_samples)
+
+
+def _count_responding_pages(metric_samples: Sequence[MetricSample]) -> list[Point]:
+    """Return how many pages of targets responded over time, or nothing for fewer than two pages.
+
+    The time before all of them responded is left out, because targets may still have been starting.
+    """
+    is_up_by_page: dict[str, float] = {}
+    points: list[Point] = []
     for sample in sorted(metric_samples, key=lambda sample: sample.t_s):
         if sample.name == UP and sample.target is not None:
-            up[sample.page] = sample.value
-            points.append((sample.t_s, sum(up.values())))
-    first = next((i for i, (_, value) in enumerate(points) if value == len(up)), len(points))
-    return points[first:] if len(up) > 1 else []
+            is_up_by_page[sample.page] = sample.value
+            points.append(Point(sample.t_s, sum(is_up_by_page.values())))
+    page_count = len(is_up_by_page)
+    if page_count < 2:
+        return []
+    for index, point in enumerate(points):
+        if point.value == page_count:
+            return points[index:]
+    return []
 
 
-def gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
+def compute_gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
     """Return the known gauges by quantity, from the last sample of each series.
 
-    They are sums over the series, and means for fractions.
+    Series of several pages and labels are added, and those of fractions averaged.
     """
-    values: dict[str, list[float]] = {}
+    values_by_quantity: dict[str, list[float]] = {}
     for sample in latest:
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is not None and quantity not in _COUNTERS:
-            values.setdefault(quantity, []).append(sample.value)
+            values_by_quantity.setdefault(quantity, []).append(sample.value)
     return {
-        name: sum(all_of) / (len(all_of) if name in _SHARES else 1)
-        for name, all_of in values.items()
+        quantity: _combine_series(quantity, values)
+        for quantity, values in values_by_quantity.items()
     }
+
+
+def _combine_series(quantity: str, values: Sequence[float]) -> float:
+    """Return the value of a quantity over several series: their mean for fractions, else the sum."""
+    total = sum(values)
+    return total / len(values) if quantity in _AVERAGED else total
 
 
 def summarize(
     metric_samples: Sequence[MetricSample], client_output_tokens: int | None
-) -> Served | None:
-    """Return the block `server` of a summary, or None if no page was read."""
-    ups_of_page: dict[str, list[float]] = {}
+) -> ServerTotals | None:
+    """Return the block `server` of a summary, or None if no page was ever read.
+
+    Args:
+        metric_samples: The samples of all metrics pages of a run.
+        client_output_tokens: The output tokens that the client counted, or None if it did not.
+    """
+    pages = summarize_reads(metric_samples)
+    if all(page.failed == page.reads for page in pages):
+        return None
+    points = _points_by_quantity(metric_samples)
+    output_tokens = _growth_of(points, OUTPUT)
+    input_tokens = _growth_of(points, INPUT)
+    cached_tokens = _growth_of(points, CACHED)
+    hit_share = points[HITS][-1].value if HITS in points else None
+
+    # Servers count either cached tokens or hits of cache queries, or report only their own rate.
+    cached_share = _fraction(cached_tokens, input_tokens)
+    if cached_share is None:
+        cached_share = _fraction(_growth_of(points, CACHE_HITS), _growth_of(points, CACHE_QUERIES))
+    if cached_share is None:
+        cached_share = hit_share
+
+    # The fullest cache matters, not the mean over pages.
+    kv_use = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
+    return ServerTotals(
+        pages=pages,
+        output_tokens=output_tokens,
+        client_output_tokens=client_output_tokens,
+        input_tokens=input_tokens,
+        cached_tokens=cached_tokens,
+        requests_ok=_growth_of(points, DONE),
+        running_max=_maximum_of(points, RUNNING),
+        waiting_max=_maximum_of(points, WAITING),
+        kv_use_max=max(kv_use, default=None),
+        hit_share=hit_share,
+        cached_share=cached_share,
+    )
+
+
+def summarize_reads(metric_samples: Iterable[MetricSample]) -> tuple[PageReading, ...]:
+    """Return how often each page was read, and how many of these reads failed."""
+    ups_by_page: dict[str, list[float]] = {}
     for sample in metric_samples:
         if sample.name == UP:
-            ups_of_page.setdefault(sample.page, []).append(sample.value)
-    if not any(any(values) for values in ups_of_page.values()):
-        return None
-    points_of = _quantities(metric_samples)
-
-    def increase(quantity: str) -> int | None:
-        points = points_of.get(quantity)
-        return round(points[-1][1] - points[0][1]) if points else None
-
-    def maximum(quantity: str) -> int | None:
-        points = points_of.get(quantity)
-        return round(max(value for _, value in points)) if points else None
-
-    hit_share = points_of[HITS][-1][1] if points_of.get(HITS) else None
-    shares = (
-        _fraction(increase(CACHED), increase(INPUT)),
-        _fraction(increase(CACHE_HITS), increase(CACHE_QUERIES)),
+            ups_by_page.setdefault(sample.page, []).append(sample.value)
+    return tuple(
+        PageReading(url=page, reads=len(ups), failed=ups.count(0.0))
+        for page, ups in ups_by_page.items()
     )
-    fullest = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
 
-    return Served(
-        pages=tuple(
-            PageReading(url=url, reads=len(ups), failed=ups.count(0.0))
-            for url, ups in ups_of_page.items()
-        ),
-        output_tokens=increase(OUTPUT),
-        client_output_tokens=client_output_tokens,
-        input_tokens=increase(INPUT),
-        cached_tokens=increase(CACHED),
-        requests_ok=increase(DONE),
-        running_max=maximum(RUNNING),
-        waiting_max=maximum(WAITING),
-        kv_use_max=max(fullest, default=None),
-        hit_share=hit_share,
-        cached_share=next((share for share in shares if share is not None), hit_share),
-    )
+
+def _growth_of(points_by_quantity: Mapping[str, Sequence[Point]], quantity: str) -> int | None:
+    """Return by how much a counter grew during a run, or None if no page has it."""
+    points = points_by_quantity.get(quantity)
+    return round(points[-1].value - points[0].value) if points else None
+
+
+def _maximum_of(points_by_quantity: Mapping[str, Sequence[Point]], quantity: str) -> int | None:
+    """Return the largest value of a quantity at any read, or None if no page has it."""
+    points = points_by_quantity.get(quantity)
+    return round(max(point.value for point in points)) if points else None
 
 
 def _fraction(count: int | None, total: int | None) -> float | None:
     return count / total if count is not None and total else None
 
 
-def cache_disputed(
-    served: Served, requested: float | None, reported: float | None
+def find_cache_dispute(
+    totals: ServerTotals, requested: float | None, reported: float | None
 ) -> dict[str, Any] | None:
-    """Return the values of the code "cache_disputed", or None if there is no dispute.
+    """Return the values of the warning "cache_disputed", or None if there is no reason for it.
 
-    The servers' counters are compared with the cached fraction that the responses report, or else
-    with the requested one.
+    The warning says that the servers' counters show another cached fraction of prompt tokens than
+    the responses, or than the workload if the responses do not report it. Up to CACHED_SHARE is no
+    difference.
+
+    Args:
+        totals: What the servers counted.
+        requested: The fraction that the workload requests, or None if it requests none.
+        reported: The fraction that the responses report, or None if they do not.
     """
-    if served.cached_share is None or requested is None:
+    if totals.cached_share is None or requested is None:
         return None
     expected = requested if reported is None else reported
-    if abs(served.cached_share - expected) <= CACHED_SHARE:
+    if abs(totals.cached_share - expected) <= CACHED_SHARE:
         return None
     return {
-        "share": served.cached_share,
+        "share": totals.cached_share,
         "beside": expected,
         "of": "cache_asked" if reported is None else "cache_answers",
     }
 
 
-def disputed(served: Served) -> dict[str, Any] | None:
-    """Return the values of the code "server_counts", or None if both counts agree."""
-    share = disagreement(served)
-    if share is None or abs(share) <= AGREE:
+def find_token_dispute(totals: ServerTotals) -> dict[str, Any] | None:
+    """Return the values of the warning "server_counts", or None if there is no reason for it.
+
+    The warning says that servers and client count different numbers of output tokens. If the
+    servers count more, other clients used them too. If they count fewer, a server was restarted.
+    """
+    disagreement = _token_disagreement(totals)
+    if disagreement is None or abs(disagreement) <= MAX_DISAGREEMENT:
         return None
     return {
-        "server_tokens": served.output_tokens,
-        "client_tokens": served.client_output_tokens,
-        "share": share,
-        "cause": "others" if share > 0 else "restarted",
+        "server_tokens": totals.output_tokens,
+        "client_tokens": totals.client_output_tokens,
+        "share": disagreement,
+        "cause": "others" if disagreement > 0 else "restarted",
     }
 
 
-def disagreement(served: Served) -> float | None:
-    """Return by which fraction the server counts more output tokens than the client, or None."""
-    if served.output_tokens is None or not served.client_output_tokens:
+def _token_disagreement(totals: ServerTotals) -> float | None:
+    """Return by which fraction the servers count more output tokens than the client, or None."""
+    if totals.output_tokens is None or not totals.client_output_tokens:
         return None
-    return served.output_tokens / served.client_output_tokens - 1
+    return totals.output_tokens / totals.client_output_tokens - 1
 
 
-def _quantities(metric_samples: Sequence[MetricSample]) -> dict[str, list[tuple[float, float]]]:
-    """Return the time and value of each known quantity at each read of any page.
+class _SeriesOfPage(NamedTuple):
+    page: str
+    name: str
+    labels: str
 
-    A counter starts at 0 with its first value. A counter whose value falls has been restarted.
+
+class _SeriesValues:
+    """The current value of each series with a known quantity, while samples are added in order.
+
+    The value of a counter is its growth since the first read of its page.
     """
-    current: dict[str, dict[tuple[str, str, str], float]] = {}
-    last_value: dict[tuple[str, str, str], float] = {}
-    pages_read: set[str] = set()  # pages whose first read is over
-    points: dict[str, list[tuple[float, float]]] = {}
-    page_answered = False
-    for i, sample in enumerate(metric_samples):
-        key = (sample.page, sample.name, sample.labels)
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[_SeriesOfPage, float]] = {}
+        """By quantity and series."""
+        self._last_counts: dict[_SeriesOfPage, float] = {}
+        """The last reading of each counter, as on the page."""
+        self._pages_read: set[str] = set()
+        """The pages of which one read was successful and has ended."""
+
+    def add(self, sample: MetricSample) -> None:
+        """Add a sample of a series, or the sample `up`, which ends a read."""
+        if sample.name == UP and sample.value:
+            self._pages_read.add(sample.page)
         quantity = QUANTITY_OF.get(sample.name)
+        if quantity is None:
+            return
+        key = _SeriesOfPage(sample.page, sample.name, sample.labels)
+        values = self._values.setdefault(quantity, {})
         if quantity in _COUNTERS:
-            # A series that appears after the page's first read started at 0.
-            previous = last_value.get(key, 0.0 if sample.page in pages_read else sample.value)
-            increase = sample.value - previous if sample.value >= previous else sample.value
-            increases = current.setdefault(quantity, {})
-            increases[key] = increases.get(key, 0.0) + increase
-            last_value[key] = sample.value
-        elif quantity is not None:
-            current.setdefault(quantity, {})[key] = sample.value
-        if sample.name == UP:  # the last line of each read
-            if sample.value:
-                pages_read.add(sample.page)
-                page_answered = True
-            if page_answered and (
-                i + 1 == len(metric_samples) or metric_samples[i + 1].t_s != sample.t_s
-            ):
-                page_answered = False
-                for name, values in current.items():
-                    total = sum(values.values())
-                    value = total / len(values) if name in _SHARES else total
-                    points.setdefault(name, []).append((sample.t_s, value))
+            values[key] = values.get(key, 0.0) + self._growth(key, sample.value)
+            self._last_counts[key] = sample.value
+        else:
+            values[key] = sample.value
+
+    def _growth(self, key: _SeriesOfPage, count: float) -> float:
+        """Return by how much a counter has grown since its last reading."""
+        previous = self._last_counts.get(key)
+        if previous is None:
+            # A server creates some series when they count something for the first time. One that
+            # appears after the first read therefore started at 0 meanwhile.
+            previous = 0.0 if key.page in self._pages_read else count
+        has_restarted = count < previous
+        return count if has_restarted else count - previous
+
+    def by_quantity(self) -> dict[str, float]:
+        """Return the value of each quantity over all series."""
+        return {
+            quantity: _combine_series(quantity, list(values.values()))
+            for quantity, values in self._values.items()
+        }
+
+
+def _points_by_quantity(metric_samples: Sequence[MetricSample]) -> dict[str, list[Point]]:
+    """Return the value of each known quantity over time.
+
+    There is a point at each time at which a page was read successfully. The values of other pages
+    are then those of their last read.
+    """
+    series_values = _SeriesValues()
+    points: dict[str, list[Point]] = {}
+    has_new_values = False
+    for sample, next_sample in pairwise([*metric_samples, None]):
+        assert sample is not None
+        series_values.add(sample)
+        if sample.name != UP:
+            continue
+        has_new_values = has_new_values or bool(sample.value)
+        # Pages that are read at the same time have samples with the same time.
+        is_last_page = next_sample is None or next_sample.t_s != sample.t_s
+        if has_new_values and is_last_page:
+            has_new_values = False
+            for quantity, value in series_values.by_quantity().items():
+                points.setdefault(quantity, []).append(Point(sample.t_s, value))
     return points

@@ -45,8 +45,8 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
         paths: Possible paths. The first that responds with a page is used.
         urls: The URLs of `paths`, without secrets.
         headers: The request headers, which may contain keys.
-        drains: Whether JSON statistics that each read empties are read too. The user has to request
-            that, because other readers then miss these statistics.
+        is_emptied_by_read: Whether the page may be JSON statistics that each read empties. The user
+            has to request that, because other readers then miss these statistics.
         kind: What is read from it.
         names: The names under which some of its series are stored.
     """
@@ -58,7 +58,7 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     urls: tuple[str, ...]
     headers: dict[str, str] = {}
-    drains: bool = False
+    is_emptied_by_read: bool = False
     kind: PageKind = "metrics"
     names: dict[str, str] = {}
 
@@ -90,7 +90,7 @@ def find_page_addresses(
     return (
         *_metrics_addresses(options, probes),
         *_energy_addresses(options, probes),
-        *_accounts_addresses(options, probes),
+        *_breakdown_addresses(options, probes),
     )
 
 
@@ -171,15 +171,17 @@ def _metrics_addresses(
             _address_of_url(url, index if has_page_per_target else None, options, probes)
             for index, url in enumerate(urls)
         )
-    drains = "drain" in options.pages
+    is_emptied_by_read = "drain" in options.pages
 
     def metrics_paths(probe: ProbeResult) -> tuple[str, ...]:
         profile = probe.server_profile
-        if drains and profile.consumed_metrics_path:
+        if is_emptied_by_read and profile.consumed_metrics_path:
             return (profile.consumed_metrics_path,)
         return profile.metrics_paths
 
-    return _target_addresses(options, probes, metrics_paths, "metrics", drains=drains)
+    return _target_addresses(
+        options, probes, metrics_paths, "metrics", is_emptied_by_read=is_emptied_by_read
+    )
 
 
 def _energy_addresses(
@@ -195,13 +197,15 @@ def _energy_addresses(
     for url in options.energy:
         if url not in ENERGY_KEYWORDS:
             address = _address_of_url(url, None, options, probes)
-            addresses.append(msgspec.structs.replace(address, kind="energy", drains=False))
+            addresses.append(
+                msgspec.structs.replace(address, kind="energy", is_emptied_by_read=False)
+            )
     if "auto" in options.energy:
         addresses += _target_addresses(options, probes, energy_paths, "energy")
     return tuple(addresses)
 
 
-def _accounts_addresses(
+def _breakdown_addresses(
     options: MetricsPageOptions, probes: Sequence[ProbeResult]
 ) -> tuple[PageAddress, ...]:
     """Return the pages with timing breakdowns of servers whose responses have none.
@@ -209,13 +213,13 @@ def _accounts_addresses(
     Each read of such a page empties it.
     """
 
-    def accounts_paths(probe: ProbeResult) -> tuple[str, ...]:
+    def breakdown_paths(probe: ProbeResult) -> tuple[str, ...]:
         path = probe.server_profile.timing_records_path
         return (path,) if path and not probe.reports_server_timing else ()
 
     if not options.accounts:
         return ()
-    return _target_addresses(options, probes, accounts_paths, "accounts")
+    return _target_addresses(options, probes, breakdown_paths, "accounts")
 
 
 def _target_addresses(
@@ -224,7 +228,7 @@ def _target_addresses(
     paths_of: PathsOf,
     kind: PageKind,
     *,
-    drains: bool = False,
+    is_emptied_by_read: bool = False,
 ) -> tuple[PageAddress, ...]:
     """Return the pages that the targets serve.
 
@@ -245,12 +249,12 @@ def _target_addresses(
             host=target.host,
             port=target.port,
             tls=target.tls,
-            drains=drains,
+            is_emptied_by_read=is_emptied_by_read,
             kind=kind,
             paths=tuple(target.server_path(path) for path in paths),
             urls=urls,
             headers=target_headers(options, index, probe),
-            names=series.names_for(probe.server_profile.metrics) if kind == "metrics" else {},
+            names=series.stored_names(probe.server_profile.metrics) if kind == "metrics" else {},
         )
     return tuple(addresses.values())
 
@@ -282,7 +286,7 @@ def _address_of_url(
         paths=(f"{path}?{parts.query}" if parts.query else path,),
         urls=(f"{parts.scheme}://{authority}{path}",),
         headers=headers | _basic_authorization(parts),
-        drains=True,
+        is_emptied_by_read=True,
     )
 
 

@@ -7,6 +7,7 @@ later; it never ends a run. Keys arrive on standard input and are written nowher
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import subprocess
@@ -24,8 +25,8 @@ import msgspec
 
 from loadgen.core import child_process
 from loadgen.core.server_metrics import energy, request_accounts, series
-from loadgen.core.server_metrics.request_accounts import RequestAccount
-from loadgen.core.server_metrics.series import MetricSample
+from loadgen.core.server_metrics.request_accounts import TimingBreakdown
+from loadgen.core.server_metrics.series import MetricSample, PageValues, SeriesKey
 from loadgen.core.sidecars.page_addresses import (
     PAGE_KINDS,
     MetricsPageOptions,
@@ -58,9 +59,7 @@ MAX_PAGE_BYTES = 16 << 20
 PARSE_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What parsers raise on malformed pages, which must not end the process."""
 NICENESS = 5
-
-_Values: TypeAlias = dict[tuple[str, str], float]
-"""The values of series by name and labels."""
+"""A lower priority than the load has."""
 
 
 class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +70,7 @@ class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    smi: bool = False
+    reads_nvidia_smi: bool = False
     """Whether nvidia-smi of this machine is read too."""
 
 
@@ -90,83 +89,116 @@ class PageReader:
     """Reads one page over its own connection, which is opened again after a failure."""
 
     def __init__(self, address: PageAddress, context: ssl.SSLContext | None) -> None:
+        """Create a reader, which connects at the first read.
+
+        Args:
+            address: The address of the page. If a kind of server has its page at one of several
+                paths, the address has all of them, until `find_page` has found the right one.
+            context: The TLS context for a page with HTTPS.
+        """
         self.address = address
-        self.accounts: list[RequestAccount] = []
+        self.breakdowns: list[TimingBreakdown] = []
         """Timing breakdowns that were read and are not written yet."""
+        self._path = address.paths[0]
+        self._url = address.urls[0]
         self._is_connected = False
         self._connection = PageConnection(
             address.host, address.port, context if address.tls else None, TIMEOUT_S
         )
-        self._iterations = series.Iterations()
-        self._paths = list(zip(address.paths, address.urls, strict=True))
-        self._written: _Values = {}
-        self._latest: _Values = {}
+        self._iterations = series.IterationParser()
+        self._latest: PageValues = {}
+        """What the latest read returned; empty if it failed."""
+        self._written: PageValues = {}
+        """The value of each series in the last sample of it that was written."""
 
     @property
     def url(self) -> str:
         """Return the URL of the page, or of the first candidate before the page is found."""
-        return self._paths[0][1]
+        return self._url
 
-    def find(self) -> bool:
-        """Return True if one of the paths has a page.
+    def find_page(self) -> bool:
+        """Look for the page at each of its possible paths, and return True if there is one.
 
-        Its values become the first read. Timing breakdowns of earlier requests are dropped.
+        The successful read counts as the first read of the page. Timing breakdowns that it
+        contains are dropped, because they are those of requests before the run.
         """
-        for path in self._paths:
-            self._paths = [path]
+        for path, url in zip(self.address.paths, self.address.urls, strict=True):
+            self._path = path
+            self._url = url
             if self.read():
-                self.accounts.clear()
+                self.breakdowns.clear()
                 return True
         return False
 
     def read(self) -> bool:
-        """Read the page again. Returns False if that failed, whatever the page is.
+        """Read the page into `_latest`. Return False if it cannot be read or parsed.
 
-        The server may have closed a connection that was idle while the run prepared. In this case
-        the read is repeated once.
+        A server may have closed the connection while it was idle. Then a read fails that would
+        succeed with a new connection, so it is repeated once.
         """
         was_connected = self._is_connected
-        self._is_connected = True
+        error = self._try_read()
+        if was_connected and isinstance(error, ConnectionError):
+            error = self._try_read()
+        return error is None
+
+    def _try_read(self) -> Exception | None:
+        """Read the page into `_latest`, and return the error if that failed."""
         self._latest = {}
         try:
-            self._latest = self._parse(self._fetch(self._paths[0][0]))
+            self._latest = self._parse(self._fetch(self._path))
         except (OSError, *PARSE_ERRORS) as error:
             self._connection.close()
             self._is_connected = False
-            return was_connected and isinstance(error, ConnectionError) and self.read()
-        return True
+            return error
+        self._is_connected = True
+        return None
 
-    def new_samples(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:
-        """Return the samples that the latest read changed, and the duration of the read.
+    def new_samples(
+        self, t_s: float, duration_s: float, *, includes_rare: bool
+    ) -> list[MetricSample]:
+        """Return a sample for each series that the latest read changed.
 
-        `up` is always the last sample. With `every`, series that are only written at the first and
-        the last read are included (see `series.is_written_rarely`).
+        Two samples about the read follow: its duration, and `up`, which is always the last one.
+
+        Args:
+            t_s: The time of the read, from the start of the run.
+            duration_s: How long it took.
+            includes_rare: Whether to include series that are written only at the first and the last
+                read (see `series.is_written_rarely`).
         """
-        values = {
-            key: value
-            for key, value in self._latest.items()
-            if every or not series.is_written_rarely(key[0])
-        }
-        changed = {key: value for key, value in values.items() if self._written.get(key) != value}
-        self._written |= changed
-        facts = _facts_about_read(took_s, succeeded=bool(self._latest))
-        return _make_samples(changed | facts, t_s, self.address.target, self.url)
+        changed_values = {}
+        for key, value in self._latest.items():
+            is_included = includes_rare or not series.is_written_rarely(key.name)
+            if is_included and self._written.get(key) != value:
+                changed_values[key] = value
+        self._written |= changed_values
+        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest))
+        return _make_samples(changed_values | values_of_read, t_s, self.address.target, self.url)
 
-    def _parse(self, data: bytes) -> _Values:
-        """Return the values on a page."""
+    def _parse(self, data: bytes) -> PageValues:
+        """Return the values on a page, whose format depends on the kind of the page.
+
+        A page of timing breakdowns has no values. Its breakdowns are added to `breakdowns`, and one
+        value is returned, which shows that the read succeeded.
+
+        Raises one of PARSE_ERRORS for a malformed page.
+        """
         address = self.address
         if address.kind == "accounts":
-            self.accounts += request_accounts.accounts(data, address.target or 0)
-            return {("accounts", ""): 1.0}
-        if address.kind == "energy" and data.lstrip()[:1] == b"{":
+            self.breakdowns += request_accounts.parse_breakdowns(data, address.target or 0)
+            return {SeriesKey("accounts", ""): 1.0}
+        first_character = data.lstrip()[:1]
+        if address.kind == "energy" and first_character == b"{":
             return energy.parse_energy_metrics(data)
-        if data.lstrip()[:1] == b"[" and address.drains:
-            return self._iterations.samples(data)
-        parsed = series.samples(data.decode("utf-8", "replace"))
-        values = {
-            (address.names.get(name, name), labels): value
-            for (name, labels), value in parsed.items()
-        }
+        if address.is_emptied_by_read and first_character == b"[":
+            return self._iterations.parse(data)
+        values = series.parse_page(data.decode("utf-8", "replace"))
+        if address.names:
+            values = {
+                SeriesKey(address.names.get(key.name, key.name), key.labels): value
+                for key, value in values.items()
+            }
         return energy.select_hardware_values(values) if address.kind == "energy" else values
 
     def _fetch(self, path: str) -> bytes:
@@ -186,16 +218,16 @@ class SmiReader:
 
     address = PageAddress(target=None, host="", port=0, tls=False, paths=(), urls=(), kind="energy")
     url = energy.SMI
-    accounts: tuple[RequestAccount, ...] = ()
+    breakdowns: tuple[TimingBreakdown, ...] = ()
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._incomplete_line = b""
-        self._latest: _Values = {}
+        self._latest: PageValues = {}
         self._printed_s = 0.0
 
-    def find(self) -> bool:
-        """Start nvidia-smi. Returns False if it cannot be started or prints nothing."""
+    def find_page(self) -> bool:
+        """Start nvidia-smi. Return False if it cannot be started or prints nothing."""
         with suppress(OSError):
             self._process = subprocess.Popen(
                 energy.SMI_COMMAND,
@@ -210,7 +242,7 @@ class SmiReader:
         return False
 
     def read(self) -> bool:
-        """Take what was printed since the last read. Returns False if it printed nothing lately.
+        """Take what was printed since the last read. Return False if it printed nothing lately.
 
         nvidia-smi prints by its own clock, so a single read without a line is no failure.
         """
@@ -225,10 +257,16 @@ class SmiReader:
             self._latest = {}
         return bool(self._latest)
 
-    def new_samples(self, t_s: float, took_s: float, *, every: bool) -> list[MetricSample]:  # noqa: ARG002 - most of its few series change
-        """Return all values of the latest read."""
-        facts = _facts_about_read(took_s, succeeded=bool(self._latest))
-        return _make_samples(self._latest | facts, t_s, None, self.url)
+    def new_samples(
+        self,
+        t_s: float,
+        duration_s: float,
+        *,
+        includes_rare: bool,  # noqa: ARG002 - There are no rare series here.
+    ) -> list[MetricSample]:
+        """Return a sample for each value of the latest read. Most of these few values change."""
+        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest))
+        return _make_samples(self._latest | values_of_read, t_s, None, self.url)
 
     def close(self) -> None:
         """End nvidia-smi."""
@@ -240,23 +278,36 @@ class SmiReader:
 _Reader: TypeAlias = PageReader | SmiReader
 
 
-def _facts_about_read(took_s: float, *, succeeded: bool) -> _Values:
+def _values_of_read(duration_s: float, *, succeeded: bool) -> PageValues:
     """Return the duration of a read, and whether it succeeded, which has to be the last value."""
-    return {(series.TOOK, ""): round(took_s, 6), (series.UP, ""): float(succeeded)}
+    return {
+        SeriesKey(series.SCRAPE_DURATION, ""): round(duration_s, 6),
+        SeriesKey(series.UP, ""): float(succeeded),
+    }
 
 
-def _make_samples(values: _Values, t_s: float, target: int | None, url: str) -> list[MetricSample]:
+def _make_samples(
+    values: PageValues, t_s: float, target: int | None, url: str
+) -> list[MetricSample]:
+    """Return a sample for each value of a page. See `MetricSample` for the arguments."""
     return [
-        MetricSample(t_s=t_s, target=target, page=url, name=name, labels=labels, value=value)
-        for (name, labels), value in values.items()
+        MetricSample(
+            t_s=t_s, target=target, page=url, name=key.name, labels=key.labels, value=value
+        )
+        for key, value in values.items()
     ]
 
 
 def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
-    """Run the scraper process.
+    """Run the scraper process until the load has ended.
 
-    It finds the pages and prints them as one JSON line to `output`, reads the start time from
-    `source`, reads all pages until `source` ends, and then reads them once more.
+    The process that started this one sends the job and later the start time, as lines, and closes
+    the pipe at the end of the load. It receives the URLs of the pages that were found.
+
+    Args:
+        folder: The folder of the run, in which the samples are written.
+        source: The pipe from the other process.
+        output: The pipe to it.
     """
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
     context = None
@@ -265,29 +316,32 @@ def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
 
         context = Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
     readers: list[_Reader] = [PageReader(address, context) for address in job.addresses]
-    if job.smi:
+    if job.reads_nvidia_smi:
         readers.append(SmiReader())
     try:
         with ThreadPoolExecutor(max(len(readers), 1)) as pool:
-            _scrape(readers, pool, folder, source, output)
+            _find_and_read_pages(readers, pool, folder, source, output)
     finally:
         for reader in readers:
             if isinstance(reader, SmiReader):
                 reader.close()
 
 
-def _scrape(
+def _find_and_read_pages(
     candidates: Sequence[_Reader],
     pool: ThreadPoolExecutor,
     folder: Path,
     source: RawIOBase,
     output: IO[bytes],
 ) -> None:
-    """Find the pages, wait for the start of the load, and read the pages until the load ends."""
+    """Find the pages, wait for the start of the load, and read the pages until the load ends.
+
+    Candidates without a page are not read again. `scrape` explains the other arguments.
+    """
     find_start_ns = monotonic_ns()
-    has_page = list(pool.map(lambda reader: reader.find(), candidates))
-    readers = [reader for reader, found in zip(candidates, has_page, strict=True) if found]
-    find_took_s = (monotonic_ns() - find_start_ns) / 1e9
+    has_page = list(pool.map(lambda reader: reader.find_page(), candidates))
+    readers = list(itertools.compress(candidates, has_page))
+    find_duration_s = (monotonic_ns() - find_start_ns) / 1e9
     with suppress(BrokenPipeError):
         output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
         output.flush()
@@ -297,7 +351,7 @@ def _scrape(
     start_ns = int(start_line)
     with ExitStack() as files:
         writer = _SampleWriter(readers, folder, start_ns, files)
-        writer.write(find_start_ns, find_took_s, every=True)
+        writer.write(find_start_ns, find_duration_s, includes_rare=True)
         _read_until_end(readers, pool, source, writer)
 
 
@@ -316,31 +370,44 @@ class _SampleWriter:
     def __init__(
         self, readers: Sequence[_Reader], folder: Path, start_ns: int, files: ExitStack
     ) -> None:
-        """Open the files that the readers need. `files` closes them."""
+        """Open the files that the readers need.
+
+        Args:
+            readers: The readers whose results are written.
+            folder: The folder of the run.
+            start_ns: The start of the run on the monotonic clock.
+            files: Closes the files.
+        """
         self.start_ns = start_ns
         self._readers = readers
         self._page_readers = [reader for reader in readers if reader.address.kind != "accounts"]
         self._samples_file: IO[bytes] | None = None
-        self._accounts_file: IO[bytes] | None = None
+        self._breakdowns_file: IO[bytes] | None = None
         if self._page_readers:
             self._samples_file = files.enter_context(_open_file(folder / series.FILE))
         if len(self._page_readers) < len(readers):
-            self._accounts_file = files.enter_context(_open_file(folder / request_accounts.FILE))
+            breakdowns_path = folder / request_accounts.FILE
+            self._breakdowns_file = files.enter_context(_open_file(breakdowns_path))
 
-    def write(self, read_start_ns: int, took_s: float, *, every: bool) -> None:
-        """Write what the latest reads changed. See `PageReader.new_samples` for `every`."""
+    def write(self, read_start_ns: int, duration_s: float, *, includes_rare: bool) -> None:
+        """Write the values that the latest reads changed, and the timing breakdowns of requests.
+
+        Args:
+            read_start_ns: When the reads started, on the monotonic clock.
+            duration_s: How long they took.
+            includes_rare: See `PageReader.new_samples`.
+        """
         t_s = round((read_start_ns - self.start_ns) / 1e9, 4)
         if self._samples_file is not None:
             samples: list[MetricSample] = []
             for reader in self._page_readers:
-                samples += reader.new_samples(t_s, took_s, every=every)
+                samples += reader.new_samples(t_s, duration_s, includes_rare=includes_rare)
             _write_lines(self._samples_file, samples)
-        if self._accounts_file is not None:
-            accounts = [account for reader in self._readers for account in reader.accounts]
-            _write_lines(self._accounts_file, accounts)
+        if self._breakdowns_file is not None:
             for reader in self._readers:
                 if isinstance(reader, PageReader):
-                    reader.accounts.clear()
+                    _write_lines(self._breakdowns_file, reader.breakdowns)
+                    reader.breakdowns.clear()
 
 
 def _read_until_end(
@@ -348,7 +415,8 @@ def _read_until_end(
 ) -> None:
     """Read all pages about once a second until `source` ends, and once more after that.
 
-    A page that is still being read is not requested again, because it may take forever.
+    The pages are read at the same time, in threads. A page that is still being read after
+    MAX_DELAY_S delays the others no longer, and is not requested again before it has ended.
     """
     has_ended = False
     next_read_s = max(writer.start_ns / 1e9, monotonic())
@@ -360,18 +428,33 @@ def _read_until_end(
             sleep(SETTLE_S)
         read_start_ns = monotonic_ns()
         cpu_before_s = process_time()
+
         for index, reader in enumerate(readers):
             if index not in reads or reads[index].done():
                 reads[index] = pool.submit(reader.read)
         wait(reads.values(), MAX_DELAY_S)
-        writer.write(read_start_ns, (monotonic_ns() - read_start_ns) / 1e9, every=has_ended)
-        elapsed_s = (read_start_ns - writer.start_ns) / 1e9
-        interval_s = max(
-            INTERVAL_S + elapsed_s / SECONDS_PER_SLOWDOWN,
-            (process_time() - cpu_before_s) / MAX_CPU_SHARE,
-            INTERVAL_S,
+        duration_s = (monotonic_ns() - read_start_ns) / 1e9
+        writer.write(read_start_ns, duration_s, includes_rare=has_ended)
+
+        interval_s = _read_interval_s(
+            elapsed_s=(read_start_ns - writer.start_ns) / 1e9,
+            cpu_s=process_time() - cpu_before_s,
         )
         next_read_s = max(next_read_s + interval_s, monotonic())
+
+
+def _read_interval_s(elapsed_s: float, cpu_s: float) -> float:
+    """Return the time between two reads.
+
+    It is INTERVAL_S at the start of a run and grows slowly, and is longer if reads cost so much CPU
+    time that they would take more than MAX_CPU_SHARE of a core.
+
+    Args:
+        elapsed_s: The time since the start of the run, which is negative before it.
+        cpu_s: The CPU time of the last read of all pages.
+    """
+    slow_interval_s = INTERVAL_S + elapsed_s / SECONDS_PER_SLOWDOWN
+    return max(INTERVAL_S, slow_interval_s, cpu_s / MAX_CPU_SHARE)
 
 
 def _open_file(path: Path) -> IO[bytes]:
@@ -379,7 +462,7 @@ def _open_file(path: Path) -> IO[bytes]:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def _write_lines(file: IO[bytes], lines: Sequence[MetricSample | RequestAccount]) -> None:
+def _write_lines(file: IO[bytes], lines: Sequence[MetricSample | TimingBreakdown]) -> None:
     """Write values as JSON lines."""
     file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     file.flush()
@@ -397,13 +480,19 @@ class Scraper:
     def __init__(
         self, folder: Path, options: MetricsPageOptions, probes: Sequence[ProbeResult]
     ) -> None:
-        """Start the process and send it its job. If it cannot be started, no page is read."""
+        """Start the process and send it its job. If it cannot be started, no page is read.
+
+        Args:
+            folder: The folder of the run.
+            options: Which pages the user wants to read.
+            probes: What the probe found out about each target.
+        """
         self._is_off = "off" in options.pages
         self._found_pages: FoundPages | None = None
         self._process: subprocess.Popen[bytes] | child_process.ForkedProcess | None = None
         addresses = find_page_addresses(options, probes)
-        needs_smi = reads_smi(options, probes)
-        if not addresses and not needs_smi:
+        needs_nvidia_smi = reads_smi(options, probes)
+        if not addresses and not needs_nvidia_smi:
             return
         with suppress(OSError):
             self._process = child_process.start_sidecar(
@@ -416,7 +505,7 @@ class Scraper:
             ca=tls.ca,
             cert=tls.cert,
             key=tls.key,
-            smi=needs_smi,
+            reads_nvidia_smi=needs_nvidia_smi,
         )
         self._send(msgspec.json.encode(job) + b"\n")
 
@@ -433,6 +522,7 @@ class Scraper:
         return self._found_pages
 
     def _receive_found_pages(self) -> FoundPages:
+        """Wait for the line with the pages that the process has found."""
         if self._process is None:
             return FoundPages()
         assert self._process.stdout is not None

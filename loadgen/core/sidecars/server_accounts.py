@@ -1,14 +1,14 @@
 """Adds the timing breakdowns that a server has on a page of its own to the records of a run.
 
-IO, after the run. `account_join.py` finds the request of each account. Here the columns
+IO, after the run. `account_join.py` finds the request of each breakdown. Here the columns
 `server_*_ns` and those of speculative decoding are replaced in `requests.parquet`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,12 @@ from loadgen.core.results import parquet, store
 from loadgen.core.results.json_files import decode_json_lines
 from loadgen.core.results.record import ROW
 from loadgen.core.server_metrics import account_join, request_accounts
-from loadgen.core.server_metrics.request_accounts import RequestAccount
+from loadgen.core.server_metrics.request_accounts import TimingBreakdown
 
-COLUMNS = {
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMN_BY_FIELD = {
     "queue": "server_queue_ns",
     "prefill": "server_prefill_ns",
     "transfer": "server_transfer_ns",
@@ -28,72 +31,91 @@ COLUMNS = {
     "drafted": "draft_tokens",
     "accepted": "accepted_tokens",
 }
-"""The column of the records for each field of a RequestAccount."""
+"""The column of the records for each field of a TimingBreakdown that is added to them."""
+
+TIME_COLUMNS = ("sent_ns", "first_token_ns", "last_token_ns")
+"""The columns that are compared with the arrival, first and last token of a breakdown."""
 
 
-TIMES = ("sent_ns", "first_token_ns", "last_token_ns")
-"""The columns that are compared with the arrival, first and last token of an account."""
+def add_breakdowns_to_records(folder: Path) -> dict[str, int] | None:
+    """Write the timing breakdowns of a server into the records of a run.
 
+    The page of the server does not name the requests, so the request of each breakdown is found by
+    its times. Requests of other clients are on the page too.
 
-def join(folder: Path) -> dict[str, int] | None:
-    """Write the accounts of a server into the records of a run.
-
-    Returns the numbers of accounts and of those without a request (`unjoined`), or None if there
-    are no accounts or all of them have a request.
+    Returns:
+        The values of the warning "accounts_unjoined": how many breakdowns there are (`accounts`)
+        and how many of them match no request (`unjoined`). None if all match, or without any.
     """
     file = folder / "requests" / store.MERGED
     with (folder / request_accounts.FILE).open("rb") as lines:
-        accounts = list(decode_json_lines(lines, RequestAccount))
-    if not accounts or not file.exists():
+        breakdowns = list(decode_json_lines(lines, TimingBreakdown))
+    if not breakdowns or not file.exists():
         return None
-    columns = parquet.Frame([file], ["status", "target", *TIMES])
-    request_times = np.stack([columns[name] for name in TIMES], axis=1)
-    has_times = (columns["status"] == OK) & (request_times.min(axis=1) >= 0)
-    values = {name: np.full(len(columns), -1, np.int64) for name in COLUMNS}
-    joined_count = 0
-    for target in sorted({account.target for account in accounts}):
-        target_accounts = [account for account in accounts if account.target == target]
-        row_indexes = np.flatnonzero(has_times & (columns["target"] == target))
-        request_of_account = account_join.match_accounts(
-            _times_of(target_accounts), request_times[row_indexes]
+    row_indexes = _find_rows(file, breakdowns)
+    is_matched = row_indexes >= 0
+    matched_count = int(is_matched.sum())
+    if matched_count:
+        matched_rows = row_indexes[is_matched]
+        row_count = len(parquet.Frame([file], []))
+        columns = {}
+        for field, column in COLUMN_BY_FIELD.items():
+            field_values = np.array([getattr(breakdown, field) for breakdown in breakdowns])
+            columns[column] = np.full(row_count, request_accounts.UNKNOWN, np.int64)
+            columns[column][matched_rows] = field_values[is_matched]
+        parquet.write_tables(file, _replace_columns(file, columns))
+    if matched_count == len(breakdowns):
+        return None
+    return {"unjoined": len(breakdowns) - matched_count, "accounts": len(breakdowns)}
+
+
+def _find_rows(file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.int64]:
+    """Return the index of the record of each breakdown, or -1 if there is none.
+
+    Only ok requests of the same target with all three times are candidates. Each target has a clock
+    of its own.
+    """
+    records = parquet.Frame([file], ["status", "target", *TIME_COLUMNS])
+    request_times = np.stack([records[name] for name in TIME_COLUMNS], axis=1)
+    is_candidate = (records["status"] == OK) & (request_times.min(axis=1) >= 0)
+    breakdown_times = np.array(
+        [(breakdown.arrival, breakdown.first, breakdown.last) for breakdown in breakdowns], np.int64
+    )
+    target_of_breakdown = np.array([breakdown.target for breakdown in breakdowns])
+
+    row_of_breakdown = np.full(len(breakdowns), -1, np.int64)
+    for target in np.unique(target_of_breakdown).tolist():
+        is_of_target = target_of_breakdown == target
+        candidate_rows = np.flatnonzero(is_candidate & (records["target"] == target))
+        candidate_of_breakdown = account_join.match_breakdowns(
+            breakdown_times[is_of_target], request_times[candidate_rows]
         )
-        if request_of_account is None:
+        if candidate_of_breakdown is None:
             continue
-        has_request = request_of_account >= 0
-        joined_count += int(has_request.sum())
-        account_rows = row_indexes[request_of_account[has_request]]
-        for name, column in values.items():
-            account_values = np.array([getattr(account, name) for account in target_accounts])
-            column[account_rows] = account_values[has_request]
-    if joined_count:
-        new_columns = {COLUMNS[name]: column for name, column in values.items()}
-        parquet.write_tables(file, _with_columns(file, new_columns))
-    if joined_count == len(accounts):
-        return None
-    return {"unjoined": len(accounts) - joined_count, "accounts": len(accounts)}
+        is_matched = candidate_of_breakdown >= 0
+        rows = np.full(len(candidate_of_breakdown), -1, np.int64)
+        rows[is_matched] = candidate_rows[candidate_of_breakdown[is_matched]]
+        row_of_breakdown[is_of_target] = rows
+    return row_of_breakdown
 
 
-def _times_of(accounts: Sequence[RequestAccount]) -> NDArray[np.int64]:
-    """Return the arrival, first and last token of each account, on the clock of the server."""
-    times = [(account.arrival, account.first, account.last) for account in accounts]
-    return np.array(times, np.int64)
-
-
-def _with_columns(file: Path, columns: dict[str, NDArray[np.int64]]) -> Iterator[Any]:
-    """Yield the row groups of a file with other values in some columns; -1 becomes null."""
+def _replace_columns(file: Path, columns: Mapping[str, NDArray[np.int64]]) -> Iterator[pa.Table]:
+    """Yield the row groups of a file with new values in some columns; -1 becomes null."""
     import pyarrow.parquet as pq
 
     first_row = 0
-    with pq.ParquetFile(file) as old:
-        for group in range(old.num_row_groups):
-            table = old.read_row_group(group)
+    with pq.ParquetFile(file) as records:
+        for group in range(records.num_row_groups):
+            table = records.read_row_group(group)
+            end_row = first_row + len(table)
             for name, values in columns.items():
-                table = _with_column(table, name, values[first_row : first_row + len(table)])
-            first_row += len(table)
+                table = _replace_column(table, name, values[first_row:end_row])
+            first_row = end_row
             yield table
 
 
-def _with_column(table: Any, name: str, values: NDArray[np.int64]) -> Any:
+def _replace_column(table: pa.Table, name: str, values: NDArray[np.int64]) -> pa.Table:
+    """Return a table with other values in a column, which keeps its place and its metadata."""
     index = table.schema.get_field_index(name)
     field = table.schema.field(index)
     column = parquet.nullable(values.astype(ROW[name]), values >= 0)

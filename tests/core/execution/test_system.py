@@ -136,7 +136,7 @@ SMI = 'nvidia_smi_gpu_info{driver_version="570.1",name="NVIDIA B200",uuid="a"} 1
 def _samples(page: str, text: str) -> list[series.MetricSample]:
     return [
         series.MetricSample(t_s=0.0, target=None, page=page, name=name, labels=labels, value=value)
-        for (name, labels), value in series.samples(text).items()
+        for (name, labels), value in series.parse_page(text).items()
     ]
 
 

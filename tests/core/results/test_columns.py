@@ -474,7 +474,9 @@ def test_successful_requests_without_a_scheduled_time_are_refused(tmp_path: Path
     rows = sent_rows(500, 3)
     (tmp_path / "requests").mkdir()
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(run="r")))
-    write_tables(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
+    write_tables(
+        tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])]
+    )
     for most in (math.inf, 0):
         with pytest.raises(UserError) as raised:
             store.read_run(tmp_path, most=most)

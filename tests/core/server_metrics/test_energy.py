@@ -20,7 +20,7 @@ from scripted_server import running
 import loadgen
 from loadgen.core.errors import CombinedError
 from loadgen.core.server_metrics import energy
-from loadgen.core.server_metrics.series import UP, MetricSample, samples
+from loadgen.core.server_metrics.series import UP, MetricSample, parse_page
 from loadgen.runs import text
 
 WORKLOAD = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 40}}
@@ -61,7 +61,7 @@ WATTS = "nvidia_smi_power_watts"
 
 
 def test_only_energy_samples_of_a_page_are_kept() -> None:
-    found = energy.select_hardware_values(samples(DCGM))
+    found = energy.select_hardware_values(parse_page(DCGM))
     assert found["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
     assert len(found) == 6 and not [name for name, _ in found if name.startswith("something")]
     assert energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {

@@ -314,7 +314,7 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
         "kv_cache_transfer_start": 5.06,
         "kv_cache_transfer_end": 5.08,
     }
-    one, other = request_accounts.accounts(msgspec.json.encode([alone, apart]), 1)
+    one, other = request_accounts.parse_breakdowns(msgspec.json.encode([alone, apart]), 1)
     assert (one.queue, one.prefill, one.decode) == (10 * MS, 40 * MS, 950 * MS)
     assert (one.drafted, one.accepted, one.target) == (9, 4, 1)
     assert (other.queue, other.prefill, other.decode, other.transfer) == (
@@ -330,7 +330,7 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
 )
 def test_an_invalid_list_of_timings_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError):
-        request_accounts.accounts(page, 0)
+        request_accounts.parse_breakdowns(page, 0)
 
 
 def test_a_record_without_its_instants_is_left_out() -> None:
@@ -340,7 +340,7 @@ def test_a_record_without_its_instants_is_left_out() -> None:
         account(float("1e300"), 2, 3),
         {"perf_metrics": {"timing_metrics": 3}},
     ]
-    assert request_accounts.accounts(msgspec.json.encode(damaged), 0) == []
+    assert request_accounts.parse_breakdowns(msgspec.json.encode(damaged), 0) == []
 
 
 @pytest.mark.parametrize("lost", [0, 150])
@@ -357,7 +357,7 @@ def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -
     network = random.integers(0, MS, (2_000, 3)) * [1, -1, -1]
     theirs = (ours + network + offset)[lost:]
     foreign = theirs[::4] + random.integers(60 * MS, 900 * MS, (len(theirs[::4]), 3))
-    request_of = account_join.match_accounts(np.concatenate([theirs, foreign]), ours)
+    request_of = account_join.match_breakdowns(np.concatenate([theirs, foreign]), ours)
     assert request_of is not None
     assert (request_of[: len(theirs)] == np.arange(lost, 2_000)).mean() > 0.995
     assert (request_of[len(theirs) :] >= 0).mean() < 0.01
@@ -366,7 +366,7 @@ def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -
 def test_timings_of_another_server_match_no_request() -> None:
     random = np.random.default_rng(3)
     theirs, ours = (np.cumsum(random.integers(MS, 10_000 * MS, (300, 3)), axis=1) for _ in range(2))
-    assert account_join.match_accounts(theirs, ours) is None
+    assert account_join.match_breakdowns(theirs, ours) is None
 
 
 @pytest.mark.processes

@@ -33,7 +33,7 @@ from loadgen.core.server_metrics.series import (
     RUNNING,
     UP,
     WAITING,
-    Iterations,
+    IterationParser,
     MetricSample,
 )
 from loadgen.core.sidecars import page_addresses
@@ -60,7 +60,7 @@ vllm:kv_cache_usage_perc NaN
 
 
 def test_a_metrics_page_is_parsed_into_samples() -> None:
-    assert series.samples(VLLM) == {
+    assert series.parse_page(VLLM) == {
         ("vllm:num_requests_running", 'engine="0",model_name="a \\"b\\""'): 3.0,
         ("vllm:generation_tokens_total", 'engine="0",model_name="m"'): 1234.0,
         ("vllm:time_to_first_token_seconds_bucket", 'le="0.1"'): 4.0,
@@ -83,13 +83,13 @@ def test_a_metrics_page_is_parsed_into_samples() -> None:
 )
 def test_a_text_that_is_no_metrics_page_is_refused(page: str) -> None:
     with pytest.raises(ValueError):
-        series.samples(page)
+        series.parse_page(page)
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_samples_or_no_page(page: str) -> None:
     with suppress(ValueError):
-        assert series.samples(page)
+        assert series.parse_page(page)
 
 
 def row(number: int, active: int = 2) -> dict[str, Any]:
@@ -103,19 +103,19 @@ def row(number: int, active: int = 2) -> dict[str, Any]:
 
 
 def test_drained_iterations_and_those_that_another_reader_took() -> None:
-    page = Iterations()
-    first = page.samples(json.dumps([row(1), row(2), row(3, active=9)]).encode())
+    page = IterationParser()
+    first = page.parse(json.dumps([row(1), row(2), row(3, active=9)]).encode())
     assert first["trtllm_iteration:numActiveRequests", ""] == 9
     assert first["trtllm_iteration:iterLatencyMS", ""] == 20
     assert first["trtllm_iteration:kvCacheStats.usedShare", ""] == 0.25
-    assert page.samples(b"[]")["trtllm_iteration:missed_total", ""] == 0
-    last = page.samples(json.dumps([row(7)]).encode())
+    assert page.parse(b"[]")["trtllm_iteration:missed_total", ""] == 0
+    last = page.parse(json.dumps([row(7)]).encode())
     assert (last["trtllm_iteration:read_total", ""], last["trtllm_iteration:missed_total", ""]) == (
         4,
         3,
     )
     with pytest.raises(ValueError, match="no list of iterations"):
-        page.samples(b'[1, "x"]')
+        page.parse(b'[1, "x"]')
 
 
 # -- a run -----------------------------------------------------------------------------------------
@@ -159,9 +159,11 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
         5,
         1,
     )
-    assert series.disputed(told) is None
-    assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
-    assert series.curves(found)[RUNNING] == series.MetricCurve((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
+    assert series.find_token_dispute(told) is None
+    assert series.compute_curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
+    assert series.compute_curves(found)[RUNNING] == series.MetricCurve(
+        (-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1)
+    )
 
 
 def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
@@ -170,7 +172,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     found = sorted([*first, *other], key=lambda one: one.t_s)
     told = series.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert series.disputed(told) == {
+    assert series.find_token_dispute(told) == {
         "server_tokens": 60,
         "client_tokens": 100,
         "share": -0.4,
@@ -185,7 +187,7 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     found = said(
         *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
     )
-    charts = {chart.title: chart for chart in run_charts.server(made, series.curves(found))}
+    charts = {chart.title: chart for chart in run_charts.server(made, series.compute_curves(found))}
     assert list(charts) == [
         "Requests in the server",
         "Output throughput, server and client",
@@ -209,8 +211,11 @@ def test_without_a_readable_page_there_are_no_server_metrics() -> None:
 def test_every_server_type_maps_the_important_metrics() -> None:
     for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
         for what in (RUNNING, WAITING, OUTPUT, INPUT, CACHED):
-            assert sum(name.startswith(prefix) for name in series.KNOWN[what]), (prefix, what)
-    names = [name for names in series.KNOWN.values() for name in names]
+            assert sum(name.startswith(prefix) for name in series.NAMES_BY_QUANTITY[what]), (
+                prefix,
+                what,
+            )
+    names = [name for names in series.NAMES_BY_QUANTITY.values() for name in names]
     assert len(names) == len(set(names))
 
 
@@ -363,4 +368,4 @@ def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
         summary.server.output_tokens is not None
     )
     assert "KV cache up to 25.0 % full" in " ".join(text.render(summary).split())
-    assert not {KV_USE, HITS} & set(series.curves([]))
+    assert not {KV_USE, HITS} & set(series.compute_curves([]))
