@@ -37,10 +37,10 @@ def find_decided_terms(
 ) -> list[bool]:
     """Return which terms of a level are decided after so much load over all its runs."""
     runs = []
-    settings = replace(prediction.simulated_settings(Settings()), gpus=checked.contract.gpus)
+    settings = replace(prediction.create_simulated_settings(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            workload = level_plan.with_measured_duration(
+            workload = level_plan.set_measured_duration(
                 planned.workload, round(load_s * 1e9 / planned.level.repeats)
             )
             workload = workload.model_copy(update={"seed": 1000 * seed + number})
@@ -61,7 +61,7 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> Co
     counts: Counter[str] = Counter()
     forecasts = prediction.forecast_levels(
         checked,
-        prediction.simulated_settings(Settings()),
+        prediction.create_simulated_settings(Settings()),
         prediction.ForecastOptions(perform=execute, seed=1),
     )
     for planned, forecast in zip(checked.levels, forecasts, strict=True):

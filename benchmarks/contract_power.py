@@ -33,7 +33,7 @@ from queueing import rows, run
 from loadgen.contracts.judge import judge_levels
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import parse_contract
-from loadgen.contracts.steady_samples import metric_values
+from loadgen.contracts.steady_samples import collect_values
 from loadgen.contracts.stored_validation import read_run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
@@ -90,7 +90,7 @@ def find_true_quantiles(simulate: Callable[[int], Columns]) -> dict[Key, float]:
     for seed in LONG_SEEDS:
         columns = simulate(seed)
         for metric in dict(TERMS):
-            values.setdefault(metric, []).append(metric_values(columns, metric))
+            values.setdefault(metric, []).append(collect_values(columns, metric))
     ordered = {metric: np.sort(np.concatenate(arrays)) for metric, arrays in values.items()}
     return {
         (metric, percentile): float(

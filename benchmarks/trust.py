@@ -84,7 +84,7 @@ from loadgen.contracts.judge import judge_interim_analyses, judge_levels
 from loadgen.contracts.load_checks import NEARLY_FULL_LENGTH
 from loadgen.contracts.recorded_run import MeasuredLevel
 from loadgen.contracts.schema import HORIZON_NS, Contract, parse_contract
-from loadgen.contracts.steady_samples import metric_values
+from loadgen.contracts.steady_samples import collect_values
 from loadgen.core.metrics import growth, shortfall
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
@@ -284,7 +284,7 @@ def find_true_quantiles(
     For servers whose starts differ, they are those of the middle level.
     """
     columns = Columns(simulate_rows(kind, 999_999, length_s, steady=True, number=number))
-    ordered = {metric: np.sort(metric_values(columns, metric)) for metric, _ in TERMS}
+    ordered = {metric: np.sort(collect_values(columns, metric)) for metric, _ in TERMS}
     return {
         (metric, percentile): float(
             ordered[metric][quantile_index(len(ordered[metric]), percentile / 100)]

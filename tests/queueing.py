@@ -13,7 +13,7 @@ import numpy as np
 from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
-from loadgen.contracts.level_plan import JUDGED_HERE
+from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT
 from loadgen.contracts.recorded_run import RecordedRun
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
@@ -99,7 +99,7 @@ def run(
         stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
         targets=tuple(TargetFacts(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
         slo=slo,
-        limits=ValidityLimits(**dict.fromkeys(JUDGED_HERE, 1.0)),
+        limits=ValidityLimits(**dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, 1.0)),
         rtt_ms=0.2,
     )
     gaps = Histogram()

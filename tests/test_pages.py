@@ -19,7 +19,7 @@ from command_line import exits
 from loadgen.answers import answer_files as answers
 from loadgen.answers.comparison import AnswersResult, score_prompts, summarize_scores
 from loadgen.answers.questions import AnswerKey
-from loadgen.contracts.page_sections import limit_usage_percent
+from loadgen.contracts.page_sections import compute_limit_usage_percent
 from loadgen.render import glossary
 
 pytestmark = pytest.mark.commands
@@ -531,7 +531,7 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
 def test_the_used_share_of_a_promise(
     figure: float, limit: float, unit: str, at_most: bool, used: float | None
 ) -> None:
-    assert limit_usage_percent(figure, limit, unit, is_upper_bound=at_most) == (
+    assert compute_limit_usage_percent(figure, limit, unit, is_upper_bound=at_most) == (
         None if used is None else pytest.approx(used)
     )
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts.level_plan import LevelPlan, plan_level
 from loadgen.contracts.recorded_run import QUEUEING_METRICS
-from loadgen.contracts.sample_sizes import MIN_WINDOWS, required_requests
+from loadgen.contracts.sample_sizes import MIN_WINDOWS, compute_required_requests
 from loadgen.contracts.schema import Contract, ContractLevel
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import seeds
@@ -24,7 +24,7 @@ from loadgen.core.schedule.forecast import mean_tokens
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Ramp, Replay, Workload
 
-PROVISIONAL_NS = 3_600 * 10**9
+PROVISIONAL_DURATION_NS = 3_600 * 10**9
 """The length of a load before its terms have decided it.
 
 Any length will do: only the rates of the load are computed from it.
@@ -37,7 +37,7 @@ The residence time is the time from the scheduled start of a request to its end.
 workload rag at 20 req/s on a simulated machine had 0.58 to 0.60, in 60 to 90 minutes.
 """
 
-UNJUDGED_ALLOWANCE = 1.05
+STARTUP_AND_END_ALLOWANCE = 1.05
 """Factor for the start-up and the end of a load, which are not judged."""
 
 
@@ -53,7 +53,7 @@ class RequiredDuration(NamedTuple):
     term: ContractTerm | None
 
 
-def is_auto(level: ContractLevel) -> bool:
+def has_auto_duration(level: ContractLevel) -> bool:
     """Return whether the terms of a level decide how long its load lasts."""
     return level.duration_ns is None and level.requests is None
 
@@ -81,8 +81,8 @@ def lengthen_load_for_terms(
     """
     if not has_steady_load(plan.workload):
         return plan
-    required = required_duration(plan, terms, contract)
-    if required.seconds <= _workload_duration_s(plan):
+    required = find_required_duration(plan, terms, contract)
+    if required.seconds <= _get_workload_duration_s(plan):
         return plan
     duration_ns = round(required.seconds * NS_PER_S)
     new_limits = {"duration_ns": duration_ns, "count": None, "at_least": None}
@@ -95,7 +95,7 @@ def lengthen_load_for_terms(
     return replace(lengthened, longest_load_term=longest_load_term, is_auto=True)
 
 
-def _workload_duration_s(plan: LevelPlan) -> float:
+def _get_workload_duration_s(plan: LevelPlan) -> float:
     """Return how long the load lasts according to the workload file, in seconds.
 
     Return 0 if the length is not known, or if the level has a rate or a concurrency of its own: the
@@ -107,25 +107,25 @@ def _workload_duration_s(plan: LevelPlan) -> float:
     return plan.duration_ns / NS_PER_S
 
 
-def required_duration(
+def find_required_duration(
     plan: LevelPlan, terms: Sequence[ContractTerm], contract: Contract
 ) -> RequiredDuration:
     """Return the longest time that one of these terms needs, in each run of the level.
 
     Terms about a class of requests that the load does not have are left out: no load shows them.
     """
-    residence_s = _max_residence_s(plan, terms)
+    residence_s = _estimate_max_residence_s(plan, terms)
     longest = RequiredDuration(0.0, None)
     for term in terms:
-        if not plan.units_per_start(term):
+        if not plan.samples_per_start(term):
             continue
-        seconds = _run_duration_s(term, plan, contract, residence_s)
+        seconds = _compute_run_duration_s(term, plan, contract, residence_s)
         if seconds > longest.seconds:
             longest = RequiredDuration(seconds, term)
     return longest
 
 
-def _run_duration_s(
+def _compute_run_duration_s(
     term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
 ) -> float:
     """Return how long each run of a level has to last for a term, in seconds.
@@ -147,19 +147,19 @@ def _run_duration_s(
         horizon_s = contract.horizon_ns / NS_PER_S
         total_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
     if term.is_latency:
-        total_s = max(total_s, _queue_duration_s(term, plan, contract, residence_s))
+        total_s = max(total_s, _compute_queue_duration_s(term, plan, contract, residence_s))
     run_s = total_s / repeats
     starts_per_s = plan.starts_per_s()
     if term.window_ns:
         run_s = max(run_s, MIN_WINDOWS * term.window_ns / NS_PER_S)
     elif plan.rate and starts_per_s is not None:
-        units_per_s = starts_per_s * plan.units_per_start(term)
-        requests = required_requests(term, contract.confidence)
-        run_s = max(run_s, requests / units_per_s / repeats)
-    return UNJUDGED_ALLOWANCE * run_s
+        samples_per_s = starts_per_s * plan.samples_per_start(term)
+        requests = compute_required_requests(term, contract.confidence)
+        run_s = max(run_s, requests / samples_per_s / repeats)
+    return STARTUP_AND_END_ALLOWANCE * run_s
 
 
-def _queue_duration_s(
+def _compute_queue_duration_s(
     term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
 ) -> float:
     """Return how long a load must be to meet enough independent states of the queue, in seconds.
@@ -188,7 +188,7 @@ def _queue_duration_s(
     return samples * seconds_per_residence / QUEUE_SAMPLES_PER_RESIDENCE
 
 
-def _max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
+def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
     """Return how long a request may take according to the latency terms, in seconds.
 
     This is the strictest limit on `e2e`. Without one it is the limit on TTFT plus the limit on TPOT

@@ -185,7 +185,7 @@ def validate(
     if contract is None:
         raise _missing_contract()
     if contract.is_dir():
-        return _judge_stored(contract, output)
+        return _judge_stored_validation(contract, output)
     errors: list[LoadgenError] = []
     added_run_ns = _parse_added_length(add, extend, errors)
     _check_bundle(bundle, errors)
@@ -193,8 +193,8 @@ def validate(
     request = _read_request(
         invocation, contract, duration, has_other_endpoint=against is not None, errors=errors
     )
-    other_settings = _other_endpoint_settings(request, other, dry_run=dry_run)
-    priced_invocation = _with_contract_prices(invocation, request)
+    other_settings = _create_other_endpoint_settings(request, other, dry_run=dry_run)
+    priced_invocation = _add_contract_prices(invocation, request)
     if dry_run:
         return _print_forecast(priced_invocation, request, output)
     validator = Validator(priced_invocation, request)
@@ -293,7 +293,7 @@ def _read_request(
     if errors:
         raise CombinedError(errors)
     if settings.values:
-        _check_values(checked_contract, settings)
+        _check_api_has_tokens(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)
     return ValidateRequest(checked_contract, settings, overrides, repetition)
 
@@ -306,7 +306,7 @@ def _parse_length(text: str | None, option: str) -> int | None:
     return length_ns
 
 
-def _check_values(checked_contract: CheckedContract, settings: Settings) -> None:
+def _check_api_has_tokens(checked_contract: CheckedContract, settings: Settings) -> None:
     """Raise CombinedError for terms about tokens if the responses of the API have no tokens.
 
     An API such as embeddings returns its response at once. Of the latencies only `e2e` is defined
@@ -325,7 +325,7 @@ def _check_values(checked_contract: CheckedContract, settings: Settings) -> None
         raise CombinedError(errors)
 
 
-def _other_endpoint_settings(
+def _create_other_endpoint_settings(
     request: ValidateRequest, other: OtherEndpointOptions, *, dry_run: bool
 ) -> Settings | None:
     """Return the settings of the endpoint that responses are compared with, or None without one.
@@ -356,7 +356,7 @@ def _other_endpoint_settings(
     return other_endpoint(settings, url, model, other.key_file)
 
 
-def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> Invocation:
+def _add_contract_prices(invocation: Invocation, request: ValidateRequest) -> Invocation:
     """Return the invocation with the prices of the contract, if the user gave none.
 
     With prices, the expected cost of the load is shown. Prices of the contract that do not fit the
@@ -401,18 +401,18 @@ class Validator:
         A level with `duration: auto` is extended while it is undecided. Its plan is shown before
         the run, because the user has not seen the length of its load.
         """
-        from loadgen.contracts.level_plan import plan_text
+        from loadgen.contracts.level_plan import format_plan
         from loadgen.contracts.run import run_validation
 
         settings = self.request.settings
         plans = self.request.checked_contract.levels
         for plan in plans:
             if plan.is_auto:
-                print_status(plan_text(plan))
+                print_status(format_plan(plan))
         has_auto_level = any(plan.is_auto for plan in plans)
         self.display.announce_runs(self.request.planned_runs(), always=has_auto_level)
         self.invocation.move_existing_results(settings.out)
-        self._begin_progress(is_extension=False)
+        self._start_progress(is_extension=False)
         validation, directory = run_validation(
             self.request.checked_contract, settings, settings.out, self._options(), other_endpoint
         )
@@ -420,15 +420,15 @@ class Validator:
 
     def extend(self, directory: Path, added_run_ns: int | None) -> Validation:
         """Add runs to a stored validation and return its verdict."""
-        self._begin_progress(is_extension=True)
+        self._start_progress(is_extension=True)
         return self._add_runs(directory, added_run_ns)
 
-    def _begin_progress(self, *, is_extension: bool) -> None:
+    def _start_progress(self, *, is_extension: bool) -> None:
         """Start the progress bar of all runs, and show the plans of levels that are shortened.
 
         The weight of a run is its part of the progress bar.
         """
-        from loadgen.contracts.level_plan import plan_text
+        from loadgen.contracts.level_plan import format_plan
         from loadgen.repeated.repeats import Repetition
 
         repetition = self.request.repetition
@@ -444,7 +444,7 @@ class Validator:
         )
         for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
-                print_status(plan_text(plan))
+                print_status(format_plan(plan))
 
     def _options(self) -> ValidationOptions:
         """Return how runs are made: with progress, and with the user's seed, salt and repeats."""
@@ -488,7 +488,7 @@ class Validator:
         Return the last verdict. Nothing is added if an undecided level has a fixed length, or if it
         is not known how much load would decide it.
         """
-        from loadgen.contracts.verdict import additional_load_per_run_s
+        from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
         runs_per_level = self.request.runs_per_level()
         extendable = {
@@ -497,7 +497,7 @@ class Validator:
             if plan.is_auto and not plan.is_shortened
         }
         for number in range(1, MAX_EXTENSIONS + 1):
-            run_s = additional_load_per_run_s(validation, runs_per_level)
+            run_s = compute_additional_load_per_run_s(validation, runs_per_level)
             undecided = [level.name for level in validation.undecided_levels]
             if not validation.can_be_extended or not run_s or not extendable.issuperset(undecided):
                 break
@@ -524,7 +524,7 @@ def _run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _judge_stored(directory: Path, output: OutputOptions) -> int:
+def _judge_stored_validation(directory: Path, output: OutputOptions) -> int:
     """Judge a stored validation again from its records, print it, and return the exit code."""
     from loadgen.contracts import outputs, stored_validation
 
@@ -563,11 +563,11 @@ def _print_validation(
 
 def _bundle_results(validation: Validation, directory: Path, bundle: Path | None) -> int:
     """Pack the results into a file, if requested, and return the exit code of the validation."""
-    from loadgen.contracts.verdict import exit_code
+    from loadgen.contracts.verdict import get_exit_code
 
     if bundle is not None:
         commands.call("bundle", directory, bundle)
-    return exit_code(validation)
+    return get_exit_code(validation)
 
 
 def _suggest_next_command(
@@ -584,13 +584,13 @@ def _suggest_next_command(
         directory: The directory of the validation.
     """
     from loadgen.contracts.stored_validation import read_original_command
-    from loadgen.contracts.verdict import additional_load_per_run_s
+    from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
     undecided = validation.undecided_levels
     not_measured = [level.name for level in undecided if level.failure_reason]
     is_any_extendable = len(not_measured) < len(undecided)
     if is_any_extendable:
-        length = _format_run_length(additional_load_per_run_s(validation, repeats))
+        length = _format_run_length(compute_additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
@@ -629,9 +629,9 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     checked_contract = request.checked_contract
     if not output.as_json:
         _print_plan(checked_contract)
-    simulated = prediction.simulated_settings(request.settings)
+    simulated = prediction.create_simulated_settings(request.settings)
     print_status(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
-    weights = prediction.step_weights(checked_contract)
+    weights = prediction.estimate_step_weights(checked_contract)
     display.begin_steps(len(weights), weights=weights)
     options = ForecastOptions(
         perform=execute,
@@ -659,11 +659,11 @@ def _cost_function(checked_contract: CheckedContract) -> CostFunction | None:
 
 def _print_plan(checked_contract: CheckedContract) -> None:
     """Print the load of each level of a contract, and its terms about responses."""
-    from loadgen.contracts.level_plan import answer_check_text, plan_text
+    from loadgen.contracts.level_plan import format_answer_check, format_plan
 
     contract = checked_contract.contract
     print(f"Contract {contract.name}, confidence {contract.confidence * 100:g} %")
     for plan in checked_contract.levels:
-        print(plan_text(plan), flush=True)
+        print(format_plan(plan), flush=True)
     if contract.answers is not None:
-        print(answer_check_text(contract.answers))
+        print(format_answer_check(contract.answers))

@@ -29,19 +29,20 @@ An interval may begin at 0. A cost is a price per hour divided by a rate, so it 
 def compute_cost_per_thousand(
     prices: Prices, run: RecordedRun, good_rate: Interval
 ) -> CostEstimate:
-    """Return the cost of a thousand good requests.
+    """Return the cost of a thousand good requests, with the interval that their rate implies.
 
-    If several prices fit the target of the run, it is the highest cost.
+    If several prices fit the target of the run, it is the highest cost, so that a limit on the cost
+    holds for all of them.
 
     Args:
-        prices: The prices.
-        run: The run.
-        good_rate: The good requests per second in the run.
+        prices: The price file of the contract.
+        run: The run whose target is paid for.
+        good_rate: The good requests per second in the run, with a confidence interval.
 
     Raises:
         UserError: No price fits the target, or its number of GPUs is not known.
     """
-    basis = _basis_with_rate(run, good_rate)
+    basis = _build_cost_basis(run, good_rate)
     target = run.summary.target
     costs = []
     for price in find_prices(prices, target):
@@ -51,26 +52,34 @@ def compute_cost_per_thousand(
             raise UserError("missing_option", text, run.folder, "--gpus 8")
         costs.append(
             Interval(
-                float(cost.total * REQUESTS_PER_COST),
-                float(cost.low * REQUESTS_PER_COST),
-                float(cost.high * REQUESTS_PER_COST),
+                value=float(cost.total * REQUESTS_PER_COST),
+                low=float(cost.low * REQUESTS_PER_COST),
+                high=float(cost.high * REQUESTS_PER_COST),
             )
         )
-    return CostEstimate(max(costs, key=tuple), prices.currency)
+    highest_cost = max(costs, key=lambda interval: (interval.value, interval.low, interval.high))
+    return CostEstimate(highest_cost, prices.currency)
 
 
-def _basis_with_rate(run: RecordedRun, good_rate: Interval) -> CostBasis:
-    """Return the cost basis of a run, with this rate of good requests and its interval.
+def _build_cost_basis(run: RecordedRun, good_rate: Interval) -> CostBasis:
+    """Return the measured quantities of a run that a cost is computed from.
 
-    A cost basis stores the ends of an interval as factors of the rate.
+    The rate of good requests and its interval are replaced by those of the contract, which are
+    estimated from the steady state of all runs. A cost basis stores the ends of an interval
+    relative to the rate, such as 0.9 and 1.1.
     """
     evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
     basis = compute_cost_basis(evidence)
-    rate = Decimal(repr(good_rate.value))
+    rate = _to_decimal(good_rate.value)
     low_rate = max(good_rate.low, good_rate.value / MAX_RATE_RATIO)
     return replace(
         basis,
         rates={**basis.rates, GOOD: rate},
-        low=Decimal(repr(low_rate)) / rate,
-        high=Decimal(repr(good_rate.high)) / rate,
+        low=_to_decimal(low_rate) / rate,
+        high=_to_decimal(good_rate.high) / rate,
     )
+
+
+def _to_decimal(number: float) -> Decimal:
+    """Return a float as a decimal with the digits that it is printed with, not its binary ones."""
+    return Decimal(repr(number))

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from loadgen.contracts import quantile_interval, steady_samples
 from loadgen.contracts.latency_estimates import (
+    compute_run_quantiles,
     divide_latencies,
     estimate_latency,
     estimate_selected_quantile,
-    run_quantiles,
     widen_ratio_by_runs,
 )
 from loadgen.contracts.load_checks import (
@@ -32,24 +32,24 @@ from loadgen.contracts.load_checks import (
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.rates import (
     CountInSpan,
-    batch_rates,
+    compute_batch_rates,
     count_all_tokens,
     count_good_requests,
     count_ok_requests,
     count_output_tokens,
     estimate_rate,
-    first_and_last_windows,
+    find_first_and_last_windows,
+    find_good_requests,
     has_two_windows,
-    meets_slo,
 )
 from loadgen.contracts.recorded_run import LoadedRun, MeasuredLevel, RecordedRun
 from loadgen.contracts.steady_samples import (
     QUEUE_METRIC,
     QuantileQuery,
     SteadySample,
-    counted_requests,
-    metric_values,
-    timed_values,
+    collect_timed_values,
+    collect_values,
+    find_counted_requests,
 )
 from loadgen.contracts.steady_state import TimedValues
 from loadgen.contracts.tenant_fairness import combine_fractions, estimate_jain_index
@@ -115,7 +115,15 @@ ENERGY_METRICS = {
 
 
 class NodeLatency(NamedTuple):
-    """The quantile of a latency at one of several nodes, with the quantile of each run there."""
+    """The quantile of a latency at one of several nodes.
+
+    Attributes:
+        name: The node as messages name it.
+        interval: The quantile with its interval, from all runs together.
+        load_check: Whether the load is long enough for the quantile.
+        run_quantiles: The quantile of each run.
+        sample_count: The number of requests to this node.
+    """
 
     name: str
     interval: Interval
@@ -157,11 +165,11 @@ class TermEvaluator:
         """Return the metric of a term, from the requests or tasks that the term is about.
 
         Raises:
-            EstimateError: The records do not have the metric.
+            EstimateError: The metric cannot be computed from the records. The message says why.
         """
         runs = _select_runs(self.runs, term)
         if runs is self.runs:
-            return self._evaluate_all(term)
+            return self._evaluate_with_all_runs(term)
         # An evaluator keeps the columns of its runs, so the selected runs need another evaluator.
         evaluator = TermEvaluator(
             MeasuredLevel(runs=runs),
@@ -170,78 +178,82 @@ class TermEvaluator:
             horizon_s=self.horizon_s,
             cost_function=self.cost_function,
         )
-        return evaluator._evaluate_all(term)
+        return evaluator._evaluate_with_all_runs(term)
 
-    def _evaluate_all(self, term: ContractTerm) -> TermEstimate:
-        """Return the metric of a term from all requests of the runs, in the unit of its limit.
+    def _evaluate_with_all_runs(self, term: ContractTerm) -> TermEstimate:
+        """Return the metric of a term from all records of this evaluator's runs.
 
-        The estimate also gets the length of the load and its effective sample size. An estimator of
-        a latency has set them already, for the part of the load that it used.
+        The metric is converted to the unit in which the limit of the term is shown, such as ms. If
+        the estimate does not say yet from how long a load it is, it gets the length of the load of
+        all runs and its effective sample size: reports show both for every term.
         """
         self._require_reported_metrics(term)
-        estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.latency)
+        estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.estimate_quantile)
         estimate = estimate_metric(self, term)
-        interval = estimate.interval.map(term.definition.limit.to_unit)
-        estimate = estimate._replace(interval=interval)
-        if estimate.load_s:
+        interval_in_unit = estimate.interval.map(term.definition.limit.to_unit)
+        estimate = estimate._replace(interval=interval_in_unit)
+        if estimate.load_s > 0:
             return estimate
-        timed_samples = self._e2e_samples()
+        timed_samples = self._collect_e2e_latencies()
         return estimate._replace(
-            load_s=steady_samples.load_length_s(timed_samples),
-            effective_size=steady_samples.server_sample_size(self.runs, timed_samples),
+            load_s=steady_samples.compute_load_length_s(timed_samples),
+            effective_size=steady_samples.sum_server_sample_sizes(self.runs, timed_samples),
         )
 
     def _require_reported_metrics(self, term: ContractTerm) -> None:
-        """Raise EstimateError if the term is computed from a metric that a run does not report.
+        """Raise EstimateError if a term is computed from a metric that a run does not report.
 
         A summary omits a metric that it knows to be wrong, for example because token counts
-        contradict each other.
+        contradict each other. A contract must not judge such a metric either.
         """
         other_level = self.all_levels.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other_level.runs):
-            for metric in _metrics_behind(term, run):
-                reason = _omission_reason(run.summary, metric, term.quantile)
-                if reason:
-                    raise EstimateError(f"not reported by {run.folder}: {reason}")
+            for metric in _find_source_metrics(term, run):
+                omission_reason = _find_omission_reason(run.summary, metric, term.quantile)
+                if omission_reason:
+                    raise EstimateError(f"not reported by {run.folder}: {omission_reason}")
 
-    def _query(self, metric: str, p: float, label: str) -> QuantileQuery:
+    def _create_query(self, metric: str, p: float, label: str) -> QuantileQuery:
         """Return the query for a quantile at the confidence and horizon of the contract."""
         return QuantileQuery(metric, p, self.confidence, self.horizon_s, label)
 
-    def _ok_requests(self) -> int:
+    def _count_ok_requests(self) -> int:
         """Return the number of ok requests of all runs."""
         return sum(run.summary.requests.ok for run in self.runs)
 
-    def _e2e_samples(self) -> list[TimedValues]:
+    def _collect_e2e_latencies(self) -> list[TimedValues]:
         """Return the E2E latencies of each run, from which the length of its load is known."""
-        return [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
+        return [collect_timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
 
     # -- latencies --------------------------------------------------------------------------------
 
-    def latency(self, term: ContractTerm) -> TermEstimate:
-        """Return a quantile of a time per request or per task."""
-        query = self._query(term.metric, term.quantile, f"{term.kind} {term.percentile_label}")
+    def estimate_quantile(self, term: ContractTerm) -> TermEstimate:
+        """Return a quantile of a latency per request or per task, such as TTFT p99."""
+        label = f"{term.kind} {term.percentile_label}"
+        query = self._create_query(term.metric, term.quantile, label)
         latency = estimate_latency(self.loaded_runs, query, term.kind, limit_ns=term.limit)
-        return _estimate_of_sample(latency.interval, latency.sample.request_count, latency.sample)
+        request_count = latency.sample.request_count
+        return _create_estimate_from_sample(latency.interval, request_count, latency.sample)
 
-    def pooled_gaps(self, term: ContractTerm) -> TermEstimate:
+    def estimate_pooled_gaps(self, term: ContractTerm) -> TermEstimate:
         """Return a quantile of the times between tokens, or between events, of all responses.
 
-        These times are correlated within a run, and how strongly is not known. So each run counts
-        as one value, and the interval comes from the differences between runs.
+        These times are stored as one histogram per run, so it is not known how strongly they are
+        correlated. Each run therefore counts as one independent value (a replication), and the
+        interval comes from the differences between runs.
         """
         for run in self.runs:
             _require_gaps(run, term.kind)
         run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_quantiles_ns, self.confidence)
-        load_s = steady_samples.load_length_s(self._e2e_samples())
+        load_s = steady_samples.compute_load_length_s(self._collect_e2e_latencies())
         label = f"{term.kind} {term.percentile_label}"
         load_check = check_horizon(load_s, self.confidence, self.horizon_s, label)
         if load_check.is_short:
             interval = replace(interval, high=math.inf)
-        return _estimate_with_check(interval, self._ok_requests(), load_check)
+        return _create_estimate(interval, self._count_ok_requests(), load_check)
 
-    def drift(self, term: ContractTerm) -> TermEstimate:
+    def estimate_drift(self, term: ContractTerm) -> TermEstimate:
         """Return the relative change of a latency from the first window of the load to the last.
 
         A server with a memory leak, for example, becomes slower over hours. The quantile is
@@ -250,30 +262,32 @@ class TermEvaluator:
         Raises:
             EstimateError: A run is shorter than two windows, or a window has too few requests.
         """
-        spans = first_and_last_windows(self.loaded_runs, term.window_ns)
-        first_values = self._values_in_windows(term.of, spans.first)
-        last_values = self._values_in_windows(term.of, spans.last)
-        load_s = len(self.runs) * term.window_ns / NS_PER_S
-        query = self._query(term.of, term.quantile, term.percentile_label)
-        first = estimate_selected_quantile(self.runs, first_values, query, load_s)
-        last = estimate_selected_quantile(self.runs, last_values, query, load_s)
+        metric = term.of
+        spans = find_first_and_last_windows(self.loaded_runs, term.window_ns)
+        first_values = self._collect_values_in_windows(metric, spans.first)
+        last_values = self._collect_values_in_windows(metric, spans.last)
+        window_load_s = len(self.runs) * term.window_ns / NS_PER_S
+        query = self._create_query(metric, term.quantile, term.percentile_label)
+        first = estimate_selected_quantile(self.runs, first_values, query, window_load_s)
+        last = estimate_selected_quantile(self.runs, last_values, query, window_load_s)
         ratio = divide_latencies(last.interval, first.interval, "the first window")
         ratio = widen_ratio_by_runs(
             ratio,
-            run_quantiles(last_values, term.quantile),
-            run_quantiles(first_values, term.quantile),
+            numerators=compute_run_quantiles(last_values, term.quantile),
+            denominators=compute_run_quantiles(first_values, term.quantile),
         )
-        window_counts = map(steady_samples.count_values, (first_values, last_values))
+        first_count = steady_samples.count_values(first_values)
+        last_count = steady_samples.count_values(last_values)
         return TermEstimate(
-            ratio.map(_relative_change),
-            sample_count=min(window_counts),
-            caveat=_caveat_of_windows([first.load_check, last.load_check]),
+            ratio.map(_to_relative_change),
+            sample_count=min(first_count, last_count),
+            caveat=_describe_short_windows([first.load_check, last.load_check]),
         )
 
-    def _values_in_windows(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
+    def _collect_values_in_windows(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
         """Return the values of a metric for the requests scheduled in one span of each run."""
         return [
-            metric_values(
+            collect_values(
                 loaded_run.columns,
                 metric,
                 windows.is_within(loaded_run.columns["due_ns"], span),
@@ -281,11 +295,12 @@ class TermEvaluator:
             for loaded_run, span in zip(self.loaded_runs, spans, strict=True)
         ]
 
-    def between_nodes(self, term: ContractTerm) -> TermEstimate:
+    def estimate_difference_between_nodes(self, term: ContractTerm) -> TermEstimate:
         """Return the largest relative difference of a latency between two nodes.
 
-        All pairs of nodes are compared, so the confidence of each pair is higher than that of the
-        contract. All pairs together then have the confidence of the contract (Bonferroni).
+        A node is one of several endpoints that share the load. All pairs of nodes are compared, so
+        the confidence of each pair is higher than that of the contract. All pairs together then
+        have the confidence of the contract (Bonferroni correction).
 
         Raises:
             EstimateError: There is one node, or so many requests failed at one that it has no such
@@ -295,23 +310,26 @@ class TermEvaluator:
         if node_count < 2:
             raise EstimateError("there is only one node, so there is nothing to compare")
         pair_count = node_count * (node_count - 1) / 2
-        confidence_of_pair = 1 - (1 - self.confidence) / pair_count
-        nodes = [self._node_latency(term, node, confidence_of_pair) for node in range(node_count)]
+        pair_confidence = 1 - (1 - self.confidence) / pair_count
+        nodes = [
+            self._estimate_node_latency(term, node_index, pair_confidence)
+            for node_index in range(node_count)
+        ]
         failed_nodes = [node.name for node in nodes if math.isinf(node.interval.value)]
         if failed_nodes:
             raise EstimateError(
                 f"too many requests failed at {', '.join(failed_nodes)}: "
                 f"no {term.percentile} to compare"
             )
-        difference = self._largest_ratio(nodes).map(_relative_change)
+        difference = self._find_largest_ratio(nodes).map(_to_relative_change)
         load_check = combine_load_checks([node.load_check for node in nodes])
         sample_count = min(node.sample_count for node in nodes)
-        return _estimate_with_check(difference, sample_count, load_check)
+        return _create_estimate(difference, sample_count, load_check)
 
-    def _largest_ratio(self, nodes: Sequence[NodeLatency]) -> Interval:
-        """Return the largest ratio of the latencies of two nodes, at the contract's confidence.
+    def _find_largest_ratio(self, nodes: Sequence[NodeLatency]) -> Interval:
+        """Return the largest ratio between the latencies of any two nodes, with its interval.
 
-        The largest of several unknown values is at least the largest of their lower ends and at
+        The largest of several unknown ratios is at least the largest of their lower ends and at
         most the largest of their upper ends.
         """
         ratios = [
@@ -323,62 +341,72 @@ class TermEvaluator:
             for first, second in permutations(nodes, 2)
         ]
         return Interval(
-            max(ratio.value for ratio in ratios),
-            max(ratio.low for ratio in ratios),
-            max(ratio.high for ratio in ratios),
-            self.confidence,
+            value=max(ratio.value for ratio in ratios),
+            low=max(ratio.low for ratio in ratios),
+            high=max(ratio.high for ratio in ratios),
+            level=self.confidence,
         )
 
-    def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
-        """Return the quantile of a latency at one node, which is given by its index.
+    def _estimate_node_latency(
+        self, term: ContractTerm, node_index: int, confidence: float
+    ) -> NodeLatency:
+        """Return the quantile of a latency at one of several nodes.
 
         The result includes the quantile of each run, because the interval of a comparison has to be
         at least as wide as the differences between the runs.
+
+        Args:
+            term: The term that compares the nodes.
+            node_index: The index of the node in the targets of the run.
+            confidence: The confidence of the interval.
         """
+        metric = term.of
         values = [
-            metric_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node)
+            collect_values(loaded_run.columns, metric, loaded_run.columns["target"] == node_index)
             for loaded_run in self.loaded_runs
         ]
         load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
-        query = self._query(term.of, term.quantile, term.percentile_label)
+        query = self._create_query(metric, term.quantile, term.percentile_label)
         query = query._replace(confidence=confidence)
         quantile = estimate_selected_quantile(self.runs, values, query, load_s)
-        name = f"node {node + 1}"
+        name = f"node {node_index + 1}"
         return NodeLatency(
             name=name,
             interval=quantile.interval,
             load_check=quantile.load_check.with_prefix(name),
-            run_quantiles=run_quantiles(values, term.quantile),
+            run_quantiles=compute_run_quantiles(values, term.quantile),
             sample_count=steady_samples.count_values(values),
         )
 
-    def against_other_level(self, term: ContractTerm) -> TermEstimate:
-        """Return a latency as a multiple of the same latency at another level.
+    def estimate_ratio_to_other_level(self, term: ContractTerm) -> TermEstimate:
+        """Return a latency as a multiple of the same latency at another level of the contract.
 
-        If the term is about a class of requests, it is the latency of this class at both levels.
-        The other level may not have the class, for example if it is the quiet load that a mixed
-        load is compared with. Then all of its requests are used.
+        For example, TTFT p99 at a mixed load may be 1.5 times that at a quiet load. If the term is
+        about a class of requests, it is the latency of this class at both levels. If the other
+        level does not have the class, all of its requests are used.
 
         Raises:
-            EstimateError: The other level was not run or is not valid.
+            EstimateError: The other level was not run or is not valid, or a latency cannot be
+                estimated.
         """
-        query = self._query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
+        query = self._create_query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
         latency = estimate_latency(self.loaded_runs, query, term.of)
         other_latency = estimate_latency(self._load_other_level(term), query, term.of)
+        other_name = f"level {term.level}"
+        ratio = divide_latencies(latency.interval, other_latency.interval, other_name)
         load_check = combine_load_checks(
             [
                 latency.sample.load_check,
-                other_latency.sample.load_check.with_prefix(f"level {term.level}"),
+                other_latency.sample.load_check.with_prefix(other_name),
             ]
         )
-        ratio = divide_latencies(latency.interval, other_latency.interval, f"level {term.level}")
         sample_count = min(latency.sample.request_count, other_latency.sample.request_count)
-        return _estimate_with_check(ratio, sample_count, load_check)
+        return _create_estimate(ratio, sample_count, load_check)
 
     def _load_other_level(self, term: ContractTerm) -> list[LoadedRun]:
         """Return the runs of the level that a term compares this one with.
 
-        The runs have only the requests of the term's class, if they have that class.
+        The runs are reduced to the requests of the term's class if they have that class.
 
         Raises:
             EstimateError: The other level was not run or is not valid.
@@ -388,47 +416,54 @@ class TermEvaluator:
             reason = other_level.failure_reason or "it was not run"
             raise EstimateError(f"level {term.level} has no run to compare with: {reason}")
         loaded_runs = []
-        for run in other_level.runs:
-            selected = run.only_class(term.class_name) if run.has_class(term.class_name) else run
-            loaded_runs.append(LoadedRun(selected, selected.columns()))
+        for full_run in other_level.runs:
+            run = full_run
+            if full_run.has_class(term.class_name):
+                run = full_run.select_class(term.class_name)
+            loaded_runs.append(LoadedRun(run, run.columns()))
         return loaded_runs
 
     # -- fractions --------------------------------------------------------------------------------
 
-    def errors(self, _term: ContractTerm) -> TermEstimate:
+    def estimate_error_fraction(self, _term: ContractTerm) -> TermEstimate:
         """Return the fraction of requests that are not ok."""
         error_marks = []
         for loaded_run in self.loaded_runs:
             is_error = loaded_run.columns["status"] != OK
-            is_counted = counted_requests(loaded_run.columns)
+            is_counted = find_counted_requests(loaded_run.columns)
             error_marks.append(is_error[is_counted].astype(float))
         return _estimate_fraction(error_marks, self.confidence)
 
-    def goodput(self, term: ContractTerm) -> TermEstimate:
+    def estimate_goodput_fraction(self, term: ContractTerm) -> TermEstimate:
         """Return the fraction of requests that meet the SLO, in the steady state of the load.
 
-        If the load is too short, it may have missed a time in which more requests violate the SLO,
-        so the fraction has no lower end.
+        The load must be long enough for TTFT, because requests violate an SLO mostly when they wait
+        in a queue. If it is too short, it may have missed a time in which more requests violate the
+        SLO, so the interval of the fraction begins at 0.
         """
-        violations = [_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
+        violations = [_find_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
         label = f"an attainment of {format.percent(term.limit)}"
-        query = self._query(QUEUE_METRIC, term.limit, label)
+        query = self._create_query(QUEUE_METRIC, term.limit, label)
         sample = steady_samples.select_steady_sample(self.runs, violations, query)
         good_marks = [1 - run_violations for run_violations in sample.values]
         fraction = _estimate_fraction(good_marks, self.confidence)
         interval = fraction.interval
         if sample.load_check.is_short:
             interval = replace(interval, low=0.0)
-        return _estimate_of_sample(interval, fraction.sample_count, sample)
+        return _create_estimate_from_sample(interval, fraction.sample_count, sample)
 
-    def fairness(self, term: ContractTerm) -> TermEstimate:
-        """Return Jain's index of the fractions of good requests of the tenants.
+    def estimate_fairness(self, term: ContractTerm) -> TermEstimate:
+        """Return Jain's fairness index of the tenants that share the server.
 
-        The index is 1 if all tenants have the same fraction, and 1/n if one of n tenants has all
+        The index is computed from the fraction of good requests of each tenant: requests that meet
+        the SLO. It is 1 if all tenants have the same fraction, and 1/n if one of n tenants has all
         good requests. A tenant may have several classes of requests.
 
         Each fraction may be anywhere in its own interval. It is less likely that all are at their
         ends than that one is, so the interval of the index has at least the confidence of theirs.
+
+        Raises:
+            EstimateError: There is only one tenant, or no request was good.
         """
         request_classes = self.runs[0].manifest.classes
         class_names_by_tenant = fairness.group_by_tenant(
@@ -436,12 +471,10 @@ class TermEvaluator:
         )
         if not class_names_by_tenant:
             raise EstimateError("all requests belong to one tenant")
-        goodput_by_class = {
-            request_class.name: self.evaluate(
-                term._replace(kind="goodput", class_name=request_class.name)
-            )
-            for request_class in request_classes
-        }
+        goodput_by_class = {}
+        for request_class in request_classes:
+            goodput_term = term._replace(kind="goodput", class_name=request_class.name)
+            goodput_by_class[request_class.name] = self.evaluate(goodput_term)
         tenant_fractions = [
             combine_fractions([goodput_by_class[name] for name in class_names])
             for class_names in class_names_by_tenant.values()
@@ -453,10 +486,14 @@ class TermEvaluator:
 
     # -- rates ------------------------------------------------------------------------------------
 
-    def steady_rate(self, term: ContractTerm) -> TermEstimate:
-        """Return a rate per second in steady state, per GPU if the term says so.
+    def estimate_steady_rate(self, term: ContractTerm) -> TermEstimate:
+        """Return a rate per second in steady state, such as the rate of ok requests.
 
-        What is counted, such as ok requests or output tokens, depends on the metric of the term.
+        `RATE_COUNTERS` says what is counted for which term. A rate of tokens is divided by the
+        number of GPUs of the target.
+
+        Raises:
+            EstimateError: The rate cannot be estimated, or the number of GPUs is not known.
         """
         rate = estimate_rate(self.loaded_runs, RATE_COUNTERS[term.metric], self.confidence)
         interval = rate.interval
@@ -466,56 +503,66 @@ class TermEvaluator:
                 raise EstimateError("the number of GPUs is not known; give --gpus")
             per_gpu = 1 / gpus
             interval = interval.map(lambda rate_per_s: rate_per_s * per_gpu)
-        return TermEstimate(interval, self._ok_requests(), rate.caveat)
+        return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
 
-    def sustained(self, term: ContractTerm) -> TermEstimate:
+    def estimate_sustained_fraction(self, term: ContractTerm) -> TermEstimate:
         """Return the rate of ok requests in the last window as a fraction of that in the first.
 
-        The interval comes from the rates in short batches of each window. It is at least as wide as
-        the differences between the ratios of the single runs.
+        The interval comes from the rates in short batches of time in each window. It is at least as
+        wide as the ratios of the single runs differ.
+
+        Raises:
+            EstimateError: A run is shorter than two windows.
         """
-        spans = first_and_last_windows(self.loaded_runs, term.window_ns)
-        first_rates = batch_rates(self.loaded_runs, spans.first, count_ok_requests)
-        last_rates = batch_rates(self.loaded_runs, spans.last, count_ok_requests)
+        spans = find_first_and_last_windows(self.loaded_runs, term.window_ns)
+        first_rates = compute_batch_rates(self.loaded_runs, spans.first, count_ok_requests)
+        last_rates = compute_batch_rates(self.loaded_runs, spans.last, count_ok_requests)
         ratio = intervals.ratio(last_rates, first_rates, level=self.confidence)
         ratio = widen_ratio_by_runs(
-            ratio, self._mean_of_each_run(last_rates), self._mean_of_each_run(first_rates)
+            ratio,
+            numerators=self._compute_mean_of_each_run(last_rates),
+            denominators=self._compute_mean_of_each_run(first_rates),
         )
-        return TermEstimate(ratio, self._ok_requests())
+        return TermEstimate(ratio, self._count_ok_requests())
 
-    def _mean_of_each_run(self, rates: Sequence[float]) -> list[float]:
-        """Return the mean rate of each run from the rates of all runs, run after run.
+    def _compute_mean_of_each_run(self, rates: Sequence[float]) -> list[float]:
+        """Return the mean rate of each run.
 
-        Each run has the same number of rates.
+        Args:
+            rates: The rates of all runs, run after run. Each run has the same number of rates.
         """
         run_means: list[float] = np.array(rates).reshape(len(self.runs), -1).mean(axis=1).tolist()
         return run_means
 
-    def energy(self, term: ContractTerm) -> TermEstimate:
-        """Return the energy per output token or per ok request, in joules.
+    def estimate_energy_per_unit(self, term: ContractTerm) -> TermEstimate:
+        """Return the energy per unit of work (output token or ok request), in joules.
 
-        Its interval is that of the power, from the error of its readings, divided by that of the
-        rate.
-        """
-        metric = ENERGY_METRICS[term.of]
-        run_energies = [_measured_energy(run) for run in self.runs]
-        run_values = [_energy_per_unit(energy, metric) for energy in run_energies]
-        rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
-        power = _mean_power(run_energies, self.confidence)
-        mean_value = math.fsum(run_values) / len(run_values)
-        interval = intervals.ratio_of_intervals(power, rate.interval)
-        interval = intervals.widen_by_runs(replace(interval, value=mean_value), run_values)
-        return TermEstimate(interval, self._ok_requests(), rate.caveat)
-
-    def cost(self, term: ContractTerm) -> TermEstimate:
-        """Return the cost of a thousand good requests or tasks.
-
-        A machine costs money per hour, so the cost is that of the time in which it completes a
-        thousand good requests.
+        The energy per unit is power divided by the rate of units. Its interval is that of the
+        power, which has the error of the power readings, divided by that of the rate.
 
         Raises:
-            EstimateError: No price fits, no request was good, or the rate of good ones is not
-                known.
+            EstimateError: The energy of a run was not measured.
+        """
+        metric = ENERGY_METRICS[term.of]
+        run_energies = [_get_measured_energy(run) for run in self.runs]
+        joules_of_runs = [_get_energy_per_unit(energy, metric) for energy in run_energies]
+        mean_joules = math.fsum(joules_of_runs) / len(joules_of_runs)
+        rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
+        power = _compute_mean_power(run_energies, self.confidence)
+        interval = intervals.ratio_of_intervals(power, rate.interval)
+        interval = replace(interval, value=mean_joules)
+        interval = intervals.widen_by_runs(interval, joules_of_runs)
+        return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
+
+    def estimate_cost_per_thousand(self, term: ContractTerm) -> TermEstimate:
+        """Return the cost of a thousand good requests or tasks, in the currency of the term.
+
+        A machine costs money per hour, so the cost is that of the time in which it completes a
+        thousand requests that meet the SLO.
+
+        Raises:
+            EstimateError: No price fits, the currencies differ, no request was good, or the rate of
+                good requests is not known.
         """
         if self.cost_function is None:
             raise EstimateError("no prices are given")
@@ -533,29 +580,30 @@ class TermEvaluator:
             raise EstimateError(f"the cost is not known: {reasons}") from None
         if cost.currency != term.currency:
             raise EstimateError(f"the limit is in {term.currency}, the prices in {cost.currency}")
-        return TermEstimate(cost.interval, self._ok_requests())
+        return TermEstimate(cost.interval, self._count_ok_requests())
 
     # -- events -----------------------------------------------------------------------------------
 
-    def recovery(self, _term: ContractTerm) -> TermEstimate:
+    def estimate_recovery_time(self, _term: ContractTerm) -> TermEstimate:
         """Return the longest time until the SLO was met again after an event, in ns.
 
-        An event is a spike of the load, the loss of a replica, or a scale-up. The metric is
-        infinite if the SLO was not met again before the load ended.
+        An event is a spike of the load, the loss of a replica, or a scale-up. The time is infinite
+        if the SLO was not met again before the load ended.
 
         Raises:
-            EstimateError: There was no event, or the recovery from one is not known.
+            EstimateError: There was no event, or the time of recovery from one is not known.
         """
         events = [event for run in self.runs for event in run.summary.recovery]
         for event in events:
-            if event.why:
-                raise EstimateError(event.why)
+            unknown_reason = event.why
+            if unknown_reason:
+                raise EstimateError(unknown_reason)
         if not events:
             raise EstimateError(
                 "the load has no spike, replica loss or scale-up to recover from, or no SLO"
             )
-        longest_s = _largest_of_each_end([_recovery_time_s(event) for event in events])
-        longest_ns = longest_s.map(lambda seconds: seconds * NS_PER_S)
+        times_s = [_estimate_recovery_time_s(event) for event in events]
+        longest_ns = _combine_to_largest(times_s).map(lambda seconds: seconds * NS_PER_S)
         unrecovered = [event for event in events if event.recovered_after_s is None]
         caveat = ""
         if unrecovered:
@@ -565,19 +613,21 @@ class TermEvaluator:
 
 
 ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
-    **dict.fromkeys(pooled_metrics(), TermEvaluator.pooled_gaps),
-    **dict.fromkeys(("task_time", "task_wait", "task_longest_wait"), TermEvaluator.latency),
-    "drift": TermEvaluator.drift,
-    "between_nodes": TermEvaluator.between_nodes,
-    **dict.fromkeys(("against", "slowdown"), TermEvaluator.against_other_level),
-    "errors": TermEvaluator.errors,
-    **dict.fromkeys(("goodput", "task_goodput"), TermEvaluator.goodput),
-    "fairness": TermEvaluator.fairness,
-    **dict.fromkeys((*RATE_COUNTERS, "tasks", "good_tasks"), TermEvaluator.steady_rate),
-    "sustained": TermEvaluator.sustained,
-    "energy": TermEvaluator.energy,
-    **dict.fromkeys(("cost", "task_cost"), TermEvaluator.cost),
-    "recovery": TermEvaluator.recovery,
+    **dict.fromkeys(pooled_metrics(), TermEvaluator.estimate_pooled_gaps),
+    **dict.fromkeys(
+        ("task_time", "task_wait", "task_longest_wait"), TermEvaluator.estimate_quantile
+    ),
+    "drift": TermEvaluator.estimate_drift,
+    "between_nodes": TermEvaluator.estimate_difference_between_nodes,
+    **dict.fromkeys(("against", "slowdown"), TermEvaluator.estimate_ratio_to_other_level),
+    "errors": TermEvaluator.estimate_error_fraction,
+    **dict.fromkeys(("goodput", "task_goodput"), TermEvaluator.estimate_goodput_fraction),
+    "fairness": TermEvaluator.estimate_fairness,
+    **dict.fromkeys((*RATE_COUNTERS, "tasks", "good_tasks"), TermEvaluator.estimate_steady_rate),
+    "sustained": TermEvaluator.estimate_sustained_fraction,
+    "energy": TermEvaluator.estimate_energy_per_unit,
+    **dict.fromkeys(("cost", "task_cost"), TermEvaluator.estimate_cost_per_thousand),
+    "recovery": TermEvaluator.estimate_recovery_time,
 }
 """Keyword -> how its metric is estimated. Keywords that are not here are latencies."""
 
@@ -585,40 +635,46 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
 def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[RecordedRun, ...]:
     """Return the runs, reduced to the requests or tasks that a term is about.
 
-    A term about all requests gets the same tuple. A term that compares two windows gets only the
-    runs that are long enough for them, if there are any: the first run of a validation that was
-    extended may be shorter.
+    A term about all requests gets the same tuple, so that the caller can see that nothing was
+    selected. A term that compares two windows gets only the runs that are long enough for them, if
+    there are any: the first run of a validation that was extended may be shorter.
     """
     if term.class_name:
-        runs = tuple(run.only_class(term.class_name) for run in runs)
+        runs = tuple(run.select_class(term.class_name) for run in runs)
     if term.is_about_tasks:
-        runs = tuple(run.as_tasks() for run in runs)
+        runs = tuple(run.convert_to_tasks() for run in runs)
     runs_with_windows = tuple(run for run in runs if has_two_windows(run, term.window_ns))
     if not runs_with_windows or len(runs_with_windows) == len(runs):
         return runs
     return runs_with_windows
 
 
-def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
-    """Return the metrics of requests that a term is computed from in a run.
+def _find_source_metrics(term: ContractTerm, run: RecordedRun) -> list[str]:
+    """Return the metrics of requests from which the metric of a term is computed.
+
+    A term about good requests, such as goodput, is computed from the metrics in the SLO of the run.
+    Any other term is computed from its own metric, or from the one that it compares. Rates and
+    energies of tokens are computed from "tokens", the name under which a summary omits all metrics
+    from token counts.
 
     Raises:
         EstimateError: The package of a metric in the SLO is not installed.
     """
-    if not term.requires("slo") and not term.requires("task_slo"):
+    is_about_good_requests = term.requires("slo") or term.requires("task_slo")
+    if not is_about_good_requests:
         metric = term.of or term.metric
-        return ["tokens" if metric in TOKEN_METRICS else metric]
+        return ["tokens"] if metric in TOKEN_METRICS else [metric]
     slo = run.manifest.slo
     if slo is None:
         return []
     missing_reasons = missing_metrics([slo])
     if missing_reasons:
         raise EstimateError("; ".join(missing_reasons.values()))
-    # Pooled gaps are not judged per request.
+    # Pooled gaps have no value per request, so no request can violate a limit on them.
     return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_metrics()]
 
 
-def _omission_reason(summary: Summary, metric: str, p: float) -> str:
+def _find_omission_reason(summary: Summary, metric: str, p: float) -> str:
     """Return why a summary does not report a quantile of a metric, or "" if it does.
 
     A summary has some quantiles only. For any other one, the next higher quantile of the summary
@@ -637,7 +693,7 @@ def _require_gaps(run: RecordedRun, metric: str) -> None:
         raise EstimateError("no response has two events, so there is no time between events")
 
 
-def _caveat_of_windows(load_checks: Sequence[LoadCheck]) -> str:
+def _describe_short_windows(load_checks: Sequence[LoadCheck]) -> str:
     """Return why a window of a term is too short, or "" if all are long enough.
 
     All windows have the same length, so the reason of the first short one stands for all.
@@ -654,23 +710,30 @@ def _estimate_fraction(marks: RunSeries, confidence: float) -> TermEstimate:
     Args:
         marks: An array per run, with 0.0 or 1.0 for each request in order of time.
         confidence: The confidence of the interval.
+
+    Raises:
+        EstimateError: There is no request.
     """
     count = steady_samples.count_values(marks)
     if count == 0:
         raise EstimateError("no request was counted")
-    run_fractions = [float(run_marks.mean()) for run_marks in marks if len(run_marks)]
-    interval = quantile_interval.estimate_share(marks, confidence)
-    interval = intervals.widen_by_runs(interval, run_fractions)
+    fractions_of_runs = [float(run_marks.mean()) for run_marks in marks if len(run_marks) > 0]
+    interval = quantile_interval.estimate_fraction(marks, confidence)
+    interval = intervals.widen_by_runs(interval, fractions_of_runs)
     # The interval of the runs is symmetric and may reach beyond 0 or 1.
     interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return TermEstimate(interval, count)
 
 
 def _combine_class_estimates(index: Interval, estimates: Sequence[TermEstimate]) -> TermEstimate:
-    """Return the estimate of an index that was computed from estimates of request classes.
+    """Return the estimate of a fairness index that was computed from estimates of request classes.
 
-    It has the requests of all classes, each of their caveats once, and the load that is sufficient
-    for all of them.
+    The result counts the requests of all classes. It repeats each of their caveats once and has the
+    load that is sufficient for all of them.
+
+    Args:
+        index: The fairness index with its interval.
+        estimates: The goodput of each class.
     """
     unique_caveats = dict.fromkeys(estimate.caveat for estimate in estimates if estimate.caveat)
     return TermEstimate(
@@ -681,14 +744,14 @@ def _combine_class_estimates(index: Interval, estimates: Sequence[TermEstimate])
     )
 
 
-def _measured_energy(run: RecordedRun) -> EnergyUse:
+def _get_measured_energy(run: RecordedRun) -> EnergyUse:
     """Return the energy that the accelerators used in a run. Raise EstimateError without it."""
     if run.summary.energy is None:
         raise EstimateError("the energy of the accelerators was not measured; give --energy")
     return run.summary.energy
 
 
-def _energy_per_unit(energy: EnergyUse, metric: EnergyMetric) -> float:
+def _get_energy_per_unit(energy: EnergyUse, metric: EnergyMetric) -> float:
     """Return the joules per unit of work. Raise EstimateError with the reason if not known."""
     joules: float | None = getattr(energy, metric.field)
     if joules is None:
@@ -696,7 +759,7 @@ def _energy_per_unit(energy: EnergyUse, metric: EnergyMetric) -> float:
     return joules
 
 
-def _mean_power(energies: Sequence[EnergyUse], confidence: float) -> Interval:
+def _compute_mean_power(energies: Sequence[EnergyUse], confidence: float) -> Interval:
     """Return the mean power over the runs in watts, as uncertain as the least certain run."""
     mean_watts = math.fsum(energy.watts or 0.0 for energy in energies) / len(energies)
     relative_errors = [
@@ -707,7 +770,7 @@ def _mean_power(energies: Sequence[EnergyUse], confidence: float) -> Interval:
     return Interval(mean_watts, lowest_watts, mean_watts * (1 + error), confidence)
 
 
-def _largest_of_each_end(times: Sequence[Interval]) -> Interval:
+def _combine_to_largest(times: Sequence[Interval]) -> Interval:
     """Return the interval of the largest of several times: the largest of each of their ends."""
     return Interval(
         max(time.value for time in times),
@@ -716,52 +779,61 @@ def _largest_of_each_end(times: Sequence[Interval]) -> Interval:
     )
 
 
-def _estimate_of_sample(
+def _create_estimate_from_sample(
     interval: Interval, request_count: int, sample: SteadySample
 ) -> TermEstimate:
-    """Return an estimate from a steady sample, with the load that it is from.
+    """Return an estimate that was computed from a steady sample.
 
-    Its caveat says why the load is too short for an interval that is bounded on both sides, if it
-    is.
+    It says from which load the sample is. If this load was too short, the caveat says why.
+
+    Args:
+        interval: The metric with its interval.
+        request_count: The number of requests behind the metric.
+        sample: The sample that the metric was computed from.
     """
-    estimate = _estimate_with_check(interval, request_count, sample.load_check)
+    estimate = _create_estimate(interval, request_count, sample.load_check)
     return estimate._replace(
-        load_part=sample.load_part, load_s=sample.load_s, effective_size=sample.effective_size
+        load_description=sample.load_description,
+        load_s=sample.load_s,
+        effective_size=sample.effective_size,
     )
 
 
-def _estimate_with_check(
-    interval: Interval, sample_count: int, load_check: LoadCheck
-) -> TermEstimate:
+def _create_estimate(interval: Interval, sample_count: int, load_check: LoadCheck) -> TermEstimate:
     """Return an estimate whose caveat says why the load is too short, if it is."""
     return TermEstimate(
-        interval, sample_count, load_check.sentence(), load_check.known_sufficient_load_s
+        interval,
+        sample_count,
+        caveat=load_check.sentence(),
+        sufficient_load_s=load_check.known_sufficient_load_s,
     )
 
 
-def _slo_violations(loaded_run: LoadedRun) -> TimedValues:
+def _find_slo_violations(loaded_run: LoadedRun) -> TimedValues:
     """Return 1.0 for each request that violates the SLO of its run, 0.0 for each that meets it."""
     run, columns = loaded_run
-    is_counted = counted_requests(columns, run.manifest.slo)
-    violations = (~meets_slo(run, columns)).astype(np.float64)
+    is_counted = find_counted_requests(columns, run.manifest.slo)
+    violations = (~find_good_requests(run, columns)).astype(np.float64)
     return steady_samples.order_by_due_time(columns, is_counted, violations)
 
 
-def _recovery_time_s(event: Recovery) -> Interval:
-    """Return the time until the SLO was met again, in seconds.
+def _estimate_recovery_time_s(event: Recovery) -> Interval:
+    """Return the time from an event until the SLO was met again, in seconds, with its interval.
 
-    The SLO is only observed when a request ends, so the interval is as wide as the time between
-    requests on either side. If the SLO was not met again, the time is longer than what was
-    observed.
+    Whether the SLO is met is observed for one group of requests after the other, so the interval
+    reaches as far as a group lasts (`resolution_s`) on either side. If the SLO was not met again
+    before the load ended, the time is longer than what was observed. It is 0 if the SLO was never
+    missed.
     """
-    if event.recovered_after_s is None:
+    recovery_s = event.recovered_after_s
+    if recovery_s is None:
         return Interval(math.inf, event.observed_s, math.inf)
-    if event.recovered_after_s == 0:
+    if recovery_s == 0:
         return Interval(0.0, 0.0, 0.0)
-    low = max(event.recovered_after_s - event.resolution_s, 0.0)
-    return Interval(event.recovered_after_s, low, event.recovered_after_s + event.resolution_s)
+    low = max(recovery_s - event.resolution_s, 0.0)
+    return Interval(recovery_s, low, high=recovery_s + event.resolution_s)
 
 
-def _relative_change(ratio: float) -> float:
+def _to_relative_change(ratio: float) -> float:
     """Return a ratio as a relative change: 1.2 becomes 0.2."""
     return ratio - 1

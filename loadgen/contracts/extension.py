@@ -57,7 +57,7 @@ def extend_validation(
     _check_extension(directory, checked_contract, settings, validation, facts)
     # The prompts of `answers` are sent only once, so they are never extended.
     levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
-    plans = _undecided_plans(checked_contract, contract, levels)
+    plans = _find_undecided_plans(checked_contract, contract, levels)
     if not plans:
         raise _nothing_to_extend(validation, directory)
     settings = with_contract_gpus(settings, contract.gpus)
@@ -135,10 +135,10 @@ def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
     """Return the plan of a level with runs of this length. None leaves the length unchanged."""
     if run_ns is None:
         return plan
-    return replace(plan, workload=level_plan.with_measured_duration(plan.workload, run_ns))
+    return replace(plan, workload=level_plan.set_measured_duration(plan.workload, run_ns))
 
 
-def _undecided_plans(
+def _find_undecided_plans(
     checked_contract: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
 ) -> list[LevelPlan]:
     """Return the plans of the undecided levels, and of the levels that they are compared with.

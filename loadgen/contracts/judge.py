@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts import run_checks
 from loadgen.contracts.evaluate import CostFunction, TermEvaluator
-from loadgen.contracts.level_plan import JUDGED_HERE
+from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT
 from loadgen.contracts.load_checks import PLANNING_MARGIN, EstimateError
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import (
@@ -34,7 +34,7 @@ from loadgen.contracts.verdict import (
     ReasonCode,
     TermVerdict,
     Verdict,
-    level_verdict,
+    decide_level_verdict,
 )
 from loadgen.contracts.verdict_text import format_interval, format_metric
 from loadgen.core import format
@@ -178,7 +178,7 @@ def _keep_decided_terms(earlier: LevelVerdict, latest: LevelVerdict) -> LevelVer
     return replace(
         latest,
         terms=terms,
-        verdict=level_verdict(terms),
+        verdict=decide_level_verdict(terms),
         failure_reason="" if is_any_decided else latest.failure_reason,
     )
 
@@ -205,13 +205,15 @@ def _judge_level(
     )
     judge = TermJudge(evaluator.evaluate, contract.confidence, level.name, failure_reason)
     terms = tuple(
-        _withdraw_unrepresentative(judge.judge(term, requirement), term, measured_level.runs)
+        _withdraw_verdict_of_unrepresentative_runs(
+            judge.judge(term, requirement), term, measured_level.runs
+        )
         for requirement, term in level.terms_by_requirement()
     )
     summaries = [run.summary for run in measured_level.runs]
     return LevelVerdict(
         name=level.name,
-        verdict=level_verdict(terms),
+        verdict=decide_level_verdict(terms),
         workload=level.workload,
         load=summaries[0].load.arrival if summaries else "",
         runs=tuple(run.folder for run in measured_level.runs),
@@ -232,7 +234,7 @@ def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
     """
     if not run_checks.find_dropped_load(level.runs):
         return level
-    return replace(level, runs=tuple(run.without_dropped() for run in level.runs))
+    return replace(level, runs=tuple(run.exclude_dropped() for run in level.runs))
 
 
 def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
@@ -244,14 +246,14 @@ def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     notes = [run_checks.find_dropped_load(runs)]
     for run in runs:
         for warning in run.summary.verdict.warning_codes:
-            is_judged_here = warning.values.get("limit") in JUDGED_HERE
+            is_judged_here = warning.values.get("limit") in LIMITS_JUDGED_BY_CONTRACT
             if warning.code != "slo_samples" and not is_judged_here:
                 notes.append(reasons.format_reason(warning))
     notes_without_duplicates = dict.fromkeys(note for note in notes if note)
     return tuple(notes_without_duplicates)
 
 
-def _withdraw_unrepresentative(
+def _withdraw_verdict_of_unrepresentative_runs(
     verdict: TermVerdict, term: ContractTerm, runs: Sequence[RecordedRun]
 ) -> TermVerdict:
     """Return the verdict on a term, or INCONCLUSIVE if its runs do not represent the workload.
@@ -293,7 +295,7 @@ def judge_answers(
     )
     return LevelVerdict(
         name=ANSWERS_LEVEL,
-        verdict=level_verdict(terms),
+        verdict=decide_level_verdict(terms),
         workload=check.dataset,
         load=scored_answers.load,
         runs=(),
@@ -373,9 +375,9 @@ class TermJudge(NamedTuple):
             verdict=decision.verdict,
             code=decision.code,
             reason=decision.reason,
-            value=_finite(estimate.interval.value),
-            low=_finite(estimate.interval.low),
-            high=_finite(estimate.interval.high),
+            value=_round_for_json(estimate.interval.value),
+            low=_round_for_json(estimate.interval.low),
+            high=_round_for_json(estimate.interval.high),
             limit=term.limit_in_unit,
             unit=term.unit,
             sample=estimate.sample_count,
@@ -385,7 +387,7 @@ class TermJudge(NamedTuple):
         )
 
 
-def _finite(value: float) -> float | None:
+def _round_for_json(value: float) -> float | None:
     """Return a value for JSON: rounded, or None if it is infinite."""
     if not math.isfinite(value):
         return None
@@ -404,9 +406,9 @@ def compare_with_limit(
     """
     measured = _describe_metric(term, estimate, confidence)
     if _is_met(term, estimate.interval):
-        return TermDecision("PASS", "kept", f"{measured}, {limit_text(term)}")
+        return TermDecision("PASS", "kept", f"{measured}, {format_limit(term)}")
     if _is_violated(term, estimate.interval):
-        return TermDecision("FAIL", "broken", f"{measured}, {limit_text(term)}")
+        return TermDecision("FAIL", "broken", f"{measured}, {format_limit(term)}")
     if estimate.caveat:
         value = _format_value(term, estimate.interval)
         reason = f"{value} so far; {estimate.caveat}"
@@ -415,7 +417,7 @@ def compare_with_limit(
     return TermDecision(
         "INCONCLUSIVE",
         "held_by_interval",
-        f"{measured}, {limit_text(term)}; the interval contains the limit: {required.text}",
+        f"{measured}, {format_limit(term)}; the interval contains the limit: {required.text}",
         required.load_s,
     )
 
@@ -434,7 +436,7 @@ def _is_violated(term: ContractTerm, interval: Interval) -> bool:
     return interval.high < term.limit_in_unit
 
 
-def limit_text(term: ContractTerm) -> str:
+def format_limit(term: ContractTerm) -> str:
     """Return the limit of a term, such as "limit 500 ms", or "minimum 99 %" for a lower bound."""
     noun = "limit" if term.is_upper_bound else "minimum"
     return f"{noun} {format_metric(term.limit_in_unit, term.unit)}"
@@ -447,8 +449,8 @@ def _describe_metric(term: ContractTerm, estimate: TermEstimate, confidence: flo
     """
     value = _format_value(term, estimate.interval)
     ends = format_interval(estimate.interval, term.unit)
-    load_part = f", {estimate.load_part}" if estimate.load_part else ""
-    return f"{value} ({confidence * 100:g} % CI {ends}{load_part})"
+    load_description = f", {estimate.load_description}" if estimate.load_description else ""
+    return f"{value} ({confidence * 100:g} % CI {ends}{load_description})"
 
 
 def _format_value(term: ContractTerm, interval: Interval) -> str:
@@ -474,7 +476,7 @@ def _find_required_sample(
 
     The metric is assumed to stay as it is, while its interval shrinks as the sample grows.
     """
-    factor = _required_factor(estimate.interval, term.limit_in_unit, confidence)
+    factor = _compute_required_factor(estimate.interval, term.limit_in_unit, confidence)
     if factor is None:
         return RequiredSample("a larger sample is needed")
     if math.isinf(factor):
@@ -482,11 +484,11 @@ def _find_required_sample(
     load_s = max(factor * estimate.load_s, estimate.sufficient_load_s)
     count = math.ceil(estimate.sample_count * factor)
     load = f" ({format.duration(load_s)} of load)" if load_s else ""
-    sample = f"{count:,} {_noun_of_sample(term, estimate)}{load}"
+    sample = f"{count:,} {_get_sample_noun(term, estimate)}{load}"
     return RequiredSample(f"about {sample} would decide it", load_s)
 
 
-def _noun_of_sample(term: ContractTerm, estimate: TermEstimate) -> str:
+def _get_sample_noun(term: ContractTerm, estimate: TermEstimate) -> str:
     """Return what the sample of a term consists of."""
     if term.is_about_tasks:
         return "tasks"
@@ -494,7 +496,7 @@ def _noun_of_sample(term: ContractTerm, estimate: TermEstimate) -> str:
     return "requests" if estimate.load_s else "prompts"
 
 
-def _required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
+def _compute_required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
     """Return how many times larger a sample must be to decide at the next interim analysis.
 
     The half width of an interval shrinks with the square root of the sample size. It has to become

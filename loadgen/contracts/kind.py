@@ -13,7 +13,7 @@ import msgspec
 from loadgen.contracts import outputs, stored_validation
 from loadgen.contracts.outputs import VERDICT_FILE
 from loadgen.contracts.stored_validation import ValidationFacts
-from loadgen.contracts.verdict import Validation, exit_code
+from loadgen.contracts.verdict import Validation, get_exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.results.json_files import decode_json
@@ -58,7 +58,7 @@ def document(stored: StoredValidation) -> bytes:
 
 def code(stored: StoredValidation, strict: bool) -> int:  # noqa: ARG001 - as for other kinds
     """Return the exit code. It does not depend on `strict`, which other kinds of result use."""
-    return exit_code(stored.verdict)
+    return get_exit_code(stored.verdict)
 
 
 def runs(directory: Path) -> list[Path]:

@@ -32,7 +32,7 @@ from loadgen.core.workload import (
     Workload,
 )
 
-JUDGED_HERE = ("not_offered_share",)
+LIMITS_JUDGED_BY_CONTRACT = ("not_offered_share",)
 """The limits on a VALID run that are lifted, because the contract judges the same thing itself.
 
 A run in which the client dropped many requests is INVALID by itself. In a contract its terms are
@@ -101,7 +101,7 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
             class_plan for class_plan in self.classes if term.class_name in ("", class_plan.name)
         ]
 
-    def units_per_start(self, term: ContractTerm) -> float:
+    def samples_per_start(self, term: ContractTerm) -> float:
         """Return how many requests, or tasks, that a term is about belong to a start on average."""
         classes = self.classes_of(term)
         if term.is_about_tasks:
@@ -166,7 +166,7 @@ def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
     What is not known before the run is None in the plan, such as the number of requests of a closed
     loop that is limited by time.
     """
-    load = expected_load(workload)
+    load = compute_expected_load(workload)
     classes = _plan_classes(workload)
     requests = None
     rate = None
@@ -191,17 +191,17 @@ def shorten_plan(plan: LevelPlan, max_duration_ns: int) -> LevelPlan:
     """Return the plan with a load of at most this length."""
     if plan.duration_ns is not None and plan.duration_ns <= max_duration_ns:
         return plan
-    shorter = plan_level(plan.level, with_measured_duration(plan.workload, max_duration_ns))
+    shorter = plan_level(plan.level, set_measured_duration(plan.workload, max_duration_ns))
     return replace(shorter, original_duration_ns=plan.duration_ns or 0)
 
 
-def with_measured_duration(workload: Workload, duration_ns: int) -> Workload:
+def set_measured_duration(workload: Workload, duration_ns: int) -> Workload:
     """Return the workload with measured stages that last this long together.
 
     The stages keep their proportions. If their length was not known before, each measured stage
     ends after this time, or earlier by its number of requests.
     """
-    old_duration_ns = expected_load(workload).duration_ns
+    old_duration_ns = compute_expected_load(workload).duration_ns
     factor = None if old_duration_ns is None else duration_ns / old_duration_ns
     stages = tuple(
         _scale_stage(stage, factor, duration_ns) if stage.measured else stage
@@ -237,7 +237,7 @@ def _scale_limit(limit: int, factor: float) -> int:
     return max(round(limit * factor), 1)
 
 
-def expected_load(workload: Workload) -> ExpectedLoad:
+def compute_expected_load(workload: Workload) -> ExpectedLoad:
     """Return how many starts are expected in the measured stages of a workload, and for how long.
 
     The starts are known if each stage has a rate, such as 12.5/s, or a number of requests. The
@@ -248,10 +248,10 @@ def expected_load(workload: Workload) -> ExpectedLoad:
     open_ended_stage = next((stage for stage in stages if _has_unknown_starts(stage)), None)
     if open_ended_stage is not None:
         return ExpectedLoad(starts=None, duration_ns=open_ended_stage.duration_ns)
-    stage_starts = [_expected_starts(stage) for stage in stages]
+    stage_starts = [_compute_expected_starts(stage) for stage in stages]
     duration_ns = None
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
-        duration_ns = _expected_duration_ns(stages, stage_starts)
+        duration_ns = _compute_expected_duration_ns(stages, stage_starts)
     return ExpectedLoad(math.fsum(stage_starts), duration_ns)
 
 
@@ -266,27 +266,29 @@ def _has_unknown_starts(stage: Stage) -> bool:
     return isinstance(stage.arrival, Closed) and stage.count is None
 
 
-def _expected_duration_ns(stages: Sequence[Stage], stage_starts: Sequence[float]) -> int | None:
+def _compute_expected_duration_ns(
+    stages: Sequence[Stage], stage_starts: Sequence[float]
+) -> int | None:
     """Return how long these stages of an open loop last together, or None if that is 0.
 
     Requests that are all sent at once have an infinite rate and take no time.
     """
     duration_s = 0.0
     for stage, starts in zip(stages, stage_starts, strict=True):
-        rate = _mean_rate(stage)
+        rate = _get_mean_rate(stage)
         if math.isfinite(rate):
             duration_s += starts / rate
     return round(duration_s * NS_PER_S) if duration_s > 0 else None
 
 
-def _mean_rate(stage: Stage) -> float:
+def _get_mean_rate(stage: Stage) -> float:
     """Return the mean starts per second of a stage with a rate."""
     arrival = stage.arrival
     assert not isinstance(arrival, Closed | Replay)
     return arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
 
 
-def _expected_starts(stage: Stage) -> float:
+def _compute_expected_starts(stage: Stage) -> float:
     """Return the expected starts of a stage, which ends by its count or by its duration.
 
     The stage ends by whichever comes first. With `at_least` it ends when both are reached.
@@ -294,7 +296,7 @@ def _expected_starts(stage: Stage) -> float:
     if isinstance(stage.arrival, Closed):
         assert stage.count is not None
         return stage.count
-    rate = _mean_rate(stage)
+    rate = _get_mean_rate(stage)
     if stage.at_least is not None:
         return max(rate * stage.at_least.duration_ns / NS_PER_S, stage.at_least.count)
     starts_by_time = math.inf
@@ -340,7 +342,7 @@ def _plan_class(
 # -- text -----------------------------------------------------------------------------------------
 
 
-def plan_text(plan: LevelPlan) -> str:
+def format_plan(plan: LevelPlan) -> str:
     """Return the lines that describe the load of a level before its run.
 
     The first line has the sizes, such as "Level steady: qa, 7,200 requests, 12 min, 3 runs". The
@@ -348,7 +350,7 @@ def plan_text(plan: LevelPlan) -> str:
     cannot pass then.
     """
     level = plan.level
-    parts = [level.workload, *_size_parts(plan)]
+    parts = [level.workload, *_format_sizes(plan)]
     if plan.duration_ns is not None:
         parts.append(format.duration(plan.duration_ns / NS_PER_S))
     parts.append(format.counted(level.repeats, "run"))
@@ -356,7 +358,7 @@ def plan_text(plan: LevelPlan) -> str:
     if plan.is_auto:
         cause = f", required by: {plan.longest_load_term}" if plan.longest_load_term else ""
         lines.append(f"  Automatic duration{cause}. Extended while the level is inconclusive.")
-    shortening = shortening_text(plan)
+    shortening = format_shortening(plan)
     if shortening:
         lines.append(f"  {shortening}")
     if plan.undecidable:
@@ -364,7 +366,7 @@ def plan_text(plan: LevelPlan) -> str:
     return "\n".join(lines)
 
 
-def _size_parts(plan: LevelPlan) -> list[str]:
+def _format_sizes(plan: LevelPlan) -> list[str]:
     """Return the expected numbers of sessions and of requests as text, as far as they are known.
 
     The sessions are conversations or tasks. They are left out if each start is a single request.
@@ -381,7 +383,7 @@ def _size_parts(plan: LevelPlan) -> list[str]:
     return parts
 
 
-def shortening_text(plan: LevelPlan) -> str:
+def format_shortening(plan: LevelPlan) -> str:
     """Return by how much the load is shorter than in the contract, or "" if it is not."""
     if plan.original_duration_ns is None or plan.duration_ns is None:
         return ""
@@ -392,7 +394,7 @@ def shortening_text(plan: LevelPlan) -> str:
     return f"Shortened from {original} to {length} by --duration"
 
 
-def answer_check_text(check: AnswerCheck) -> str:
+def format_answer_check(check: AnswerCheck) -> str:
     """Return the lines that describe the scoring of responses and its terms."""
     rows = "" if check.rows is None else f", first {format.counted(check.rows, 'row')}"
     other = "" if check.against is None else f", compared with {check.against}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loadgen.contracts import auto_duration, level_plan
 from loadgen.contracts.drafts import ContractErrors, LevelDraft, PlacedTerm, Problem
-from loadgen.contracts.level_plan import JUDGED_HERE, LevelPlan
+from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT, LevelPlan
 from loadgen.contracts.lint_answers import ReadQuestions, check_answer_terms
 from loadgen.contracts.lint_samples import check_samples
 from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel, Requirement
@@ -143,7 +143,7 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
     if draft.level is None or workload is None:
         return None
     plan = level_plan.plan_level(draft.level, workload)
-    if auto_duration.is_auto(draft.level):
+    if auto_duration.has_auto_duration(draft.level):
         terms = [placed_term.term for placed_term in draft.terms]
         plan = auto_duration.lengthen_load_for_terms(plan, terms, inputs.contract)
     if inputs.max_duration_ns is not None:
@@ -170,14 +170,14 @@ def _load_workload(
         errors.add(location, "conflict", text, "remove one, or make two levels")
         return None
     try:
-        workload = load_workload(name, _overrides(level), inputs.env)
+        workload = load_workload(name, _build_overrides(level), inputs.env)
     except CombinedError as combined:
         for error in combined.errors:
             _add_workload_error(error, draft, errors)
         return None
     slo = level.slo or inputs.contract.slo or workload.slo
     no_limit = 1.0  # a fraction of 100 % is never exceeded
-    limits = workload.limits.model_copy(update=dict.fromkeys(JUDGED_HERE, no_limit))
+    limits = workload.limits.model_copy(update=dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, no_limit))
     return workload.model_copy(update={"slo": slo, "limits": limits})
 
 
@@ -222,7 +222,7 @@ def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: Contract
         errors.in_other_files.append(error)
 
 
-def _overrides(level: ContractLevel) -> Overrides:
+def _build_overrides(level: ContractLevel) -> Overrides:
     """Return the level's own load as overrides of its workload, like those of the command line.
 
     A level whose terms decide its duration gets a provisional one, which is enough to compute the
@@ -230,8 +230,8 @@ def _overrides(level: ContractLevel) -> Overrides:
     """
     has_own_load = level.rate is not None or level.concurrency is not None
     duration_ns = level.duration_ns
-    if auto_duration.is_auto(level) and has_own_load:
-        duration_ns = auto_duration.PROVISIONAL_NS
+    if auto_duration.has_auto_duration(level) and has_own_load:
+        duration_ns = auto_duration.PROVISIONAL_DURATION_NS
     return Overrides(
         # 10/min is 0.16666666666666666/s, which would be printed in messages.
         request_rate=None if level.rate is None else round(level.rate, 9),
@@ -264,7 +264,7 @@ def _check_terms(
     _check_contract_inputs(draft, plan, inputs, errors)
 
 
-def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
+def _find_first_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
     """Return the first of all terms with the same subject in the same list of a level.
 
     The keys are the list (`must` or `should`) and the subject: the term without its limit.
@@ -281,7 +281,7 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
 
     For example, `ttft: 2s` and `ttft: 3s` in the list `must` both limit TTFT at p99.
     """
-    unique = _unique_terms(draft)
+    unique = _find_first_terms(draft)
     for placed_term in draft.terms:
         requirement = placed_term.requirement
         earlier = unique[requirement, placed_term.term.without_limit()]
@@ -298,7 +298,7 @@ def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
     The list `should` has goals beyond what is required. A laxer goal always passes if the required
     term does.
     """
-    unique = _unique_terms(draft)
+    unique = _find_first_terms(draft)
     for (requirement, subject), placed_term in unique.items():
         must_term = unique.get(("must", subject))
         if requirement != "should" or must_term is None:
@@ -328,11 +328,11 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
         return
-    for placed_term in _unique_terms(draft).values():
+    for placed_term in _find_first_terms(draft).values():
         term = placed_term.term
         if term.kind not in RATE_TERMS:
             continue
-        offered = starts_per_s * plan.units_per_start(term)
+        offered = starts_per_s * plan.samples_per_start(term)
         if term.limit > offered * (1 + ROUNDING_TOLERANCE):
             errors.add_problem(
                 draft.location_of(placed_term),
@@ -356,13 +356,13 @@ def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
         for other in latencies:
             if other.requirement != placed_term.requirement:
                 continue
-            problem = _implied_by(placed_term.term, other.term)
+            problem = _find_implication_problem(placed_term.term, other.term)
             if problem is not None:
                 errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
                 break
 
 
-def _implied_by(term: ContractTerm, other: ContractTerm) -> Problem | None:
+def _find_implication_problem(term: ContractTerm, other: ContractTerm) -> Problem | None:
     """Return the problem of a latency term that passes whenever another one passes, or None.
 
     This is so if the other term has a lower limit, either at a higher percentile of the same
@@ -502,7 +502,7 @@ def _check_contract_inputs(
     This can be an SLO, the number of GPUs, prices, or another level to compare with. Terms about a
     request class use the SLO of the class, which was checked with the workload.
     """
-    missing = _missing_inputs(plan, inputs)
+    missing = _find_missing_inputs(plan, inputs)
     level_names = dict.fromkeys(other.name for other in inputs.drafts)
     other_levels = [name for name in level_names if name != draft.name]
     for placed_term in draft.terms:
@@ -517,7 +517,7 @@ def _check_contract_inputs(
             errors.add(location, "unknown_name", text, did_you_mean(term.level, other_levels))
 
 
-def _missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str, Problem]:
+def _find_missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str, Problem]:
     """Return the requirements of terms that the contract does not meet, with the problem of each.
 
     The SLO of a level that could not be planned is not known, so it is not reported as missing.

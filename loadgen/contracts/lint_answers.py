@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from loadgen.contracts.drafts import ContractErrors, Location, Problem
-from loadgen.contracts.sample_sizes import requests_without_miss
+from loadgen.contracts.sample_sizes import compute_requests_without_miss
 from loadgen.contracts.schema import AnswerCheck
 from loadgen.contracts.terms import ZERO_OR_ONE_SCORES, ContractTerm, get_term_kind
 from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
@@ -161,10 +161,10 @@ def _check_prompt_count(
     score needs, such as a reference response.
     """
     usable = [prompt for prompt in prompts if term.class_name in ("", prompt.group)]
-    score_input = _score_input(term)
+    score_input = _find_score_input(term)
     if score_input is not None:
         usable = [prompt for prompt in usable if score_input.is_in(prompt)]
-    required = _required_prompts(term, confidence)
+    required = _compute_required_prompts(term, confidence)
     if score_input is not None and not usable:
         text = f"no row of {check.dataset} has the right response"
         problem = Problem("missing_key", text, f"use rows like {score_input.example}")
@@ -177,7 +177,7 @@ def _check_prompt_count(
         errors.add_problem(location, term, Problem("too_few", text, hint))
 
 
-def _score_input(term: ContractTerm) -> ScoreInput | None:
+def _find_score_input(term: ContractTerm) -> ScoreInput | None:
     """Return what the score of a term needs from a prompt, or None if it needs nothing."""
     requirements = get_term_kind(term.of or term.kind).requirements
     for requirement in requirements:
@@ -186,11 +186,11 @@ def _score_input(term: ContractTerm) -> ScoreInput | None:
     return None
 
 
-def _required_prompts(term: ContractTerm, confidence: float) -> int:
+def _compute_required_prompts(term: ContractTerm, confidence: float) -> int:
     """Return the least number of prompts with which a term can pass."""
     if term.kind == "within":
         # With this many prompts, a larger fraction of worse responses would show in at least one.
         return intervals.observations_to_see(1 - term.limit, confidence)
     if term.kind in ZERO_OR_ONE_SCORES:
-        return requests_without_miss(1 - term.limit, confidence)
+        return compute_requests_without_miss(1 - term.limit, confidence)
     return FEWEST_ANSWERS

@@ -12,7 +12,11 @@ from msgspec.structs import replace
 from loadgen.contracts.drafts import ContractErrors, LevelDraft, Problem
 from loadgen.contracts.level_plan import LevelPlan
 from loadgen.contracts.load_checks import NEARLY_FULL_LENGTH
-from loadgen.contracts.sample_sizes import MIN_WINDOWS, requests_for_ratio, required_requests
+from loadgen.contracts.sample_sizes import (
+    MIN_WINDOWS,
+    compute_requests_for_ratio,
+    compute_required_requests,
+)
 from loadgen.contracts.schema import Contract
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
@@ -48,7 +52,7 @@ def check_samples(
         if term.kind in pooled_metrics() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
             errors.add_problem(location, term, _pooled_gaps_problem())
             continue
-        if not plan.units_per_start(term):
+        if not plan.samples_per_start(term):
             continue
         problem = _find_length_problem(term, plan, contract)
         if problem is None:
@@ -92,21 +96,23 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
         f"the load is too short: {format.duration(load_s)}{runs}, {format.duration(required_s)} "
         f"needed for the horizon of {format.duration(horizon_s)}"
     )
-    run_s = math.ceil(max(required_s, _load_for_count_s(term, plan, contract)) / repeats)
+    run_s = math.ceil(max(required_s, _compute_load_for_count_s(term, plan, contract)) / repeats)
     # Rounded down to tenths of a second, because a longer horizon would be refused again.
     covered_s = math.floor(intervals.longest_recurrence_s(load_s, contract.confidence) * 10) / 10
     hint = f"duration: {run_s}s or more, or a shorter horizon (horizon: {covered_s:g}s)"
     return Problem("too_few", text, hint)
 
 
-def _load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Contract) -> float:
+def _compute_load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Contract) -> float:
     """Return the load in which a term gets the number of requests that it needs, in seconds.
 
     Return 0 if the number of starts is not known before the run.
     """
     if not plan.starts or plan.duration_ns is None:
         return 0.0
-    required_starts = required_requests(term, contract.confidence) / plan.units_per_start(term)
+    required_starts = compute_required_requests(term, contract.confidence) / plan.samples_per_start(
+        term
+    )
     return required_starts * plan.duration_ns / NS_PER_S / plan.starts
 
 
@@ -127,39 +133,39 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     if plan.starts is None:
         # The number of requests of a closed loop that is limited by time is not known yet.
         return None
-    required = _required_count(term, plan, confidence)
-    available = _available_count(term, plan)
+    required = _compute_required_count(term, plan, confidence)
+    available = _compute_available_count(term, plan)
     if available >= required:
         return None
     noun = "tasks" if term.is_about_tasks else "requests"
-    scope = _scope_of_count(term, plan)
+    scope = _describe_counted_load(term, plan)
     text = f"{required:,} {noun} needed to decide the term, {scope} {available:,}"
-    required_starts = required / plan.units_per_start(term)
-    hint = _sample_hint(required_starts, plan, is_windowed=window_s > 0)
+    required_starts = required / plan.samples_per_start(term)
+    hint = _format_sample_hint(required_starts, plan, is_windowed=window_s > 0)
     return Problem("too_few", text, hint)
 
 
-def _required_count(term: ContractTerm, plan: LevelPlan, confidence: float) -> int:
+def _compute_required_count(term: ContractTerm, plan: LevelPlan, confidence: float) -> int:
     """Return how many requests or tasks a term needs, in each window if it compares windows.
 
     Random arrivals alone make the counts of two windows differ, so a term that compares rates needs
     more of them.
     """
-    required = required_requests(term, confidence)
+    required = compute_required_requests(term, confidence)
     if term.kind == "sustained" and _is_poisson(plan.workload):
-        required = max(required, requests_for_ratio(term.limit, confidence))
+        required = max(required, compute_requests_for_ratio(term.limit, confidence))
     return required
 
 
-def _available_count(term: ContractTerm, plan: LevelPlan) -> int:
+def _compute_available_count(term: ContractTerm, plan: LevelPlan) -> int:
     """Return how many requests or tasks are expected, in each window if a term compares windows."""
     if term.window_ns and plan.rate is not None:
         return int(plan.rate * term.window_ns / NS_PER_S)
     assert plan.starts is not None
-    return round(plan.starts * plan.units_per_start(term) * plan.level.repeats)
+    return round(plan.starts * plan.samples_per_start(term) * plan.level.repeats)
 
 
-def _scope_of_count(term: ContractTerm, plan: LevelPlan) -> str:
+def _describe_counted_load(term: ContractTerm, plan: LevelPlan) -> str:
     """Return what an available number of requests is the number of, with its verb."""
     if term.window_ns:
         return "each window has"
@@ -173,7 +179,7 @@ def _is_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) -> str:
+def _format_sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) -> str:
     """Return the hint that names the number of requests, and the length of load, that is enough.
 
     Args:

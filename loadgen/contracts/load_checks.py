@@ -101,7 +101,13 @@ class LoadCheck(NamedTuple):
 
 
 class LoadLength(NamedTuple):
-    """The length of the load of all runs, in mean residence times of a request and in seconds."""
+    """The length of the load of all runs together.
+
+    Attributes:
+        residences: The length in mean residence times of a request. Requests in one residence time
+            meet the same queue, so this is about the number of independent states of the queue.
+        seconds: The length in seconds.
+    """
 
     residences: float
     seconds: float
@@ -139,37 +145,39 @@ def scale_load_s(load_s: float, required_samples: float, measured_samples: float
     return PLANNING_MARGIN * load_s * required_samples / measured_samples
 
 
-def describe_unfinished_startup(load_s: float) -> LoadCheck:
-    """Return the failed check of a load whose start-up did not end in its first half.
+def create_failed_startup_check(load_s: float) -> LoadCheck:
+    """Return the check of a load that failed, because its start-up did not end in its first half.
 
-    A server begins empty and therefore fast. How much longer the start-up would have taken is not
-    known, so the sufficient load is unknown.
+    A server begins empty and therefore fast, so the start-up must not be part of an estimate. How
+    much longer it would have taken is not known, so the sufficient load is infinite.
     """
     reason = (
         f"no steady state: the start-up lasted longer than {format.duration(load_s / 2)}; use a "
         "longer load or a longer warm-up"
     )
-    return LoadCheck(reason, math.inf)
+    return LoadCheck(reason, sufficient_load_s=math.inf)
 
 
 def check_horizon(
     load_s: float, confidence: float, horizon_s: float, metric_label: str
 ) -> LoadCheck:
-    """Check whether a load is long enough to meet the rare slowdowns that a contract covers.
+    """Check whether a load is long enough to show the rare slowdowns that a contract covers.
 
     A contract has a recurrence horizon, such as 12 minutes: its PASS covers slowdowns of the server
     that recur at least once in 12 minutes on average. A shorter load could miss all of them by
     chance.
 
+    If the load is too short, the validation is extended and judged again, in an interim analysis
+    with a higher confidence. The sufficient load is the one that this analysis needs.
+
     Args:
         load_s: The length of the load.
-        confidence: The confidence with which a slowdown has to be met.
+        confidence: The probability with which at least one such slowdown falls into the load.
         horizon_s: The recurrence horizon of the contract.
         metric_label: The metric as messages name it, such as "ttft p99".
     """
-    sufficient_load_s = intervals.length_to_meet_s(
-        horizon_s, intervals.next_interim_level(confidence)
-    )
+    next_confidence = intervals.next_interim_level(confidence)
+    sufficient_load_s = intervals.length_to_meet_s(horizon_s, next_confidence)
     required_load_s = intervals.length_to_meet_s(horizon_s, confidence)
     if load_s >= NEARLY_FULL_LENGTH * required_load_s:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
@@ -182,20 +190,21 @@ def check_horizon(
 
 
 def check_server_samples(sample_size: float | None, load_s: float) -> LoadCheck:
-    """Check whether a load met enough independent states of a server that changes slowly.
+    """Check whether a load is long enough for a server whose speed changes slowly.
 
-    A server whose speed drifts over minutes shows few of its states in a short load, however many
-    requests there are.
+    If the speed drifts over minutes, all requests of a minute are similarly fast. They count as few
+    independent observations, however many requests there are.
 
     Args:
-        sample_size: The effective sample size of the load, counted in states of the server. None if
-            it is not known, which passes the check.
+        sample_size: The number of independent observations of the server's speed (the effective
+            sample size). None if it is not known, which passes the check.
         load_s: The length of the load.
     """
     if sample_size is None:
         return LoadCheck()
-    # A size of 0 means that there were too few values to estimate it: the load counts as one state.
-    measured_samples = sample_size or 1
+    # A size of 0 means that there were too few values to estimate it. The load then counts as one
+    # observation.
+    measured_samples = sample_size if sample_size > 0 else 1
     sufficient_load_s = scale_load_s(load_s, MIN_SERVER_SAMPLES, measured_samples)
     if sample_size >= MIN_SERVER_SAMPLES:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
@@ -212,36 +221,39 @@ class QueueSeries(NamedTuple):
     samples: TimedValues
     residence_ns: float
 
-    def effective_size(self) -> float:
+    def estimate_sample_size(self) -> float:
         """Return the number of independent states of the queue that the values show."""
-        return steady_state.effective_sample_size(self.samples, self.residence_ns)
+        return steady_state.estimate_queue_sample_size(self.samples, self.residence_ns)
 
 
-def check_queue_samples(runs: Sequence[QueueSeries], required: int, load_s: float) -> LoadCheck:
-    """Check whether a load met enough independent states of its queue for batch means.
+def check_queue_samples(
+    runs: Sequence[QueueSeries], required_samples: int, load_s: float
+) -> LoadCheck:
+    """Check whether the queue of a server changed often enough during a load for batch means.
 
-    The interval of a mean comes from the means of batches of time, which it treats as independent.
-    A long queue can last for several batches, so that neighbouring batches are alike and the
-    interval would be too narrow.
+    The method of batch means splits a load into intervals of time and treats their means as
+    independent. A long queue can last for several intervals. Neighbouring means are then alike, and
+    the confidence interval would be too narrow.
 
     Args:
         runs: The values of each run.
-        required: The number of independent states that are needed.
+        required_samples: The number of independent states of the queue that are needed.
         load_s: The length of the load.
     """
-    sample_size = sum(run.effective_size() for run in runs)
-    if sample_size >= required:
+    sample_size = sum(run.estimate_sample_size() for run in runs)
+    if sample_size >= required_samples:
         return LoadCheck()
     # The run with the most values shows best how strongly they are correlated.
     largest_run = max(runs, key=_count_values)
-    additional_ns = steady_state.load_for_sample_size_ns(
-        required - sample_size, largest_run.samples, largest_run.residence_ns
+    additional_ns = steady_state.compute_load_for_sample_size_ns(
+        required_samples - sample_size, largest_run.samples, largest_run.residence_ns
     )
+    sufficient_load_s = load_s + PLANNING_MARGIN * additional_ns / NS_PER_S
     reason = (
         "run too short: the queue changes slowly, so the effective sample size is "
-        f"{sample_size:.0f}, {required} needed"
+        f"{sample_size:.0f}, {required_samples} needed"
     )
-    return LoadCheck(reason, load_s + PLANNING_MARGIN * additional_ns / NS_PER_S)
+    return LoadCheck(reason, sufficient_load_s)
 
 
 def _count_values(run: QueueSeries) -> int:
@@ -252,29 +264,33 @@ def _count_values(run: QueueSeries) -> int:
 def check_queue_tail(
     sample_size: float, load: LoadLength, p: float, confidence: float, metric_label: str
 ) -> LoadCheck:
-    """Check whether a load met its queue often enough for a tail quantile such as p99.
+    """Check whether the queue of a server changed often enough for a tail quantile such as p99.
 
-    Requests close together meet the same queue, so more requests do not help: a bad state that
-    takes the fraction 1 - p of the time stays unseen with probability p ** sample_size.
+    Requests close together in time meet the same queue, so more requests do not help. A bad state
+    of the queue that takes the fraction 1 - p of the time is missing from all of n independent
+    states with probability p ** n.
 
     Args:
-        sample_size: The effective sample size of the load, counted in states of the queue.
+        sample_size: The number of independent states of the queue in the load (the effective sample
+            size). 0 if it could not be estimated.
         load: The length of the load.
         p: The quantile.
-        confidence: The confidence with which the bad state has to be met.
+        confidence: The probability with which the load must contain such a bad state.
         metric_label: The metric as messages name it, such as "ttft p99".
     """
-    required = intervals.observations_to_see(p, confidence)
-    required_at_next = intervals.observations_to_see(p, intervals.next_interim_level(confidence))
-    # A size of 0 means that it could not be estimated: then each residence time counts as a state.
-    measured_samples = sample_size or load.residences
-    sufficient_load_s = scale_load_s(load.seconds, required_at_next, measured_samples)
-    if sample_size >= required:
+    required_samples = intervals.observations_to_see(p, confidence)
+    measured_samples = sample_size
+    if sample_size == 0:
+        measured_samples = load.residences  # one state in each residence time
+    sufficient_load_s = _scale_load_to_next_analysis_s(
+        load.seconds, p, confidence, measured_samples
+    )
+    if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     residence = format.duration(load.seconds / load.residences)
     reason = (
-        f"run too short: requests take {residence} on average, so the load shows "
-        f"{sample_size:.0f} independent states of the queue, {required} needed for {metric_label}"
+        f"run too short: requests take {residence} on average, so the load shows {sample_size:.0f} "
+        f"independent states of the queue, {required_samples} needed for {metric_label}"
     )
     return LoadCheck(reason, sufficient_load_s)
 
@@ -282,8 +298,9 @@ def check_queue_tail(
 def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: float) -> LoadCheck:
     """Check whether the slowest requests of a load came at enough different times.
 
-    If they came in a few clusters, such as one bad minute, the quantile is based on few independent
-    events. A quantile near the median needs no such check, because few samples are enough for it.
+    If they came in a few clusters, such as one bad minute, a tail quantile is based on few
+    independent events. A quantile near the median needs no such check: a small sample, whose
+    interval is its whole range, counts as `MIN_EFFECTIVE_SIZE` observations, which is enough.
 
     Args:
         values: The values of each run, in order of time.
@@ -291,17 +308,30 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
         confidence: The confidence of its interval.
         load_s: The length of the load.
     """
-    required = intervals.observations_to_see(p, confidence)
-    if required <= quantile_interval.MIN_EFFECTIVE_SIZE:
+    required_samples = intervals.observations_to_see(p, confidence)
+    if required_samples <= quantile_interval.MIN_EFFECTIVE_SIZE:
         return LoadCheck()
-    sample_size = quantile_interval.quantile_sample_size(values, p, confidence)
-    required_at_next = intervals.observations_to_see(p, intervals.next_interim_level(confidence))
-    sufficient_load_s = scale_load_s(load_s, required_at_next, sample_size)
-    if sample_size >= required:
+    sample_size = quantile_interval.estimate_quantile_sample_size(values, p, confidence)
+    sufficient_load_s = _scale_load_to_next_analysis_s(load_s, p, confidence, sample_size)
+    if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
-    request_count = sum(map(len, values))
+    request_count = sum(len(run_values) for run_values in values)
+    percentile = f"p{p * 100:g}"
     reason = (
         f"run too short: the slowest of {request_count:,} requests came in a few clusters, so the "
-        f"effective sample size is {sample_size:.0f}, {required} needed for p{p * 100:g}"
+        f"effective sample size is {sample_size:.0f}, {required_samples} needed for {percentile}"
     )
     return LoadCheck(reason, sufficient_load_s)
+
+
+def _scale_load_to_next_analysis_s(
+    load_s: float, p: float, confidence: float, measured_samples: float
+) -> float:
+    """Return the load that has enough independent values for a quantile at the next analysis.
+
+    A validation that is extended is judged again in an interim analysis, which has a higher
+    confidence than the one before and needs a larger sample.
+    """
+    next_confidence = intervals.next_interim_level(confidence)
+    required_samples = intervals.observations_to_see(p, next_confidence)
+    return scale_load_s(load_s, required_samples, measured_samples)

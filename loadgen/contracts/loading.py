@@ -24,7 +24,7 @@ from loadgen.contracts.schema import (
     read_contract_document,
     read_contract_text,
 )
-from loadgen.contracts.term_fields import WrittenTerm
+from loadgen.contracts.term_fields import TermInFile
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core.errors import CombinedError
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
@@ -65,7 +65,7 @@ def load_contract(
     text = read_contract_text(file, str(path))
     document, yaml_errors = read_contract_document(text, label, env)
     if repeats is not None:
-        for level in _written_levels(document).values():
+        for level in _find_level_mappings(document).values():
             level["repeats"] = repeats
     context = FileContext(file=label, directory=file.parent, errors=yaml_errors)
     contract = validate_document(Contract, document, context)
@@ -74,8 +74,8 @@ def load_contract(
     # the validation of the whole: it ends a part at its first error.
     findings = lint.check_contract(
         LintInputs(
-            contract=source.contract_without_levels(),
-            drafts=source.level_drafts(),
+            contract=source.parse_contract_without_levels(),
+            drafts=source.parse_level_drafts(),
             document=document,
             file=label,
             directory=file.parent,
@@ -92,27 +92,27 @@ def load_contract(
         raise CombinedError(errors)
     return CheckedContract(
         contract=contract,
-        levels=_with_checked_levels(findings.plans, contract),
+        levels=_attach_checked_levels(findings.plans, contract),
         text=text,
-        resolved_text=_resolved_text(text, document),
+        resolved_text=_format_resolved_contract(text, document),
         file=label,
         directory=file.parent,
     )
 
 
-def _with_checked_levels(plans: Sequence[LevelPlan], contract: Contract) -> tuple[LevelPlan, ...]:
+def _attach_checked_levels(plans: Sequence[LevelPlan], contract: Contract) -> tuple[LevelPlan, ...]:
     """Return the plans with the levels of the contract: the level of a draft has no terms."""
     return tuple(
         replace(plan, level=level) for plan, level in zip(plans, contract.levels, strict=True)
     )
 
 
-def _resolved_text(text: str, document: Map) -> str:
+def _format_resolved_contract(text: str, document: Map) -> str:
     """Return a contract with the values of its environment variables, or "" if it names none."""
     return json.dumps(document, indent=2) + "\n" if "${" in text else ""
 
 
-def _written_levels(document: Map) -> dict[int, Map]:
+def _find_level_mappings(document: Map) -> dict[int, Map]:
     """Return the levels of a document that are mappings, by their index in the list."""
     levels = document.get("levels")
     if not isinstance(levels, list):
@@ -132,7 +132,7 @@ class ContractSource:
         self._document = document
         self._context = FileContext(file=label, directory=directory)
 
-    def contract_without_levels(self) -> Contract:
+    def parse_contract_without_levels(self) -> Contract:
         """Return the contract without its levels and without values that are wrong."""
         known_keys = Contract.yaml_keys()
         values = {key: value for key, value in self._document.items() if key in known_keys}
@@ -144,14 +144,14 @@ class ContractSource:
             values = {key: value for key, value in values.items() if key not in wrong_keys}
             return Contract.model_validate(values, context=self._context)
 
-    def level_drafts(self) -> list[LevelDraft]:
+    def parse_level_drafts(self) -> list[LevelDraft]:
         """Return what can be parsed of each level that is a mapping."""
         return [
-            self._level_draft(index, level)
-            for index, level in _written_levels(self._document).items()
+            self._parse_level_draft(index, level)
+            for index, level in _find_level_mappings(self._document).items()
         ]
 
-    def _level_draft(self, index: int, written: Map) -> LevelDraft:
+    def _parse_level_draft(self, index: int, written: Map) -> LevelDraft:
         """Return what can be parsed of a level, with its terms parsed one by one."""
         keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
         values = {key: value for key, value in written.items() if key in keys}
@@ -165,12 +165,12 @@ class ContractSource:
             name=_scalar_text(written.get("name")) or "",
             workload=_scalar_text(written.get("workload")),
             level=level,
-            terms=tuple(self._valid_terms(written)),
+            terms=tuple(self._parse_valid_terms(written)),
         )
 
-    def _valid_terms(self, written: Map) -> Iterator[PlacedTerm]:
+    def _parse_valid_terms(self, written: Map) -> Iterator[PlacedTerm]:
         """Yield the terms of a level that are valid, with their places in the file."""
-        adapter: TypeAdapter[ContractTerm] = TypeAdapter(WrittenTerm)
+        adapter: TypeAdapter[ContractTerm] = TypeAdapter(TermInFile)
         for requirement in REQUIREMENTS:
             terms = written.get(requirement)
             if not isinstance(terms, list):

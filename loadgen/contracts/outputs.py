@@ -58,22 +58,26 @@ def regenerate_outputs(directory: Path, version: str) -> dict[str, bytes]:
 def build_report(directory: Path, validation: Validation) -> Report:
     """Return the report on a stored validation."""
     contract, facts = stored_validation.read_validation(directory)
-    return sections.build_report(validation, _page_inputs(directory, validation, contract, facts))
+    return sections.build_report(
+        validation, _read_page_inputs(directory, validation, contract, facts)
+    )
 
 
 def _render_outputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> dict[str, bytes]:
     """Return the files about a verdict, by their names."""
-    report = sections.build_report(validation, _page_inputs(directory, validation, contract, facts))
+    report = sections.build_report(
+        validation, _read_page_inputs(directory, validation, contract, facts)
+    )
     return {
         VERDICT_FILE: format.document(validation),
         PAGE_FILE: html.render(report).encode(),
-        JUNIT_FILE: junit.render(contract.name, sections.junit_cases(validation)).encode(),
+        JUNIT_FILE: junit.render(contract.name, sections.build_junit_cases(validation)).encode(),
     }
 
 
-def _page_inputs(
+def _read_page_inputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> PageInputs:
     """Return what the page shows besides the verdict.

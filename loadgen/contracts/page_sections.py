@@ -107,7 +107,7 @@ class PageInputs(NamedTuple):
 # -- the use of the limits ------------------------------------------------------------------------
 
 
-def limit_usage_percent(
+def compute_limit_usage_percent(
     value: float, limit: float, unit: str, *, is_upper_bound: bool
 ) -> float | None:
     """Return how much of its limit a metric uses, in percent. Above 100 the limit is violated.
@@ -142,7 +142,7 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
     for level in validation.levels:
         prefix = "" if len(validation.levels) == 1 else f"{level.name}: "
         for term in level.terms:
-            bar = _usage_bar(term, prefix, is_upper_bound=is_upper_bound[term.term])
+            bar = _build_usage_bar(term, prefix, is_upper_bound=is_upper_bound[term.term])
             if bar is not None:
                 bars.append(bar)
     legend = "No term has a metric."
@@ -161,7 +161,7 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
     )
 
 
-def _usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
+def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
     """Return the bar of a term, or None if its metric is not known or its limit allows nothing.
 
     The bar shows the metric, and its whisker the confidence interval. An end without a bound is
@@ -173,7 +173,9 @@ def _usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar |
     high = term.value if term.high is None else term.high
     usages = []
     for value in (term.value, low, high):
-        usage = limit_usage_percent(value, term.limit, term.unit, is_upper_bound=is_upper_bound)
+        usage = compute_limit_usage_percent(
+            value, term.limit, term.unit, is_upper_bound=is_upper_bound
+        )
         if usage is None:
             return None
         usages.append(min(usage, MAX_SHOWN_USAGE))
@@ -204,7 +206,7 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     how much they differ, the preflight checks, the delivered load, and the contract.
     """
     yield section("Annex", "The data behind the verdict.", id="annex", page_only=True)
-    glossary = [f"{word}: {meaning}" for word, meaning in _glossary(validation)]
+    glossary = [f"{word}: {meaning}" for word, meaning in _find_mentioned_terms(validation)]
     yield section("Definitions", Bullets(glossary), page_only=True)
     yield _timeline_section(inputs.summaries)
     repeats = load_points_table(inputs.repeats)
@@ -223,21 +225,21 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     yield section("Contract file", contract, folded=True, page_only=True)
 
 
-def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
+def _find_mentioned_terms(validation: Validation) -> Iterator[tuple[str, str]]:
     """Yield the verdicts, metrics and percentiles that the page mentions, with their meanings."""
     yield from VERDICT_MEANINGS.items()
-    load_terms = _joined_terms(validation, about_answers=False)
-    answer_terms = _joined_terms(validation, about_answers=True)
+    load_terms = _join_term_texts(validation, about_answers=False)
+    answer_terms = _join_term_texts(validation, about_answers=True)
     metric_meanings = {
         definition.name: definition.meaning for definition in METRICS.shown_in("contract")
     }
-    yield from _mentioned(metric_meanings | TERM_MEANINGS, load_terms)
-    yield from _mentioned(ANSWER_TERM_MEANINGS, answer_terms)
+    yield from _select_mentioned(metric_meanings | TERM_MEANINGS, load_terms)
+    yield from _select_mentioned(ANSWER_TERM_MEANINGS, answer_terms)
     if re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}"):
         yield "p50, p99", PERCENTILE_MEANING
 
 
-def _joined_terms(validation: Validation, *, about_answers: bool) -> str:
+def _join_term_texts(validation: Validation, *, about_answers: bool) -> str:
     """Return the texts of all terms about responses, or of all other terms."""
     return " ".join(
         term.term
@@ -247,7 +249,7 @@ def _joined_terms(validation: Validation, *, about_answers: bool) -> str:
     )
 
 
-def _mentioned(meanings: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
+def _select_mentioned(meanings: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
     """Yield the names that a text contains, with their meanings."""
     for word, meaning in meanings.items():
         if re.search(rf"\b{word}\b", text):
@@ -271,7 +273,7 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
     Times are relative to the start of the first run. The bar of an INVALID run has the color of
     warnings.
     """
-    times = _run_times(summaries)
+    times = _compute_run_times(summaries)
     first_start_s = min((time.start_s for time in times.values()), default=0.0)
     bars = []
     for name, time in times.items():
@@ -289,7 +291,7 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
     )
 
 
-def _run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
+def _compute_run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
     """Return when each run began and ended, by its directory.
 
     A simulated run has no time of day, so simulated runs are drawn one after another without a

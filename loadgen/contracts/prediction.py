@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from loadgen.contracts.evaluate import CostFunction
 from loadgen.contracts.judge import judge_levels
-from loadgen.contracts.level_plan import CheckedContract, LevelPlan, with_measured_duration
+from loadgen.contracts.level_plan import CheckedContract, LevelPlan, set_measured_duration
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import ContractLevel, Requirement
 from loadgen.contracts.stored_validation import read_run
@@ -73,8 +73,8 @@ class ForecastOptions:
         seed: The seed of the first run of each level, instead of that of its workload.
         max_length_factor: The length that is simulated, as a multiple of the planned length. It is
             less if a level would have more than `MAX_REQUESTS`, but at least 1.
-        report_step: A function that is called when a step begins. `step_weights` has the expected
-            time of each step.
+        report_step: A function that is called when a step begins. `estimate_step_weights` returns
+            the expected time of each step.
     """
 
     perform: Execute
@@ -84,7 +84,7 @@ class ForecastOptions:
     report_step: ReportStep = _ignore_step
 
 
-def simulated_settings(settings: Settings) -> Settings:
+def create_simulated_settings(settings: Settings) -> Settings:
     """Return settings with a simulated target: the preset of the user, or else the default one."""
     if settings.virtual:
         return settings
@@ -96,7 +96,7 @@ def simulated_settings(settings: Settings) -> Settings:
     )
 
 
-def step_weights(checked_contract: CheckedContract) -> list[float]:
+def estimate_step_weights(checked_contract: CheckedContract) -> list[float]:
     """Return the expected time of each step of a forecast, in arbitrary units.
 
     The steps are one per simulated run and one per judged level. Their time grows with the number
@@ -106,7 +106,7 @@ def step_weights(checked_contract: CheckedContract) -> list[float]:
     judging = []
     for plan in checked_contract.levels:
         planned_requests = 0 if plan.requests is None else plan.requests
-        requests_per_run = planned_requests * _length_factor(plan, MAX_LENGTH_FACTOR)
+        requests_per_run = planned_requests * _compute_length_factor(plan, MAX_LENGTH_FACTOR)
         simulating += [requests_per_run] * plan.level.repeats
         judging.append(JUDGING_TIME_FRACTION * requests_per_run * plan.level.repeats)
     return simulating + judging
@@ -170,7 +170,7 @@ class OrderedRun(NamedTuple):
     @classmethod
     def from_run(cls, run: RecordedRun) -> OrderedRun:
         """Order the records of a run by the start of their session."""
-        session_start_ns = _session_starts_ns(run)
+        session_start_ns = _compute_session_starts_ns(run)
         order = np.argsort(session_start_ns, kind="stable")
         columns = {name: run.rows[name][order] for name in ROW.names or ()}
         rows: Any = RecordColumns(len(order), columns)
@@ -191,10 +191,10 @@ class OrderedRun(NamedTuple):
             for number, stage in enumerate(manifest.stages)
         )
         manifest = replace(manifest, stages=stages)
-        summary = summarize(manifest, rows, self._gaps_by_stage(), explained=False)
+        summary = summarize(manifest, rows, self._assign_gaps_to_stage(), explained=False)
         return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
-    def _gaps_by_stage(self) -> list[Histogram]:
+    def _assign_gaps_to_stage(self) -> list[Histogram]:
         """Return the times between events of responses, with all of them in one measured stage.
 
         They are not recorded per request, so those of the full run stand for a shorter run. A
@@ -209,7 +209,7 @@ class OrderedRun(NamedTuple):
         return gaps
 
 
-def _session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
+def _compute_session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
     """Return the scheduled start of the session of each record of a run, in ns.
 
     Each session has as many slots as the longest session has turns, and those of one session follow
@@ -233,7 +233,7 @@ def _shorten_stage(stage: StagePlan, *, slots: int, end_ns: int) -> StagePlan:
     return replace(stage, slots=slots, end_ns=stage_end_ns)
 
 
-def _length_factor(plan: LevelPlan, max_factor: float) -> float:
+def _compute_length_factor(plan: LevelPlan, max_factor: float) -> float:
     """Return the length that is simulated as a multiple of the planned length of a level.
 
     It is at most `max_factor`, less for a level with many requests, and at least 1.
@@ -251,11 +251,11 @@ def _simulate_level(
     Each run is later judged as if it had ended earlier, so that one long run shows what loads of
     many lengths would decide.
     """
-    factor = _length_factor(plan, options.max_length_factor)
+    factor = _compute_length_factor(plan, options.max_length_factor)
     level = plan.level
     workload = plan.workload
     if plan.duration_ns is not None:
-        workload = with_measured_duration(workload, round(plan.duration_ns * factor))
+        workload = set_measured_duration(workload, round(plan.duration_ns * factor))
     size = ""
     if plan.requests is not None:
         size = f" ({format.counted(round(plan.requests * factor), 'request')})"
@@ -279,7 +279,7 @@ def _simulate_run(workload: Workload, settings: Settings, options: ForecastOptio
         return read_run(run_dir, Path(directory))
 
 
-def measured_length_s(run: RecordedRun) -> float:
+def compute_measured_length_s(run: RecordedRun) -> float:
     """Return how long the measured load of a run was, in seconds.
 
     Stages that end by a number of requests have no planned end. Then the load lasts from the first
@@ -320,7 +320,7 @@ class SimulatedLevels:
 
     def simulated_s(self, level: str) -> float:
         """Return the length of one simulated run of a level."""
-        return measured_length_s(self.runs[level][0].run)
+        return compute_measured_length_s(self.runs[level][0].run)
 
     def cut(self, level: str, length_fraction: float) -> tuple[RecordedRun, ...]:
         """Return the runs of a level as if they had ended after a fraction of their planned length.
@@ -368,7 +368,9 @@ class LevelForecaster:
         The level is judged after its planned load and after the longest simulated one, and then
         after lengths in between, to find the length from which on a term stays decided.
         """
-        lengths_s = sorted({self.planned_s, *candidate_lengths(self.planned_s, self.simulated_s)})
+        lengths_s = sorted(
+            {self.planned_s, *compute_candidate_lengths_s(self.planned_s, self.simulated_s)}
+        )
         at_planned = self.judge_after(self.planned_s)
         at_longest = self.judge_after(lengths_s[-1])
         judged = {self.planned_s: at_planned, lengths_s[-1]: at_longest}
@@ -457,7 +459,7 @@ def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel
     return level.model_copy(update={"must": tuple(terms["must"]), "should": tuple(terms["should"])})
 
 
-def candidate_lengths(planned_s: float, simulated_s: float) -> list[float]:
+def compute_candidate_lengths_s(planned_s: float, simulated_s: float) -> list[float]:
     """Return the lengths of a run that are judged besides its planned length, in seconds.
 
     They are the planned length times integer powers of `LENGTH_RATIO`, from a small fraction of it

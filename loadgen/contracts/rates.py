@@ -18,7 +18,7 @@ from loadgen.contracts import steady_state
 from loadgen.contracts.load_checks import (
     PLANNING_MARGIN,
     EstimateError,
-    describe_unfinished_startup,
+    create_failed_startup_check,
 )
 from loadgen.contracts.recorded_run import LoadedRun, RecordedRun
 from loadgen.contracts.steady_state import STARTUP_BATCHES
@@ -48,7 +48,7 @@ A load is measured up to its last scheduled request, which comes before its plan
 """
 
 CountInSpan = Callable[[RecordedRun, Columns, Span], float]
-"""Returns how much of something ended in a span of a run."""
+"""Counts one kind of unit, such as ok requests or output tokens, in a span of time of a run."""
 
 
 class RateEstimate(NamedTuple):
@@ -68,21 +68,21 @@ class FirstAndLastWindows(NamedTuple):
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def _ended_in_span(columns: Columns, span: Span) -> NDArray[np.bool_]:
+def _find_requests_ended_in(columns: Columns, span: Span) -> NDArray[np.bool_]:
     """Return which requests are ok and ended in a span."""
     end_ns = columns["end_ns"]
-    is_inside = (end_ns >= round(start_ns(span))) & (end_ns < round(stop_ns(span)))
+    is_inside = (end_ns >= round(_get_start_ns(span))) & (end_ns < round(_get_end_ns(span)))
     return is_inside & columns.where(OK)
 
 
 def count_ok_requests(_run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the number of ok requests that ended in a span."""
-    return float(_ended_in_span(columns, span).sum())
+    return float(_find_requests_ended_in(columns, span).sum())
 
 
 def count_good_requests(run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the number of requests that met the SLO and ended in a span."""
-    return float((_ended_in_span(columns, span) & meets_slo(run, columns)).sum())
+    return float((_find_requests_ended_in(columns, span) & find_good_requests(run, columns)).sum())
 
 
 def count_output_tokens(_run: RecordedRun, columns: Columns, span: Span) -> float:
@@ -98,7 +98,9 @@ def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the output tokens in a span plus the prompt tokens of requests that ended in it."""
     output_tokens = count_output_tokens(run, columns, span)
     _require_counted(columns, "input_tokens", "some requests have no count of prompt tokens")
-    return output_tokens + float(columns["input_tokens"][_ended_in_span(columns, span)].sum())
+    return output_tokens + float(
+        columns["input_tokens"][_find_requests_ended_in(columns, span)].sum()
+    )
 
 
 def _require_counted(columns: Columns, column: str, reason: str) -> None:
@@ -107,7 +109,7 @@ def _require_counted(columns: Columns, column: str, reason: str) -> None:
         raise EstimateError(reason)
 
 
-def meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
+def find_good_requests(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     """Return which requests meet the SLO of the run. Raise EstimateError if it has none."""
     if run.manifest.slo is None or not run.manifest.slo.terms:
         raise EstimateError("the run has no SLO, so no request can be called good")
@@ -117,42 +119,43 @@ def meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
 # -- spans ----------------------------------------------------------------------------------------
 
 
-def start_ns(span: Span) -> float:
+def _get_start_ns(span: Span) -> float:
     """Return the start of a span that exists, in ns."""
     assert span.start_s is not None
     return span.start_s * 1e9
 
 
-def stop_ns(span: Span) -> float:
+def _get_end_ns(span: Span) -> float:
     """Return the end of a span that exists, in ns."""
     assert span.end_s is not None
     return span.end_s * 1e9
 
 
-def steady_span(loaded_run: LoadedRun) -> Span:
+def get_steady_span(loaded_run: LoadedRun) -> Span:
     """Return the steady-state window of a run, in which the full load is offered.
 
     It excludes the times in which requests of the warm-up are still in flight, and in which the
     virtual users of a closed loop start or end.
 
     Raises:
-        EstimateError: The run has no such window.
+        EstimateError: The run has no such window. The message says why.
     """
     span = loaded_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
-    due_ns = loaded_run.columns["due_ns"][loaded_run.columns.reached_due_time]
-    if len(np.unique(due_ns)) < 2:
+    columns = loaded_run.columns
+    measured_due_ns = columns["due_ns"][columns.reached_due_time]
+    if len(np.unique(measured_due_ns)) < 2:
         raise EstimateError("all requests were scheduled at the same time, so there is no rate")
     raise EstimateError(
-        f"the {len(due_ns):,} measured requests have no steady-state window: warm-up was in flight "
-        "or virtual users were starting or ending; a longer load is needed"
+        f"the {len(measured_due_ns):,} measured requests have no steady-state window: warm-up was "
+        "in flight or virtual users were starting or ending; a longer load is needed"
     )
 
 
 def split_span(span: Span, count: int) -> list[Span]:
     """Return a number of equal parts of a span."""
-    edges_ns = np.linspace(start_ns(span), stop_ns(span), count + 1)
+    edges_ns = np.linspace(_get_start_ns(span), _get_end_ns(span), count + 1)
     return [windows.span(float(start), float(end)) for start, end in pairwise(edges_ns)]
 
 
@@ -162,27 +165,36 @@ def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
     return steady_ns >= 2 * window_ns * WINDOW_TOLERANCE
 
 
-def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> FirstAndLastWindows:
+def find_first_and_last_windows(
+    loaded_runs: Sequence[LoadedRun], window_ns: int
+) -> FirstAndLastWindows:
     """Return the first and the last window of each run, such as its first and its last hour.
+
+    Terms that compare the end of a load with its beginning use them.
+
+    Args:
+        loaded_runs: The runs of a level.
+        window_ns: The length of a window.
 
     Raises:
         EstimateError: A run is shorter than two windows. The error says how much load an extension
             would have to add.
     """
-    windows_of_runs = FirstAndLastWindows([], [])
+    first_windows = []
+    last_windows = []
     for loaded_run in loaded_runs:
-        span = steady_span(loaded_run)
-        first_ns = round(start_ns(span))
-        last_ns = round(stop_ns(span))
+        span = get_steady_span(loaded_run)
+        span_start_ns = round(_get_start_ns(span))
+        span_end_ns = round(_get_end_ns(span))
         if not has_two_windows(loaded_run.run, window_ns):
-            length = format.duration((last_ns - first_ns) / 1e9)
+            length = format.duration((span_end_ns - span_start_ns) / 1e9)
             window = format.duration(window_ns / 1e9)
             # An extension adds runs, so each added run has to have two windows.
             additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(loaded_runs)
             raise EstimateError(f"{length} of load has no two windows of {window}", additional_s)
-        windows_of_runs.first.append(windows.span(first_ns, first_ns + window_ns))
-        windows_of_runs.last.append(windows.span(last_ns - window_ns, last_ns))
-    return windows_of_runs
+        first_windows.append(windows.span(span_start_ns, span_start_ns + window_ns))
+        last_windows.append(windows.span(span_end_ns - window_ns, span_end_ns))
+    return FirstAndLastWindows(first_windows, last_windows)
 
 
 # -- rates ----------------------------------------------------------------------------------------
@@ -191,84 +203,114 @@ def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> 
 def estimate_rate(
     loaded_runs: Sequence[LoadedRun], count_in_span: CountInSpan, confidence: float
 ) -> RateEstimate:
-    """Return the rate of something per second in steady state.
+    """Return how many units per second were counted in steady state, with an interval.
 
-    The interval has no upper end if the start-up of a run did not end, or if the load was too
-    short for the time that requests take.
+    The interval comes from batch means: the steady state is cut into batches of time, whose rates
+    are treated as independent. It has no upper end if the start-up of a run did not end, or if the
+    load was too short for the time that requests take.
+
+    Args:
+        loaded_runs: The runs of a level.
+        count_in_span: Counts the units, such as ok requests, in a span of time.
+        confidence: The confidence of the interval.
+
+    Raises:
+        EstimateError: A run has no steady-state window, or the units were not counted.
     """
-    spans = [steady_span(loaded_run) for loaded_run in loaded_runs]
+    steady_spans = [get_steady_span(loaded_run) for loaded_run in loaded_runs]
     used_spans = []
     startup_caveat = ""
-    for loaded_run, span in zip(loaded_runs, spans, strict=True):
-        span_after_startup = _span_after_startup(loaded_run, span, count_in_span)
+    for loaded_run, steady_span in zip(loaded_runs, steady_spans, strict=True):
+        span_after_startup = _remove_startup(loaded_run, steady_span, count_in_span)
         if span_after_startup is None:
-            startup_caveat = describe_unfinished_startup(span.duration_s or 0.0).sentence()
-            used_spans.append(span)
+            startup_check = create_failed_startup_check(steady_span.duration_s or 0.0)
+            startup_caveat = startup_check.sentence()
+            used_spans.append(steady_span)
         else:
             used_spans.append(span_after_startup)
-    short_load_caveat = _find_short_load(loaded_runs, spans)
-    caveat = short_load_caveat if short_load_caveat else startup_caveat
-    rates = batch_rates(loaded_runs, used_spans, count_in_span)
+    rates = compute_batch_rates(loaded_runs, used_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
-    batches_of_runs = np.split(np.array(rates), len(spans))
-    run_rates = [float(np.mean(run_batches)) for run_batches in batches_of_runs]
-    interval = intervals.widen_by_runs(interval, run_rates)
+    rates_of_runs = np.split(np.array(rates), len(loaded_runs))
+    mean_of_runs = [float(np.mean(run_rates)) for run_rates in rates_of_runs]
+    interval = intervals.widen_by_runs(interval, mean_of_runs)
+    caveat = _describe_short_load(loaded_runs, steady_spans) or startup_caveat
     if caveat:
         interval = replace(interval, high=math.inf)
     return RateEstimate(interval, caveat)
 
 
-def _span_after_startup(
-    loaded_run: LoadedRun, span: Span, count_in_span: CountInSpan
+def _remove_startup(
+    loaded_run: LoadedRun, steady_span: Span, count_in_span: CountInSpan
 ) -> Span | None:
-    """Return the part of a span after the start-up, or None if the start-up did not end.
+    """Return a span without the start-up of its rate, or None if the start-up did not end.
 
-    The start-up is the beginning of the span, in which the rate is lower than in the rest. Its end
-    is searched among short pieces of the span.
+    The rate at which requests end is low until the first ones have ended. The span is cut into
+    short intervals, and the end of this start-up is searched in the counts of the intervals.
+
+    Args:
+        loaded_run: The run.
+        steady_span: The span in which the full load was offered.
+        count_in_span: Counts the units whose rate is estimated.
     """
-    pieces = split_span(span, STARTUP_BATCHES)
-    counts = [count_in_span(loaded_run.run, loaded_run.columns, piece) for piece in pieces]
-    startup_pieces = steady_state.count_startup_values(np.array(counts))
-    if startup_pieces is None:
+    short_spans = split_span(steady_span, STARTUP_BATCHES)
+    counts = [
+        count_in_span(loaded_run.run, loaded_run.columns, short_span) for short_span in short_spans
+    ]
+    startup_length = steady_state.count_startup_values(np.array(counts))
+    if startup_length is None:
         return None
-    if startup_pieces == 0:
-        return span
-    return windows.span(start_ns(pieces[startup_pieces]), stop_ns(span))
+    if startup_length == 0:
+        return steady_span
+    startup_end_ns = _get_start_ns(short_spans[startup_length])
+    return windows.span(startup_end_ns, _get_end_ns(steady_span))
 
 
-def batch_rates(
+def compute_batch_rates(
     loaded_runs: Sequence[LoadedRun], spans: Sequence[Span], count_in_span: CountInSpan
 ) -> list[float]:
-    """Return the rates per second in equal parts of one span of each run, run after run.
+    """Return the rates per second in batches of time, those of the first run first.
 
-    All runs together have about as many parts as an interval from batch means needs, and each run
-    has at least two.
+    The span of each run is cut into equal batches. All runs together have about as many batches as
+    the method of batch means needs (`RATE_BATCHES`), and each run has at least two.
+
+    Args:
+        loaded_runs: The runs of a level.
+        spans: The span of time of each run.
+        count_in_span: Counts the units, such as ok requests, in a span.
     """
-    parts_per_run = max(RATE_BATCHES // len(loaded_runs), 2)
-    return [
-        count_in_span(loaded_run.run, loaded_run.columns, piece) / (piece.duration_s or 1)
-        for loaded_run, span in zip(loaded_runs, spans, strict=True)
-        for piece in split_span(span, parts_per_run)
-    ]
+    batches_per_run = max(RATE_BATCHES // len(loaded_runs), 2)
+    rates = []
+    for loaded_run, span in zip(loaded_runs, spans, strict=True):
+        for batch in split_span(span, batches_per_run):
+            count = count_in_span(loaded_run.run, loaded_run.columns, batch)
+            rates.append(count / (batch.duration_s or 1))
+    return rates
 
 
-def _find_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) -> str:
-    """Return why a load was too short for a rate, or "" if it was not.
+def _describe_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) -> str:
+    """Return why a load was too short for a rate, or "" if it was long enough.
 
-    A server that completes no request has a rate of 0, so a run without ok requests is never too
-    short.
+    A load has to last for several mean residence times of a request (from its scheduled start to
+    its end), because most requests of a shorter one end after it. A server that completes no
+    request has a rate of 0, so a run without ok requests is never too short.
+
+    Args:
+        loaded_runs: The runs of a level.
+        spans: The steady-state window of each run.
     """
     for loaded_run, span in zip(loaded_runs, spans, strict=True):
-        is_ok = loaded_run.columns.where(OK)
+        columns = loaded_run.columns
+        is_ok = columns.where(OK)
         if not is_ok.any():
             continue
-        residence_ns = (loaded_run.columns["end_ns"] - loaded_run.columns["due_ns"])[is_ok]
-        residence_s = float(residence_ns.mean()) / 1e9
+        residence_ns = (columns["end_ns"] - columns["due_ns"])[is_ok]
+        mean_residence_s = float(residence_ns.mean()) / 1e9
         load_s = span.duration_s or 0.0
-        if load_s < MIN_RESIDENCES_FOR_RATE * residence_s:
-            recommended_s = RECOMMENDED_RESIDENCES * residence_s
+        if load_s < MIN_RESIDENCES_FOR_RATE * mean_residence_s:
+            recommended_s = RECOMMENDED_RESIDENCES * mean_residence_s
             return (
-                f"run too short: requests take {format.duration(residence_s)} on average and the "
-                f"load lasts {format.duration(load_s)} ({format.duration(recommended_s)} needed)"
+                f"run too short: requests take {format.duration(mean_residence_s)} on average and "
+                f"the load lasts {format.duration(load_s)} ({format.duration(recommended_s)} "
+                "needed)"
             )
     return ""

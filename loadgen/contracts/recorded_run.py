@@ -6,7 +6,7 @@ This module is pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -73,30 +73,30 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """Return the columns of the records of the measured stages."""
         return Columns(self.rows, is_measured(self.manifest, self.rows))
 
-    def without_dropped(self) -> RecordedRun:
+    def exclude_dropped(self) -> RecordedRun:
         """Return the run without the requests that the client dropped at its in-flight limit."""
-        return self._filtered(self.rows["status"] != DROPPED)
+        return self._select_records(self.rows["status"] != DROPPED)
 
-    def _filtered(self, mask: NDArray[np.bool_]) -> RecordedRun:
-        """Return the run with the records that a mask selects.
+    def _select_records(self, mask: NDArray[np.bool_]) -> RecordedRun:
+        """Return the run with the records that a mask selects, without copying them.
 
-        The records stay in columns that are read when they are needed, because a run may have
-        millions of requests.
+        A run may have millions of requests, so the result has a view (`Columns`) of the records,
+        which reads a column when it is needed. The view can be indexed like the array.
         """
         if mask.all():
             return self
-        rows: Any = Columns(self.rows, mask)
-        return replace(self, rows=rows)
+        view = cast("NDArray[np.void]", Columns(self.rows, mask))
+        return replace(self, rows=view)
 
     def has_class(self, class_name: str) -> bool:
         """Return whether the run has a class of requests with this name."""
         return any(plan.name == class_name for plan in self.manifest.classes)
 
-    def only_class(self, class_name: str) -> RecordedRun:
-        """Return the run with the requests of one class, and with the SLO of this class.
+    def select_class(self, class_name: str) -> RecordedRun:
+        """Return the run with the requests of one class only, and with the SLO of this class.
 
-        A workload may mix classes of requests, such as "chat" and "summarize". The manifest has the
-        plan of each class, and the summary its goodput and sessions.
+        A workload may mix classes of requests, such as "chat" and "summarize". A term that names a
+        class is evaluated on the result, as if the run had no other requests.
 
         Raises:
             EstimateError: The run has no such class.
@@ -107,19 +107,20 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
         )
+        is_of_this_class = is_of_class(self.manifest, class_name, self.rows)
         return replace(
-            self._filtered(is_of_class(self.manifest, class_name, self.rows)),
+            self._select_records(is_of_this_class),
             manifest=replace(self.manifest, slo=class_plan.slo),
             summary=replace(
                 self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
             ),
         )
 
-    def as_tasks(self) -> RecordedRun:
-        """Return the run with a record per conversation or task, as if each were one request.
+    def convert_to_tasks(self) -> RecordedRun:
+        """Return the run with one record per task (or conversation), as if it were one request.
 
-        Terms about tasks are then computed like terms about requests. The SLO of the result is the
-        part of the SLO that is about tasks.
+        Terms about tasks can then be evaluated like terms about requests. The SLO of the result is
+        the part of the SLO that is about tasks.
 
         Raises:
             EstimateError: There are no tasks, or the end of the load cut too many of them.
@@ -127,15 +128,20 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         sessions = self.summary.sessions
         if sessions is None:
             raise EstimateError("the run has no tasks and no conversations")
-        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session))
-        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns_per_session=1)
-        run = replace(self, manifest=manifest, rows=rows)
+        task_table = tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session)
+        run = replace(
+            self,
+            rows=build_task_rows(task_table),
+            manifest=replace(
+                self.manifest, slo=_build_task_slo(self.manifest.slo), turns_per_session=1
+            ),
+        )
         columns = run.columns()
         _require_finished_tasks(columns)
-        return replace(run, summary=_task_summary(self.summary, sessions, columns))
+        return replace(run, summary=_build_task_summary(self.summary, sessions, columns))
 
 
-def _task_slo(slo: Slo | None) -> Slo:
+def _build_task_slo(slo: Slo | None) -> Slo:
     """Return the limits of an SLO on whole tasks, as limits on the metrics of requests."""
     terms = []
     if slo is not None and slo.task is not None:
@@ -157,32 +163,41 @@ def _require_finished_tasks(columns: Columns) -> None:
         )
 
 
-def _task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
-    """Return a summary with the metrics of tasks in the place of those of requests.
+def _build_task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
+    """Return the summary of a run with the metrics of tasks in the place of those of requests.
 
-    E2E becomes the task time, and TTFT the sum of a task's waits for first tokens. The steady state
-    is the time in which tasks were scheduled to start.
+    E2E becomes the task time, and TTFT the sum of a task's waits for first tokens. The steady-state
+    window is the time in which tasks were scheduled to start.
+
+    Args:
+        summary: The summary of the requests.
+        sessions: The part of that summary that is about tasks.
+        columns: The records of the tasks: see `build_task_rows`.
     """
     due_ns = columns["due_ns"]
     steady = windows.span(float(due_ns.min(initial=0)), float(due_ns.max(initial=0)))
-    good = None if sessions.goodput is None else sessions.goodput.good
+    good_tasks = None if sessions.goodput is None else sessions.goodput.good
     return replace(
         summary,
         e2e_ms=sessions.duration_ms,
         ttft_ms=sessions.wait_ms,
-        goodput=Goodput(good=good),
+        goodput=Goodput(good=good_tasks),
         requests=replace(summary.requests, ok=sessions.ok),
         window=replace(summary.window, steady=steady),
     )
 
 
-def task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
-    """Return a record (`record.ROW`) per task, as if the task were one request.
+def build_task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
+    """Return an array of records (`record.ROW`) with one record per task.
 
-    The metrics `e2e`, `ttft` and `ttft_from_sent` are differences of times in a record. The times
-    are chosen such that `e2e` is the task time, `ttft` the sum of all waits for first tokens, and
-    `ttft_from_sent` the longest of these waits. A task whose last request was never sent is
-    unfinished.
+    The metrics `e2e`, `ttft` and `ttft_from_sent` of a record are differences of its times. The
+    times are chosen such that, for a task,
+
+    - `e2e` (end - due) is the time of the task,
+    - `ttft` (first token - due) is the sum of all waits for first tokens, and
+    - `ttft_from_sent` (first token - sent) is the longest of these waits.
+
+    A task whose last request was never sent is unfinished.
     """
     columns = table.columns
     rows = np.zeros(len(table.numbers), ROW)
@@ -225,10 +240,13 @@ class MeasuredLevel(msgspec.Struct, frozen=True, kw_only=True):
 # -- several runs ---------------------------------------------------------------------------------
 
 
-def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
-    """Return the length of the load of all runs, in mean residence times and in seconds.
+def measure_load_length(runs: Sequence[RecordedRun]) -> LoadLength | None:
+    """Return the length of the load of all runs, in seconds and in mean residence times.
 
-    Return None for closed loops, whose number of requests in the system is fixed, so that their
+    The residence time of a request is the time from its scheduled start to its end. The number of
+    residence times says how often the queue of an open loop could change during the load.
+
+    Return None for a closed loop, whose number of requests in the system is fixed, so that its
     queue cannot grow. Return None also if no run has a steady state.
     """
     if not runs or any(stage.closed for stage in runs[0].manifest.stages if stage.measured):
@@ -240,23 +258,29 @@ def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
         if run.mean_residence_s and steady_s:
             residences += steady_s / run.mean_residence_s
             load_s += steady_s
-    return LoadLength(residences, load_s) if residences else None
+    if residences == 0:
+        return None
+    return LoadLength(residences, load_s)
 
 
-def includes_queueing(runs: Sequence[RecordedRun], metric: str) -> bool:
-    """Return whether time in a queue is a relevant part of a metric.
+def has_queueing_time(runs: Sequence[RecordedRun], metric: str) -> bool:
+    """Return whether the values of a metric depend on how long requests wait in a queue.
 
-    A metric of another package is assumed to include it. E2E latency includes it only if requests
-    did wait in a queue.
+    Such a metric needs a longer load, because the queue changes slowly. TTFT depends on it, TPOT
+    does not. E2E latency does only if requests did wait. A metric of another package is assumed to
+    depend on it.
     """
-    is_foreign_metric = METRICS.find(metric, foreign=False) is None
     if metric == "e2e":
-        return not never_queued(runs)
-    return metric in QUEUEING_METRICS or is_foreign_metric
+        return not has_negligible_queueing(runs)
+    is_builtin_metric = METRICS.find(metric, foreign=False) is not None
+    return metric in QUEUEING_METRICS or not is_builtin_metric
 
 
-def never_queued(runs: Sequence[RecordedRun]) -> bool:
-    """Return whether the wait for a first token is a negligible part of E2E in all runs."""
+def has_negligible_queueing(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether waiting for the first token took a negligible part of E2E latency in all runs.
+
+    Even the long waits (TTFT p99) have to be short against an ordinary response (E2E p50).
+    """
     for run in runs:
         ttft_p99_ms = run.summary.ttft_ms.p99
         e2e_p50_ms = run.summary.e2e_ms.p50

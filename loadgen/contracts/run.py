@@ -209,7 +209,7 @@ class NewValidation:
             findings: The findings of the preflight checks.
         """
         shortenings = {
-            plan.level.name: level_plan.shortening_text(plan)
+            plan.level.name: level_plan.format_shortening(plan)
             for plan in self.checked_contract.levels
         }
         return ValidationFacts(
@@ -317,7 +317,7 @@ def run_level(
             if not is_paused:
                 return LevelRuns(summaries, is_interrupted=True)
         options.say(f"Level {name}: run {number} of {total}")
-        workload = workload_of_run(plan.workload, name, number, options.seed, options.salt)
+        workload = prepare_workload_of_run(plan.workload, name, number, options.seed, options.salt)
         run_settings = replace(settings, out=directory / name / f"r{number}")
         try:
             summary, _ = options.perform(workload, run_settings)
@@ -330,7 +330,7 @@ def run_level(
     return LevelRuns(summaries)
 
 
-def workload_of_run(
+def prepare_workload_of_run(
     workload: Workload, level: str, number: int, seed: int | None, salt: str | None
 ) -> Workload:
     """Return the workload of one run of a level.

@@ -15,20 +15,25 @@ MIN_WINDOWS = 2
 """The number of windows that a load needs to compare its first window with its last."""
 
 
-def required_requests(term: ContractTerm, confidence: float) -> int:
+def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     """Return the least number of requests with which a term can pass.
 
-    For a percentile it is the minimum of MLPerf LoadGen's early stopping rule. For a fraction it is
-    the number with which the term passes if every single request meets it.
+    - A fraction, such as that of errors or of requests that meet the SLO, needs so many that the
+      term passes if every single request is good.
+    - A percentile needs the minimum of MLPerf LoadGen's early stopping rule.
+    - Anything else is a rate, which needs `MIN_REQUESTS_FOR_RATE`.
     """
     if term.kind == "errors":
-        return requests_without_miss(term.limit, confidence)
+        return compute_requests_without_miss(term.limit, confidence)
     if term.kind in ("goodput", "task_goodput"):
-        return requests_without_miss(1 - term.limit, confidence)
-    return needed_samples(term.quantile) if term.quantile else MIN_REQUESTS_FOR_RATE
+        max_missed_fraction = 1 - term.limit
+        return compute_requests_without_miss(max_missed_fraction, confidence)
+    if term.quantile > 0:
+        return needed_samples(term.quantile)
+    return MIN_REQUESTS_FOR_RATE
 
 
-def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
+def compute_requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
     """Return how many requests without a miss show that the fraction of misses is at most `limit`.
 
     It is the number n from which the upper end of Wilson's interval around 0 misses, z^2 / (n +
@@ -38,7 +43,7 @@ def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> 
     return math.ceil(z * z * (1 - limit) / limit)
 
 
-def requests_for_ratio(minimum: float, confidence: float) -> int:
+def compute_requests_for_ratio(minimum: float, confidence: float) -> int:
     """Return the requests needed in each of two windows to show that their ratio has a minimum.
 
     The true ratio is assumed to be 1. Counts of Poisson arrivals vary by sqrt(n), so the ratio of

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from loadgen.contracts.term_fields import WrittenAnswerTerm, WrittenTerm
+from loadgen.contracts.term_fields import AnswerTermInFile, TermInFile
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.units import InvalidValueError
@@ -109,8 +109,8 @@ class ContractLevel(Part):
     apart_ns: Annotated[Duration, Field(gt=0)] | None = Field(None, validation_alias="apart")
     cache: Literal["cold", "warm"] | None = None
     slo: SloField = None
-    must: tuple[WrittenTerm, ...] = ()
-    should: tuple[WrittenTerm, ...] = ()
+    must: tuple[TermInFile, ...] = ()
+    should: tuple[TermInFile, ...] = ()
 
     def terms_by_requirement(self) -> list[tuple[Requirement, ContractTerm]]:
         """Return all terms in the order of the results, each with the list that it is in."""
@@ -130,8 +130,8 @@ class AnswerCheck(Part):
     # The URL of the other endpoint. The option --against overrides it.
     against: Annotated[str, Field(min_length=1)] | None = None
     against_model: str | None = None
-    must: tuple[WrittenAnswerTerm, ...] = ()
-    should: tuple[WrittenAnswerTerm, ...] = ()
+    must: tuple[AnswerTermInFile, ...] = ()
+    should: tuple[AnswerTermInFile, ...] = ()
 
     def terms_by_requirement(self) -> list[tuple[Requirement, ContractTerm]]:
         """Return all terms in the order of the results, each with the list that it is in."""

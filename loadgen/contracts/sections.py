@@ -1,8 +1,8 @@
 """The report on a validation, the forecast of a dry run, and the JUnit results.
 
-A terminal prints `brief_sections` by default, and every section with `--full`. `page_sections.py`
-has the parts that only the HTML page shows. The metrics were computed in `evaluate.py` and the
-verdicts in `judge.py`. This module is pure.
+A terminal prints `build_brief_sections` by default, and every section with `--full`.
+`page_sections.py` has the parts that only the HTML page shows. The metrics were computed in
+`evaluate.py` and the verdicts in `judge.py`. This module is pure.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from loadgen.contracts.verdict import (
     Validation,
 )
 from loadgen.contracts.verdict_text import (
-    analyses_text,
-    confidence_text,
+    describe_extensions,
+    describe_short_horizon,
+    format_confidence,
+    format_coverage,
     format_term_interval,
     format_term_value,
-    short_horizon_text,
-    validity_text,
 )
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
@@ -91,7 +91,7 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         notices=list(_warnings(validation)),
         headline=[answer],
         sections=sections,
-        brief=brief_sections(validation, answer),
+        brief=build_brief_sections(validation, answer),
     )
 
 
@@ -106,7 +106,7 @@ def _warnings(validation: Validation) -> Iterator[Notice]:
 # -- the short report on a terminal ---------------------------------------------------------------
 
 
-def brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
+def build_brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
     """Return what a terminal prints by default: the verdict, a row per term, and what to do next.
 
     Args:
@@ -115,7 +115,7 @@ def brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
     """
     has_levels = len(validation.levels) > 1
     rows = [
-        _brief_row(term, level.name if has_levels else "")
+        _build_brief_row(term, level.name if has_levels else "")
         for level in validation.levels
         for term in level.terms
     ]
@@ -130,11 +130,11 @@ def brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
     return [
         section("", answer),
         section("", Table(head, rows, label_columns=2 + len(level_column))),
-        section("", *failures, Paragraph(next_step(validation))),
+        section("", *failures, Paragraph(describe_next_step(validation))),
     ]
 
 
-def _brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
+def _build_brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
     """Return the row of a term: verdict, level (if there are several), term, metric, interval.
 
     A term of the list `should` is marked, because it does not count for the verdict.
@@ -150,14 +150,14 @@ def _brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
     )
 
 
-def next_step(validation: Validation) -> str:
+def describe_next_step(validation: Validation) -> str:
     """Return one sentence that says what the verdict covers, or what to do next."""
     if validation.interrupted:
         return "Run the validation again to judge all levels."
     if validation.verdict == FAIL:
         return "More load cannot change a FAIL. Change the server, then validate it again."
     if validation.verdict == INCONCLUSIVE:
-        return _how_to_decide(validation)
+        return _describe_how_to_decide(validation)
     horizons_s = [
         term.horizon_s
         for level in validation.levels
@@ -170,7 +170,7 @@ def next_step(validation: Validation) -> str:
     return f"Covers slowdowns of the server that recur within {covered}."
 
 
-def _how_to_decide(validation: Validation) -> str:
+def _describe_how_to_decide(validation: Validation) -> str:
     """Return what decides an undecided validation: more load, or a new measurement."""
     if all(level.failure_reason for level in validation.undecided_levels):
         return "Remove the cause, then run the validation again."
@@ -194,8 +194,8 @@ def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
     return section(
         "",
         "" if inputs is None else inputs.contract.description,
-        analyses_text(validation),
-        short_horizon_text(validation),
+        describe_extensions(validation),
+        describe_short_horizon(validation),
     )
 
 
@@ -208,14 +208,14 @@ def _level_section(
     judged, and what the PASS verdicts cover. Notes that all levels share are in a section of their
     own.
     """
-    throughput = "" if inputs is None else throughput_text(level.runs, inputs.summaries)
+    throughput = "" if inputs is None else format_throughput(level.runs, inputs.summaries)
     failure = f"NOT JUDGED: {level.failure_reason}" if level.failure_reason else ""
-    validity = _most_common_validity(level.terms)
+    validity = _find_most_common_coverage(level.terms)
     validity_sentence = ""
     if validity.text:
         exceptions = ", unless a row says otherwise" if validity.has_exceptions else ""
         validity_sentence = f"PASS {validity.text}{exceptions}."
-    rows = [_term_row(term, level.failure_reason, validity.text) for term in level.terms]
+    rows = [_build_term_row(term, level.failure_reason, validity.text) for term in level.terms]
     level_notes = [note for note in level.notes if note not in common_notes]
     return section(
         f"{level.name}: {level.verdict}",
@@ -235,41 +235,41 @@ def _load_text(level: LevelVerdict) -> str:
     return " · ".join(part for part in parts if part)
 
 
-class CommonValidity(NamedTuple):
+class CommonCoverage(NamedTuple):
     """What most PASS verdicts of a level cover, and whether there are exceptions."""
 
     text: str
     has_exceptions: bool
 
 
-def _most_common_validity(terms: Sequence[TermVerdict]) -> CommonValidity:
+def _find_most_common_coverage(terms: Sequence[TermVerdict]) -> CommonCoverage:
     """Return what most PASS verdicts of a level cover. It is printed once, below the terms.
 
     A PASS covers slowdowns that recur within a time, which depends on the length of the load.
     """
-    texts = [validity_text(term) for term in terms]
+    texts = [format_coverage(term) for term in terms]
     counts = Counter(text for text in texts if text)
     if not counts:
-        return CommonValidity("", has_exceptions=False)
+        return CommonCoverage("", has_exceptions=False)
     ((most_common, _),) = counts.most_common(1)
-    return CommonValidity(most_common, has_exceptions=len(counts) > 1)
+    return CommonCoverage(most_common, has_exceptions=len(counts) > 1)
 
 
-def _term_row(term: TermVerdict, level_failure: str, common_validity: str) -> tuple[str, ...]:
+def _build_term_row(term: TermVerdict, level_failure: str, common_validity: str) -> tuple[str, ...]:
     """Return the row of a term: verdict, requirement, text, and reason.
 
     The reason why no term of the level could be judged, and the validity that is common to the
     terms, are printed once for the level and left out here.
     """
     reasons = [format.NONE if term.reason == level_failure else term.reason]
-    validity = validity_text(term)
+    validity = format_coverage(term)
     if validity not in ("", common_validity):
         reasons.append(validity)
     measured = ", ".join(reason for reason in reasons if reason)
     return term.verdict, term.requirement, term.term, measured
 
 
-def throughput_text(run_names: Sequence[str], summaries: Mapping[str, Summary]) -> str:
+def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]) -> str:
     """Return the throughput of a level as text, such as "Throughput: 12.5 req/s, ...".
 
     Each rate is the mean over the valid runs, and is left out if one of them does not have it.
@@ -344,11 +344,11 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         "Model": validation.model,
         "Server": validation.server,
         "Software": target.software,
-        "Hardware": _hardware_texts(first_summary, contract_gpus),
+        "Hardware": _describe_hardware(first_summary, contract_gpus),
         "Region": validation.region,
         **format.metadata_by_heading(validation.metadata),
         "When": f"{validation.started} to {validation.ended}".replace("T", " "),
-        "Confidence": (confidence_text(validation), horizon),
+        "Confidence": (format_confidence(validation), horizon),
         "Client": (host.name, host.cpu, cpus, host.kernel),
         "Clock": host.clock,
         "Generated by": (f"loadgen {validation.version}", python),
@@ -357,7 +357,7 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
     return named_facts(**values_by_label)
 
 
-def _hardware_texts(summary: Summary | None, contract_gpus: int | None) -> list[str]:
+def _describe_hardware(summary: Summary | None, contract_gpus: int | None) -> list[str]:
     """Return the texts that describe the hardware behind the endpoint.
 
     The hardware that was detected comes before the number of GPUs that the user gave. A last text
@@ -442,7 +442,7 @@ def _needed_load_text(term: NeededLoad, forecast: LevelForecast) -> str:
 # -- JUnit ----------------------------------------------------------------------------------------
 
 
-def junit_cases(validation: Validation) -> list[JUnitCase]:
+def build_junit_cases(validation: Validation) -> list[JUnitCase]:
     """Return a JUnit case per term.
 
     A failed case makes a pipeline fail, so only a term of the list `must` can be one. An undecided
@@ -451,7 +451,7 @@ def junit_cases(validation: Validation) -> list[JUnitCase]:
     cases = [simulated_case(validation.contract)] if validation.simulated else []
     for level in validation.levels:
         for term in level.terms:
-            sentences = [f"{term.verdict}: {term.reason}", validity_text(term)]
+            sentences = [f"{term.verdict}: {term.reason}", format_coverage(term)]
             cases.append(
                 JUnitCase(
                     group=level.name,

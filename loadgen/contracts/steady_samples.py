@@ -19,11 +19,11 @@ from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
     QUEUEING_METRICS,
     RecordedRun,
-    includes_queueing,
-    load_in_residences,
-    never_queued,
+    has_negligible_queueing,
+    has_queueing_time,
+    measure_load_length,
 )
-from loadgen.contracts.steady_state import SteadyPart, TimedValues
+from loadgen.contracts.steady_state import SteadyRange, TimedValues
 from loadgen.contracts.terms import NS_PER_S
 from loadgen.core import format
 from loadgen.core.metrics import columns as metrics
@@ -53,16 +53,19 @@ REQUIRED_QUEUE_SAMPLES = {
 }
 """Metric -> the independent states of the queue from which batch means are independent."""
 
-ENOUGH_FOR_WORST_CASE = 0.75
-"""The fraction of the required states from which the worst state that was met is an upper bound."""
+WORST_INTERVAL_SAMPLE_FRACTION = 0.75
+"""The fraction of the required states of the queue from which the worst one is an upper bound.
+
+With fewer, a load may easily have missed a worse state.
+"""
 
 
 class QuantileQuery(NamedTuple):
-    """The quantile that a steady sample has to support.
+    """A quantile of a metric that is to be estimated for a term of a contract.
 
     Attributes:
         metric: The metric of requests.
-        p: The quantile, or the fraction of requests.
+        p: The quantile, such as 0.99. For goodput it is the fraction of good requests.
         confidence: The confidence of its interval.
         horizon_s: The recurrence horizon of the contract: see `load_checks.check_horizon`.
         label: The metric as messages name it, such as "ttft p99".
@@ -82,9 +85,9 @@ class SteadySample(NamedTuple):
         values: The values of each run, in order of time.
         request_count: The number of values before the start-up was removed.
         load_check: Whether the load is long enough for an upper bound from the sample.
-        upper_bound: The least upper end of an interval if the load is too short: the worst state
-            of the queue that the load met, or infinity.
-        load_part: The part of the load that was used, as text. "" for all of it.
+        upper_bound: The least upper end of an interval if the load is too short: the quantile in
+            the worst state of the queue that occurred, or infinity.
+        load_description: The part of the load that was used, as text. "" for all of it.
         load_s: The length of the load of all runs.
         effective_size: The effective sample size, counted in independent states of the server.
             None if it is not known.
@@ -94,7 +97,7 @@ class SteadySample(NamedTuple):
     request_count: int
     load_check: LoadCheck = LoadCheck()
     upper_bound: float = math.inf
-    load_part: str = ""
+    load_description: str = ""
     load_s: float = 0.0
     effective_size: float | None = None
 
@@ -102,22 +105,24 @@ class SteadySample(NamedTuple):
 # -- values of a metric ---------------------------------------------------------------------------
 
 
-def timed_values(
+def collect_timed_values(
     columns: Columns,
     metric: str,
     mask: NDArray[np.bool_] | None = None,
     limit_ns: int | None = None,
 ) -> TimedValues:
-    """Return a metric in ns of every counted request that has it, in order of scheduled time.
+    """Return the values of a metric in ns, one per request, in order of scheduled time.
 
-    The metric is infinite for requests that are not ok. A response of one token, for example, is ok
-    and has no TPOT, so its request is left out.
+    A request that failed or was dropped has an infinite value, so that it exceeds every limit. Left
+    out are requests for which the metric is not defined (a response of one token has no TPOT), and
+    requests that do not count: see `find_counted_requests`.
 
     Args:
         columns: The records of a run.
         metric: The name of the metric.
-        mask: The requests to select from, or None for all.
-        limit_ns: The limit of the term, if it has one: see `counted_requests`.
+        mask: Selects the requests. None for all.
+        limit_ns: The limit of the term. Unfinished requests that already exceed it count. None if
+            the term has no such limit.
 
     Raises:
         EstimateError: The package of the metric is not installed, or too many requests are
@@ -132,18 +137,18 @@ def timed_values(
     values = columns.measure(metric)
     is_ok = columns.where(OK)
     is_defined = values != metrics.UNDEFINED
-    is_selected = counted_requests(columns, slo) & (is_defined | ~is_ok)
+    is_selected = find_counted_requests(columns, slo) & (is_defined | ~is_ok)
     if mask is not None:
         is_selected &= mask
     values_or_inf = np.where(is_ok, values, np.inf)
     return order_by_due_time(columns, is_selected, values_or_inf)
 
 
-def metric_values(
+def collect_values(
     columns: Columns, metric: str, mask: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
-    """Return the values of `timed_values` without the scheduled times."""
-    return timed_values(columns, metric, mask).values
+    """Return the values of `collect_timed_values` without the scheduled times."""
+    return collect_timed_values(columns, metric, mask).values
 
 
 def order_by_due_time(
@@ -155,7 +160,7 @@ def order_by_due_time(
     return TimedValues(due_ns[order], values[mask][order])
 
 
-def counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
+def find_counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
     """Return a mask of the requests that count in a metric.
 
     Cancelled requests do not count. An unfinished request, which was still in flight when the drain
@@ -179,8 +184,18 @@ def count_values(values: RunSeries) -> int:
     return sum(map(len, values))
 
 
-def require_supported(values: RunSeries, p: float, metric: str, load_s: float) -> None:
-    """Raise EstimateError if a load of this length gave fewer values than a quantile needs."""
+def require_enough_values(values: RunSeries, p: float, metric: str, load_s: float) -> None:
+    """Raise EstimateError if a load gave fewer values than a quantile needs.
+
+    The required number is that of MLPerf LoadGen's early stopping rule. The error says how much
+    additional load would give that many values.
+
+    Args:
+        values: The values of each run.
+        p: The quantile.
+        metric: The name of the metric in messages.
+        load_s: The length of the load that gave the values.
+    """
     count = count_values(values)
     required = needed_samples(p)
     if count == 0:
@@ -188,32 +203,38 @@ def require_supported(values: RunSeries, p: float, metric: str, load_s: float) -
     if count < required:
         reason = f"only {format.counted(count, 'request')}, {required:,} needed for p{p * 100:g}"
         sufficient_load_s = load_checks.scale_load_s(load_s, required, count)
-        raise EstimateError(reason, sufficient_load_s - load_s)
+        raise EstimateError(reason, additional_load_s=sufficient_load_s - load_s)
 
 
-def load_length_s(timed_samples: Sequence[TimedValues]) -> float:
+def compute_load_length_s(timed_samples: Sequence[TimedValues]) -> float:
     """Return the time from the first to the last scheduled request, summed over the runs."""
-    return sum(_run_length_s(samples) for samples in timed_samples)
+    return sum(_compute_run_length_s(samples) for samples in timed_samples)
 
 
-def _run_length_s(samples: TimedValues) -> float:
+def _compute_run_length_s(samples: TimedValues) -> float:
     """Return the time from the first to the last scheduled request of a run."""
     if len(samples.due_ns) == 0:
         return 0.0
     return float(samples.due_ns[-1] - samples.due_ns[0]) / NS_PER_S
 
 
-def server_sample_size(
+def sum_server_sample_sizes(
     runs: Sequence[RecordedRun], timed_samples: Sequence[TimedValues]
 ) -> float | None:
-    """Return the effective sample size of values, counted in independent states of the server.
+    """Return how many independent observations of the server's speed the runs have together.
 
-    Return None if a run has no ok request, so that its residence time is not known.
+    This is the effective sample size that reports show. The runs are independent of each other, so
+    their sizes are added. Return None if a run has no ok request, because its residence time, the
+    unit of time of the estimate, is then not known.
+
+    Args:
+        runs: The runs of a level.
+        timed_samples: The values of each run.
     """
     if not all(run.mean_residence_ns for run in runs):
         return None
     return sum(
-        steady_state.slow_effective_sample_size(samples, run.mean_residence_ns)
+        steady_state.estimate_server_sample_size(samples, run.mean_residence_ns)
         for samples, run in zip(timed_samples, runs, strict=True)
     )
 
@@ -226,145 +247,184 @@ def select_steady_sample(
 ) -> SteadySample:
     """Return the steady-state values of the runs, and whether the load was long enough.
 
-    The steady state is a run without its start-up, during which the server fills, and without its
-    end, during which the server empties.
+    The start-up of a run, during which the server fills, and its end, during which the server
+    empties, are removed. The load is too short if the start-up did not end in the first half of a
+    run, or if `_check_steady_load` says so.
 
     Args:
         runs: The runs of a level.
         timed_samples: The values of each run.
         query: The quantile that is estimated from the sample.
     """
-    parts = [
-        steady_state.find_steady_part(samples, run.mean_residence_ns)
+    steady_ranges = [
+        steady_state.find_steady_range(samples, run.mean_residence_ns)
         for run, samples in zip(runs, timed_samples, strict=True)
     ]
     steady_values = [
-        samples.slice(part.start, part.end)
-        for samples, part in zip(timed_samples, parts, strict=True)
+        samples.slice(steady_range.start, steady_range.end)
+        for samples, steady_range in zip(timed_samples, steady_ranges, strict=True)
     ]
     sample = SteadySample(
         values=[samples.values for samples in steady_values],
         request_count=sum(len(samples.values) for samples in timed_samples),
-        load_s=load_length_s(timed_samples),
-        effective_size=server_sample_size(runs, steady_values),
+        load_s=compute_load_length_s(timed_samples),
+        effective_size=sum_server_sample_sizes(runs, steady_values),
     )
-    if not all(part.is_settled for part in parts):
-        longest_run_s = max(map(_run_length_s, timed_samples), default=0.0)
-        return sample._replace(load_check=load_checks.describe_unfinished_startup(longest_run_s))
-    sample = sample._replace(load_part=_describe_part(timed_samples, parts))
-    return _with_load_check(sample, runs, steady_values, query)
+    if not all(steady_range.has_steady_state for steady_range in steady_ranges):
+        longest_run_s = max(map(_compute_run_length_s, timed_samples), default=0.0)
+        startup_check = load_checks.create_failed_startup_check(longest_run_s)
+        return sample._replace(load_check=startup_check)
+    sample = sample._replace(load_description=_format_steady_start(timed_samples, steady_ranges))
+    return _check_steady_load(sample, runs, steady_values, query)
 
 
-def _with_load_check(
+def _check_steady_load(
     sample: SteadySample,
     runs: Sequence[RecordedRun],
     steady_values: Sequence[TimedValues],
     query: QuantileQuery,
 ) -> SteadySample:
-    """Return the sample with the check whether its load is long enough for a quantile.
+    """Return the sample with the result of all checks whether its load is long enough.
 
-    Two groups of checks are made: whether the load met rare slowdowns and slow changes of the
-    server, and whether it met enough states of the queue. If only the queue is short, the worst
-    state that the load met can still be an upper bound.
+    Two groups of checks are made: whether the load is long enough for rare slowdowns and for slow
+    changes of the server, and whether the queue changed often enough during it. If only the queue
+    did not, the quantile in its worst state can still bound the metric from above.
+
+    Args:
+        sample: The sample without the checks.
+        runs: The runs of a level.
+        steady_values: The steady-state values of each run.
+        query: The quantile that is estimated from the sample.
     """
-    time_checks = [
+    server_checks = [
         load_checks.check_horizon(sample.load_s, query.confidence, query.horizon_s, query.label),
         load_checks.check_server_samples(sample.effective_size, sample.load_s),
     ]
-    queue = _examine_queue(runs, steady_values, sample.load_s, query)
-    is_time_short = any(load_check.is_short for load_check in time_checks)
-    if queue.can_use_worst_state and not is_time_short:
-        worst_state = _worst_state(runs, steady_values, query.p)
-        sample = sample._replace(upper_bound=worst_state)
-    load_check = load_checks.combine_load_checks(queue.load_checks, time_checks)
+    queue_checks = _check_queue(runs, steady_values, sample.load_s, query)
+    is_too_short_for_server = any(load_check.is_short for load_check in server_checks)
+    if queue_checks.has_worst_interval_bound and not is_too_short_for_server:
+        worst_quantile = _compute_worst_interval_quantile(runs, steady_values, query.p)
+        sample = sample._replace(upper_bound=worst_quantile)
+    load_check = load_checks.combine_load_checks(queue_checks.load_checks, server_checks)
     return sample._replace(load_check=load_check)
 
 
-def _describe_part(timed_samples: Sequence[TimedValues], parts: Sequence[SteadyPart]) -> str:
-    """Return where the steady state of the runs begins, as text. "" if no run had a start-up."""
+def _format_steady_start(
+    timed_samples: Sequence[TimedValues], steady_ranges: Sequence[SteadyRange]
+) -> str:
+    """Return when the steady state begins, such as "steady state from 1 min 29 s".
+
+    If there are several runs, it is the latest beginning. Return "" if no run had a start-up.
+    """
     startups_ns = [
-        float(samples.due_ns[part.start] - samples.due_ns[0])
-        for samples, part in zip(timed_samples, parts, strict=True)
-        if part.start > 0
+        float(samples.due_ns[steady_range.start] - samples.due_ns[0])
+        for samples, steady_range in zip(timed_samples, steady_ranges, strict=True)
+        if steady_range.start > 0
     ]
     if not startups_ns:
         return ""
     return f"steady state from {format.duration(max(startups_ns) / NS_PER_S)}"
 
 
-class QueueExamination(NamedTuple):
-    """Whether a load met enough states of its queue.
+class QueueChecks(NamedTuple):
+    """The checks whether the queue of a server changed often enough during a load.
 
     Attributes:
-        load_checks: Whether it did, for a tail quantile and for batch means. Empty if the metric
-            does not include queueing time.
-        can_use_worst_state: Whether the worst state that the load met is an upper bound of the
-            quantile. This is so if only the batch means are short of states, and not by much.
+        load_checks: The check for a tail quantile and the check for batch means. Empty if the
+            metric does not include queueing time.
+        has_worst_interval_bound: Whether the quantile in the worst state of the queue bounds the
+            metric from above. This is so if only the check for batch means failed, and not by much.
     """
 
     load_checks: list[LoadCheck]
-    can_use_worst_state: bool
+    has_worst_interval_bound: bool
 
 
-def _examine_queue(
+def _check_queue(
     runs: Sequence[RecordedRun],
     steady_values: Sequence[TimedValues],
     load_s: float,
     query: QuantileQuery,
-) -> QueueExamination:
-    """Return whether the steady state of a load met enough states of its queue for a quantile.
+) -> QueueChecks:
+    """Check whether the queue of the server changed often enough during the steady state.
 
-    There are two requirements. The tail of a quantile is seen only if enough states were met. The
-    interval holds only if batches of time are independent, which they are not while a queue lasts.
-    A metric without queueing time has neither requirement.
+    There are two requirements. A tail quantile needs enough independent states of the queue,
+    because the worst of them decide it. A confidence interval needs independent batches of time,
+    which they are not while the same queue lasts. A metric without queueing time, and a closed
+    loop, whose queue is limited by its concurrency, have neither requirement.
+
+    Args:
+        runs: The runs of a level.
+        steady_values: The steady-state values of each run.
+        load_s: The length of the load of all runs.
+        query: The quantile that is estimated.
     """
-    load = load_in_residences(runs) if includes_queueing(runs, query.metric) else None
+    load = measure_load_length(runs) if has_queueing_time(runs, query.metric) else None
     if load is None:
-        return QueueExamination([], can_use_worst_state=False)
+        return QueueChecks([], has_worst_interval_bound=False)
     queue_series = [
         QueueSeries(samples, run.mean_residence_ns)
         for samples, run in zip(steady_values, runs, strict=True)
     ]
     # A metric of another package has no requirement of its own and gets that of TTFT.
-    required = REQUIRED_QUEUE_SAMPLES.get(query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC])
+    required_samples = REQUIRED_QUEUE_SAMPLES.get(
+        query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC]
+    )
     tail_check = _check_queue_tail(runs, load, query)
-    batch_check = load_checks.check_queue_samples(queue_series, required, load_s)
-    can_use_worst_state = (
+    batch_check = load_checks.check_queue_samples(queue_series, required_samples, load_s)
+    has_worst_interval_bound = (
         batch_check.is_short
         and not tail_check.is_short
-        and _has_enough_for_worst_state(runs, queue_series, required, query)
+        and _has_enough_for_worst_interval(runs, queue_series, required_samples, query)
     )
-    return QueueExamination([tail_check, batch_check], can_use_worst_state)
+    return QueueChecks([tail_check, batch_check], has_worst_interval_bound)
 
 
-def _has_enough_for_worst_state(
+def _has_enough_for_worst_interval(
     runs: Sequence[RecordedRun],
     queue_series: Sequence[QueueSeries],
-    required: int,
+    required_samples: int,
     query: QuantileQuery,
 ) -> bool:
-    """Return whether the worst state of the queue that a load met bounds the quantile from above.
+    """Return whether a load is long enough to take its worst state of the queue as an upper bound.
 
-    `required` is the number of states that batch means need. Without queueing the batches only vary
-    by chance, so the states that the tail of the quantile needs are enough.
+    That is a weaker requirement than that of batch means, so it can be met by a load that is too
+    short for a confidence interval. Without queueing, intervals of time differ only by chance, and
+    the states that the tail of the quantile needs are enough.
+
+    Args:
+        runs: The runs of a level.
+        queue_series: The values of each run with its residence time.
+        required_samples: The independent states of the queue that batch means need.
+        query: The quantile that is estimated.
     """
-    minimum = float(intervals.observations_to_see(query.p, query.confidence))
-    if not never_queued(runs):
-        minimum = max(minimum, required * ENOUGH_FOR_WORST_CASE)
-    return sum(series.effective_size() for series in queue_series) >= minimum
+    minimum_samples = float(intervals.observations_to_see(query.p, query.confidence))
+    if not has_negligible_queueing(runs):
+        samples_with_queueing = required_samples * WORST_INTERVAL_SAMPLE_FRACTION
+        minimum_samples = max(minimum_samples, samples_with_queueing)
+    sample_size = sum(series.estimate_sample_size() for series in queue_series)
+    return sample_size >= minimum_samples
 
 
 def _check_queue_tail(
     runs: Sequence[RecordedRun], load: LoadLength, query: QuantileQuery
 ) -> LoadCheck:
-    """Check whether the load met its queue often enough for the quantile.
+    """Check whether the queue changed often enough during a load for the tail of a quantile.
 
-    The states are counted in TTFT, which shows the state of the queue best. There are no more of
-    them than residence times, because requests in the same residence time meet the same queue.
+    The independent states of the queue are counted in TTFT, which shows the state of the queue
+    best, whatever the metric of the query is. There are at most as many of them as residence times,
+    because requests in the same residence time meet the same queue.
+
+    Args:
+        runs: The runs of a level.
+        load: The length of the load of all runs.
+        query: The quantile that is estimated.
     """
     sample_size = sum(
-        steady_state.effective_sample_size(
-            timed_values(run.columns(), QUEUE_METRIC), run.mean_residence_ns, correlation_z=0.0
+        steady_state.estimate_queue_sample_size(
+            collect_timed_values(run.columns(), QUEUE_METRIC),
+            run.mean_residence_ns,
+            correlation_z=0.0,  # the correlation as estimated, without a margin for its error
         )
         for run in runs
     )
@@ -373,11 +433,11 @@ def _check_queue_tail(
     )
 
 
-def _worst_state(
+def _compute_worst_interval_quantile(
     runs: Sequence[RecordedRun], steady_values: Sequence[TimedValues], p: float
 ) -> float:
     """Return the largest p quantile of any interval of one residence time in any run."""
     return max(
-        steady_state.worst_interval_quantile(samples, run.mean_residence_ns, p)
+        steady_state.compute_worst_interval_quantile(samples, run.mean_residence_ns, p)
         for samples, run in zip(steady_values, runs, strict=True)
     )

@@ -21,7 +21,7 @@ class TermEstimate(NamedTuple):
         caveat: Why the interval is bounded on one side only, or "" if it is not.
         sufficient_load_s: The load of all runs that leaves no caveat at the next interim analysis,
             in seconds. 0 if it is not known.
-        load_part: The part of the load that was used, as text. "" for all of it.
+        load_description: The part of the load that was used, as text. "" for all of it.
         load_s: The length of the load of all runs in seconds. 0 without a load.
         effective_size: The effective sample size of that load, counted in independent states of
             the server. None if it is not known.
@@ -31,6 +31,6 @@ class TermEstimate(NamedTuple):
     sample_count: int
     caveat: str = ""
     sufficient_load_s: float = 0.0
-    load_part: str = ""
+    load_description: str = ""
     load_s: float = 0.0
     effective_size: float | None = None

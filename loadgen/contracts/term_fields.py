@@ -65,7 +65,7 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) ->
         keyword,
         __base__=Tagged,
         __doc__=f"The term `{keyword}` of a contract.",
-        **{name: possible_fields[name] for name in _field_names(keyword, kind)},
+        **{name: possible_fields[name] for name in _list_field_names(keyword, kind)},
     )
     # A `Tagged` model reads `{tag: {key: value, ...}}`, and `{tag: value}` for the key in `short`.
     model.tag = keyword
@@ -73,7 +73,7 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) ->
     return model
 
 
-def _field_names(keyword: str, kind: TermKind) -> list[str]:
+def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
     """Return the names of the fields that a term with this keyword has.
 
     An error message about a wrong key lists the keys of the term in this order.
@@ -88,7 +88,7 @@ def _field_names(keyword: str, kind: TermKind) -> list[str]:
     return names
 
 
-def _to_term(model: Tagged) -> ContractTerm:
+def _create_term(model: Tagged) -> ContractTerm:
     """Return the term that a validated model stands for.
 
     Two kinds of limits are written with a unit of their own, which becomes a field of the term: a
@@ -104,7 +104,7 @@ def _to_term(model: Tagged) -> ContractTerm:
     return ContractTerm(kind=model.tag, **fields)
 
 
-def _term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any) -> Any:
+def _create_term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any) -> Any:
     """Return the type of a term that may have any of these keywords.
 
     The type is a union of one model per keyword, in which pydantic selects the model by the only
@@ -118,11 +118,11 @@ def _term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any
     models = tuple(
         _create_term_model(keyword, kind, comparable_metrics) for keyword, kind in kinds.items()
     )
-    return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_to_term)]  # noqa: UP007
+    return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_create_term)]  # noqa: UP007
 
 
 @cache
-def _load_term_type(metrics: tuple[str, ...]) -> Any:
+def _create_load_term_type(metrics: tuple[str, ...]) -> Any:
     """Return the type of a term about a load that may limit these latency metrics.
 
     A pooled metric, such as the times between tokens of all responses, has no value per request, so
@@ -131,20 +131,20 @@ def _load_term_type(metrics: tuple[str, ...]) -> Any:
     names_per_request = tuple(name for name in metrics if name not in pooled_metrics())
     comparable_metrics: Any = Literal[names_per_request]
     kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
-    return _term_type("term", kinds, comparable_metrics)
+    return _create_term_type("term", kinds, comparable_metrics)
 
 
 @cache
-def _load_term_adapter(metrics: tuple[str, ...]) -> TypeAdapter[ContractTerm]:
+def _create_load_term_adapter(metrics: tuple[str, ...]) -> TypeAdapter[ContractTerm]:
     """Return the parser of terms about a load. It is built once, which takes milliseconds."""
-    return TypeAdapter(_load_term_type(metrics))
+    return TypeAdapter(_create_load_term_type(metrics))
 
 
-_ANSWER_TERM_TYPE = _term_type("term about responses", ANSWER_TERM_KINDS, AnswerScore)
+_ANSWER_TERM_TYPE = _create_term_type("term about responses", ANSWER_TERM_KINDS, AnswerScore)
 
 
 @cache
-def _answer_term_adapter() -> TypeAdapter[ContractTerm]:
+def _create_answer_term_adapter() -> TypeAdapter[ContractTerm]:
     """Return the parser of terms about responses, which is built once."""
     return TypeAdapter(_ANSWER_TERM_TYPE)
 
@@ -160,24 +160,24 @@ def validate_term(value: Any, info: ValidationInfo) -> ContractTerm:
         extra_metrics = info.context.extra_metrics
     unknown_metrics = [name for name in extra_metrics if name not in latency_metrics()]
     metrics = (*latency_metrics(), *unknown_metrics)
-    return _load_term_adapter(metrics).validate_python(value, context=info.context)
+    return _create_load_term_adapter(metrics).validate_python(value, context=info.context)
 
 
 def validate_answer_term(value: Any, info: ValidationInfo) -> ContractTerm:
     """Return the term about responses that a value of the file stands for."""
-    return _answer_term_adapter().validate_python(value, context=info.context)
+    return _create_answer_term_adapter().validate_python(value, context=info.context)
 
 
-WrittenTerm = Annotated[
+TermInFile = Annotated[
     ContractTerm,
     PlainValidator(
         validate_term,
-        json_schema_input_type=_load_term_type(latency_metrics(include_plugins=False)),
+        json_schema_input_type=_create_load_term_type(latency_metrics(include_plugins=False)),
     ),
 ]
 """A term about a load, in the file."""
 
-WrittenAnswerTerm = Annotated[
+AnswerTermInFile = Annotated[
     ContractTerm,
     PlainValidator(validate_answer_term, json_schema_input_type=_ANSWER_TERM_TYPE),
 ]

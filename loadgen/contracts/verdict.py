@@ -204,7 +204,7 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
     return "PASS"
 
 
-def level_verdict(terms: Sequence[TermVerdict]) -> Verdict:
+def decide_level_verdict(terms: Sequence[TermVerdict]) -> Verdict:
     """Return the verdict on a level with these terms.
 
     Only the terms of the list `must` decide. A level without such terms passes.
@@ -243,7 +243,7 @@ def _summarize_required(terms: Sequence[TermVerdict]) -> str:
     return f"{total} of {total} required terms passed"
 
 
-def exit_code(validation: Validation) -> int:
+def get_exit_code(validation: Validation) -> int:
     """Return the exit code of a validation.
 
     It is 130 if the user interrupted it, 0 for PASS and 1 for FAIL. INCONCLUSIVE is 4 if more load
@@ -260,7 +260,7 @@ def exit_code(validation: Validation) -> int:
     return exit_codes.INCONCLUSIVE
 
 
-def additional_load_per_run_s(validation: Validation, repeats: Mapping[str, int]) -> float:
+def compute_additional_load_per_run_s(validation: Validation, repeats: Mapping[str, int]) -> float:
     """Return how long each added run has to be to decide every term for which this is known.
 
     Return 0 if it is not known for any term.

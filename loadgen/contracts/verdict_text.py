@@ -16,7 +16,7 @@ MIN_SHOWN_PERCENT = 1e-4
 """Percentages below this, of either sign, are written as 0."""
 
 
-def analyses_text(validation: Validation) -> str:
+def describe_extensions(validation: Validation) -> str:
     """Return how often an extended validation was judged, or "" if it was not extended."""
     extensions = validation.analyses - 1
     if extensions == 0:
@@ -29,7 +29,7 @@ def analyses_text(validation: Validation) -> str:
     )
 
 
-def short_horizon_text(validation: Validation) -> str:
+def describe_short_horizon(validation: Validation) -> str:
     """Return a warning if the recurrence horizon of a contract is shorter than the default."""
     if validation.horizon_s >= HORIZON_S:
         return ""
@@ -39,7 +39,7 @@ def short_horizon_text(validation: Validation) -> str:
     )
 
 
-def confidence_text(validation: Validation) -> str:
+def format_confidence(validation: Validation) -> str:
     """Return the confidence of the intervals of a validation, after the last extension if any."""
     overall = f"{validation.confidence * 100:g} %"
     if validation.analyses == 1:
@@ -53,7 +53,7 @@ def _last_confidence(validation: Validation) -> float:
     return 1 - (1 - validation.confidence) * 0.5 ** (validation.analyses - 1)
 
 
-def validity_text(term: TermVerdict) -> str:
+def format_coverage(term: TermVerdict) -> str:
     """Return which slowdowns of the server a PASS covers, and its sample. "" for other verdicts."""
     if term.code != "kept" or term.horizon_s is None:
         return ""

@@ -433,10 +433,10 @@ def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> 
     mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
     request = command.ValidateRequest(checked, mine, Overrides(), None)
     options = command.OtherEndpointOptions(url=None, model=None, key_file=None)
-    theirs = command._other_endpoint_settings(request, options, dry_run=False)
+    theirs = command._create_other_endpoint_settings(request, options, dry_run=False)
     assert theirs is not None
     assert (theirs.url, theirs.api_key, theirs.headers) == ("http://theirs:1", None, ())
-    named_by_user = command._other_endpoint_settings(
+    named_by_user = command._create_other_endpoint_settings(
         request, options._replace(url="http://theirs:1"), dry_run=False
     )
     assert named_by_user is not None and named_by_user.api_key == SECRET, "the user names it"

@@ -259,4 +259,4 @@ def test_plan_counts_sessions_like_the_run(tmp_path: Path, workload: str, noun: 
     level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
     (tmp_path / "c.yaml").write_text(f"name: c\nlevels:\n  - {level}\n")
     (plan,) = load_contract(tmp_path / "c.yaml").levels
-    assert f" 25,200 {noun}, " in level_plan.plan_text(plan)
+    assert f" 25,200 {noun}, " in level_plan.format_plan(plan)

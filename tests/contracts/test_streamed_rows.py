@@ -32,9 +32,9 @@ def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path)
     def views_of(run: RecordedRun) -> list[RecordedRun]:
         return [
             run,
-            run.without_dropped(),
-            run.only_class("a"),
-            run.only_class("b").without_dropped(),
+            run.exclude_dropped(),
+            run.select_class("a"),
+            run.select_class("b").exclude_dropped(),
         ]
 
     for from_file, in_memory in zip(views_of(streamed_run), views_of(in_memory_run), strict=True):
@@ -47,7 +47,7 @@ def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path)
         )
     assert (
         0
-        < len(streamed_run.only_class("a").rows)
-        < len(streamed_run.without_dropped().rows)
+        < len(streamed_run.select_class("a").rows)
+        < len(streamed_run.exclude_dropped().rows)
         < len(records)
     )

@@ -18,7 +18,7 @@ from loadgen.contracts.judge import judge_interim_analyses, judge_levels
 from loadgen.contracts.load_checks import LoadLength
 from loadgen.contracts.page_sections import PageInputs
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
-from loadgen.contracts.sample_sizes import requests_without_miss
+from loadgen.contracts.sample_sizes import compute_requests_without_miss
 from loadgen.contracts.schema import Contract, parse_contract
 from loadgen.contracts.verdict import (
     FAIL,
@@ -28,7 +28,7 @@ from loadgen.contracts.verdict import (
     Validation,
     Verdict,
     combine_verdicts,
-    exit_code,
+    get_exit_code,
 )
 from loadgen.core import format
 from loadgen.core.metrics import windows
@@ -581,7 +581,7 @@ def test_pass_reports_its_horizon_and_effective_sample_size() -> None:
     assert judged.horizon_s == pytest.approx(load_s / np.log(40), rel=1e-3)
     assert judged.effective_size is not None
     assert 10 < judged.effective_size < 400
-    text = verdict_text.validity_text(judged)
+    text = verdict_text.format_coverage(judged)
     assert f" {format.duration(judged.horizon_s)};" in text
     assert text.endswith(f" {judged.effective_size:,}")
 
@@ -730,9 +730,9 @@ def validation_with(
 
 def test_extended_validation_reports_the_confidence_of_its_last_analysis() -> None:
     validation = validation_with("PASS", analyses=2)
-    confidence = verdict_text.confidence_text(validation)
+    confidence = verdict_text.format_confidence(validation)
     assert confidence.startswith("97.5 %, two-sided")
-    assert "97.5 %" in verdict_text.analyses_text(validation)
+    assert "97.5 %" in verdict_text.describe_extensions(validation)
     inputs = PageInputs(contract_with("{requests: 7/s}"), "", {})
     page = html.render(sections.build_report(validation, inputs))
     assert confidence in re.sub(r"<[^>]+>", "", page)
@@ -743,7 +743,7 @@ def test_extended_validation_reports_the_confidence_of_its_last_analysis() -> No
     [("PASS", False, 0), ("FAIL", False, 1), ("INCONCLUSIVE", False, 4), ("PASS", True, 130)],
 )
 def test_exit_code_of_each_verdict(verdict: Verdict, interrupted: bool, code: int) -> None:
-    assert exit_code(validation_with(verdict, interrupted=interrupted)) == code
+    assert get_exit_code(validation_with(verdict, interrupted=interrupted)) == code
 
 
 def test_combined_verdict_is_the_worst() -> None:
@@ -786,9 +786,9 @@ def test_quantile_interval_of_clustered_values_is_wide() -> None:
 
 
 def test_share_interval_without_a_miss() -> None:
-    share = quantile_interval.estimate_share([np.zeros(1000)], 0.95)
+    share = quantile_interval.estimate_fraction([np.zeros(1000)], 0.95)
     assert share.high == pytest.approx(0.0038, abs=1e-4)
-    assert requests_without_miss(0.0038, 0.95) == pytest.approx(1007, abs=5)
+    assert compute_requests_without_miss(0.0038, 0.95) == pytest.approx(1007, abs=5)
 
 
 def test_quotient_interval_uses_both_intervals() -> None:

@@ -35,7 +35,7 @@ from loadgen.contracts.stored_validation import (
     read_run,
     verify_checksums,
 )
-from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Validation, exit_code
+from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Validation, get_exit_code
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run as runs
 from loadgen.core.execution.plan import Settings
@@ -108,7 +108,7 @@ def test_validation_in_virtual_time_writes_all_its_files(
     tmp_path: Path, limit: str, verdict: str, code: int
 ) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(limit), url="sim:gb300-vm")
-    assert (validation.verdict, exit_code(validation)) == (verdict, code), validation.sentence
+    assert (validation.verdict, get_exit_code(validation)) == (verdict, code), validation.sentence
     assert validation.simulated
     assert validation.horizon_s == 12
     assert verify_checksums(directory) == {}
@@ -198,7 +198,7 @@ levels:
 
 def test_unreachable_target_is_inconclusive_and_its_directory_is_kept(tmp_path: Path) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(), url="http://127.0.0.1:1")
-    assert exit_code(validation) == 3
+    assert get_exit_code(validation) == 3
     assert validation.levels[0].fault_codes == ("connect",)
     assert verify_checksums(directory) == {}
     with pytest.raises(UserError) as raised:
@@ -576,7 +576,9 @@ def test_dry_run_judges_each_length_once_and_stops_at_undecided_terms(tmp_path: 
     finally:
         sys.setprofile(None)
     assert max(cut_counts.values()) == 1
-    lengths = prediction.candidate_lengths(forecasts[0].length_s, forecasts[0].simulated_s)
+    lengths = prediction.compute_candidate_lengths_s(
+        forecasts[0].length_s, forecasts[0].simulated_s
+    )
     assert judge_counts["errors at most 5.0 %"] <= len(lengths) + 1
     assert judge_counts["tpot at p50 within 60.0 ms"] < judge_counts["errors at most 5.0 %"]
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import loadgen
 from loadgen.compare.comparison import compare
-from loadgen.contracts.run import workload_of_run
+from loadgen.contracts.run import prepare_workload_of_run
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.load_description import describe_load
@@ -190,14 +190,14 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
 def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
     workload = load("qa", overrides=read_flags(seed=3))
     runs = [
-        workload_of_run(workload, level, repeat, None, None)
+        prepare_workload_of_run(workload, level, repeat, None, None)
         for level in ("a", "b")
         for repeat in (1, 2)
     ]
     assert len({(one.seed, one.salt) for one in runs}) == 4
     assert runs[0].seed == 3 != runs[1].seed
-    assert workload_of_run(load("qa"), "a", 2, None, None).seed is None
-    assert workload_of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
+    assert prepare_workload_of_run(load("qa"), "a", 2, None, None).seed is None
+    assert prepare_workload_of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
     test = rules.create_test("llama2-70b", "server", None)
     data = mlperf.synthetic_data(test)._replace(seed=9)
     made = mlperf.build_workload(test, data, qps=10)

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.compare import block_errors
 from loadgen.contracts import quantile_interval
-from loadgen.contracts.sample_sizes import requests_without_miss
+from loadgen.contracts.sample_sizes import compute_requests_without_miss
 from loadgen.core import seeds
 from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
@@ -127,15 +127,15 @@ def test_intervals_of_wilson_equal_a_worked_example() -> None:
     assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert intervals.wilson(0.5, 0) == (0.0, 1.0)
-    n = requests_without_miss(0.01)
+    n = compute_requests_without_miss(0.01)
     assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
 
 
 def test_the_effective_size_of_correlated_marks_is_smaller() -> None:
     marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
-    sample_size = quantile_interval.effective_sample_size(marks)
+    sample_size = quantile_interval.estimate_effective_sample_size(marks)
     assert 150 < sample_size < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
-    assert quantile_interval.effective_sample_size([np.zeros(30)]) == 30
+    assert quantile_interval.estimate_effective_sample_size([np.zeros(30)]) == 30
 
 
 def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
@@ -143,13 +143,13 @@ def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
-    assert quantile_interval.effective_sample_size([alone]) == pytest.approx(6000, rel=0.01), (
+    assert quantile_interval.estimate_effective_sample_size([alone]) == pytest.approx(6000, rel=0.01), (
         "a single one is no cluster"
     )
-    assert 30 < quantile_interval.effective_sample_size([once]) < 60, (
+    assert 30 < quantile_interval.estimate_effective_sample_size([once]) < 60, (
         "not the 100 that 60 marks in one piece would be by nature"
     )
-    assert quantile_interval.effective_sample_size([often]) == 6000, "evenly spread"
+    assert quantile_interval.estimate_effective_sample_size([often]) == 6000, "evenly spread"
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5])
