@@ -143,9 +143,9 @@ def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
-    assert quantile_interval.estimate_effective_sample_size([alone]) == pytest.approx(6000, rel=0.01), (
-        "a single one is no cluster"
-    )
+    assert quantile_interval.estimate_effective_sample_size([alone]) == pytest.approx(
+        6000, rel=0.01
+    ), "a single one is no cluster"
     assert 30 < quantile_interval.estimate_effective_sample_size([once]) < 60, (
         "not the 100 that 60 marks in one piece would be by nature"
     )
