@@ -5,7 +5,8 @@ Pure: each function takes the data of all charts and yields `page.Chart` objects
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,7 +15,8 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.server_metrics import series as server_series
 from loadgen.render.page import COLORS, Axis, Chart, Mark, Series, ShadedBand
-from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, ScatterPlot
+from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, ScatterPlot, ScatterPlots
+from loadgen.runs.percentile_curves import round_to
 from loadgen.runs.slo_text import outcome_color
 
 if TYPE_CHECKING:
@@ -37,11 +39,16 @@ NEAR_FACTOR = 3
 """A limit is drawn if it is below so many times the largest value. Drawing a limit far above would
 compress all values into a line."""
 
+MEASURED_STAGE_COLORS = ("c6", "card")
+UNMEASURED_STAGE_COLOR = "c5"
+DRAIN_COLOR = "c4"
+"""The colors of bands behind charts over time, as `render.page` names colors."""
+
 MIN_DRAIN_SHARE = 0.01
 """A drain is marked if it lasts longer than this share of the run."""
 
 
-def _ms_axis(values: Sequence[float | None]) -> Axis:
+def _build_latency_axis(values: Sequence[float | None]) -> Axis:
     """Return an axis for latencies, logarithmic if they differ by more than LOG_RATIO."""
     known = [value for value in values if value is not None and value > 0]
     if known and max(known) > LOG_RATIO * min(known):
@@ -49,7 +56,7 @@ def _ms_axis(values: Sequence[float | None]) -> Axis:
     return Axis(label="ms", unit="ms", min=0)
 
 
-def _share_axis(label: str, maximum: float | None = 1) -> Axis:
+def _build_percent_axis(label: str, maximum: float | None = 1) -> Axis:
     return Axis(label=label, format="percent", min=0, max=maximum)
 
 
@@ -74,58 +81,70 @@ _CURVE_CHARTS = (
 )
 
 
-def curves(data: ChartData, summary: Summary) -> Iterator[Chart]:
-    """Yield percentile curves with the limits of the SLO.
+def build_percentile_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
+    """Yield charts of percentile curves, with the limits of the SLO.
 
-    Lines are dashed where the samples are too few to support the percentile.
+    A percentile curve shows the latency at each percentile. Its line is dashed where the samples
+    are too few to support the percentile. Latencies that are omitted from the results, because the
+    client could not measure them exactly, have no curve.
     """
-    omitted = summary.metrics_without("p50")
+    omitted_metrics = summary.metrics_without("p50")
     for chart in _CURVE_CHARTS:
         curve_by_metric = {
             metric: data.percentile_curves[metric]
             for metric in chart.metrics
-            if metric not in omitted and metric in data.percentile_curves
+            if metric not in omitted_metrics and metric in data.percentile_curves
         }
         terms = [term for term in summary.goodput.slo if term.metric in chart.limited_metrics]
         if curve_by_metric:
-            yield _curve_chart(chart.title, curve_by_metric, terms)
+            yield _build_curve_chart(chart.title, curve_by_metric, terms)
 
 
-def _curve_chart(
+def _build_curve_chart(
     title: str, curve_by_metric: Mapping[str, PercentileCurve], terms: Sequence[TermResult]
 ) -> Chart:
+    """Return a chart of percentile curves, with a line for each limit in `terms`.
+
+    The note and the vertical mark say up to which percentile the samples of the first curve, the
+    main one, are enough.
+    """
     curves = list(curve_by_metric.values())
-    main = curves[0]
+    values_ms = [value for curve in curves for value in curve.values_ms]
     last_position = max(curve.positions[-1] for curve in curves)
-    largest_ms = max(value for curve in curves for value in curve.values_ms)
-    supported = f"p{_format_percentile(main.supported_until)}"
-    note = f"{format.counted(main.count, 'sample')} support up to {supported}"
-    if main.supported_until < main.positions[-1]:
+
+    main_curve = curves[0]
+    supported_percentile = f"p{_format_percentile(main_curve.supported_until)}"
+    note = f"{format.counted(main_curve.count, 'sample')} support up to {supported_percentile}"
+    if main_curve.supported_until < main_curve.positions[-1]:
         note += "; dashed beyond"
-    marks = [_limit_mark(term, largest_ms) for term in terms]
-    if main.supported_until < last_position:
-        marks.append(Mark(x=main.supported_until, label=supported, color="soft"))
+
+    marks = [_build_limit_mark(term, max(values_ms)) for term in terms]
+    if main_curve.supported_until < last_position:
+        marks.append(Mark(x=main_curve.supported_until, label=supported_percentile, color="soft"))
     return Chart(
         title=title,
         note=note,
         x=Axis(label="percentile", format="nines", min=0, max=last_position),
-        y=_ms_axis([value for curve in curves for value in curve.values_ms]),
-        series=tuple(
-            Series(
-                name=curve.name,
-                x=curve.positions,
-                y=curve.values_ms,
-                color=color,
-                solid_until=curve.supported_until,
-                dash=DASHED if metric == "ttft_from_sent" else "",
-            )
-            for color, (metric, curve) in zip(COLORS, curve_by_metric.items(), strict=False)
-        ),
+        y=_build_latency_axis(values_ms),
+        series=tuple(_build_curve_lines(curve_by_metric)),
         marks=tuple(marks),
     )
 
 
-def _limit_mark(term: TermResult, largest_ms: float) -> Mark:
+def _build_curve_lines(curve_by_metric: Mapping[str, PercentileCurve]) -> Iterator[Series]:
+    """Yield the line of each percentile curve. TTFT from the time of sending is always dashed."""
+    for color, (metric, curve) in zip(COLORS, curve_by_metric.items(), strict=False):
+        yield Series(
+            name=curve.name,
+            x=curve.positions,
+            y=curve.values_ms,
+            color=color,
+            solid_until=curve.supported_until,
+            dash=DASHED if metric == "ttft_from_sent" else "",
+        )
+
+
+def _build_limit_mark(term: TermResult, largest_ms: float) -> Mark:
     """Return the line of a limit of the SLO, in the color of its outcome.
 
     A limit far above the largest value does not extend the axis (NEAR_FACTOR).
@@ -152,11 +171,11 @@ def _format_percentile(position: float) -> str:
 # -- over time -------------------------------------------------------------------------------------
 
 
-def _time_axis(data: ChartData) -> Axis:
+def _build_time_axis(data: ChartData) -> Axis:
     return Axis(label="since the start of the run", format="time", min=0, max=data.length_s)
 
 
-def _lines_over_time(
+def _build_line_chart(
     data: ChartData,
     title: str,
     y: Axis,
@@ -168,16 +187,16 @@ def _lines_over_time(
     """Return a chart of lines over the time of the run, with its stages as bands."""
     return Chart(
         title=title,
-        x=_time_axis(data),
+        x=_build_time_axis(data),
         y=y,
         series=series,
-        bands=bands(data),
+        bands=_build_stage_bands(data),
         note=note,
         marks=marks,
     )
 
 
-def _binned_chart(
+def _build_binned_chart(
     data: ChartData,
     title: str,
     bins: Bins,
@@ -198,7 +217,7 @@ def _binned_chart(
         )
         for index, (name, values) in enumerate(bins.series.items())
     ]
-    return _lines_over_time(data, title, y, tuple(series), note=note, marks=marks)
+    return _build_line_chart(data, title, y, tuple(series), note=note, marks=marks)
 
 
 def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
@@ -208,89 +227,102 @@ def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
     return tuple(round((start + end) / 2, 6) for start, end in pairwise(edges))
 
 
-def bands(data: ChartData) -> tuple[ShadedBand, ...]:
-    """Return stages as bands of the time axis, and the drain.
+def _build_stage_bands(data: ChartData) -> tuple[ShadedBand, ...]:
+    """Return the stages of the run as bands behind a chart over time, and the drain as the last one.
 
-    Stages that are not measured are shaded. Several measured stages are shaded alternately, and a
-    single one is not shaded.
+    Stages that are not measured, such as a warm-up, are shaded. Several measured stages are shaded
+    alternately so that they can be told apart, and a single one is not shaded. The drain is the
+    time in which the run only waits for its last responses.
     """
-    has_several = sum(stage.measured for stage in data.stages) > 1
-    shades = cycle(("c6", "card"))
+    has_several_measured = sum(stage.measured for stage in data.stages) > 1
+    alternating_colors = cycle(MEASURED_STAGE_COLORS)
     stage_bands = []
     for stage in data.stages:
-        if has_several or not stage.measured:
-            color = next(shades) if stage.measured else "c5"
-            stage_bands.append(
-                ShadedBand(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
-            )
+        if stage.measured and not has_several_measured:
+            continue
+        color = next(alternating_colors) if stage.measured else UNMEASURED_STAGE_COLOR
+        stage_bands.append(
+            ShadedBand(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
+        )
     load_end_s = max((stage.end_s for stage in data.stages), default=0.0)
     drain_s = data.length_s - load_end_s
     if data.stages and drain_s > MIN_DRAIN_SHARE * data.length_s:
-        drain = ShadedBand(start=load_end_s, end=data.length_s, label="draining", color="c4")
+        drain = ShadedBand(start=load_end_s, end=data.length_s, label="draining", color=DRAIN_COLOR)
         stage_bands.append(drain)
     return tuple(stage_bands)
 
 
-def over_time(data: ChartData) -> Iterator[Chart]:
-    """Yield load, output tokens and requests in flight over time."""
-    note = f"per {data.load.request_rates.width_s:g} s"
-    requests = Axis(label="req/s", unit="req/s", min=0)
-    tokens = Axis(label="tok/s", unit="tok/s", min=0)
-    in_flight = Axis(label="requests", min=0)
-    yield _binned_chart(data, "Offered and completed load", data.load.request_rates, requests, note)
-    yield _binned_chart(data, "Output throughput", data.load.output_rate, tokens)
-    yield _binned_chart(data, "Requests in flight", data.load.in_flight, in_flight)
+def build_load_charts(data: ChartData) -> Iterator[Chart]:
+    """Yield the request rates, the output tokens per second and the requests in flight over time."""
+    load = data.load
+    request_axis = Axis(label="req/s", unit="req/s", min=0)
+    note = f"per {load.request_rates.width_s:g} s"
+    yield _build_binned_chart(
+        data, "Offered and completed load", load.request_rates, request_axis, note
+    )
+    token_axis = Axis(label="tok/s", unit="tok/s", min=0)
+    yield _build_binned_chart(data, "Output throughput", load.output_rate, token_axis)
+    in_flight_axis = Axis(label="requests", min=0)
+    yield _build_binned_chart(data, "Requests in flight", load.in_flight, in_flight_axis)
 
 
-def latency_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
-    """Yield TTFT and TPOT over time, with their limits."""
-    omitted = summary.metrics_without("p50")
+def build_latency_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
+    """Yield TTFT and TPOT over time, with the limits of the SLO.
+
+    A latency that is omitted from the results, or has no values, has no chart.
+    """
+    omitted_metrics = summary.metrics_without("p50")
     for metric, title, bins, time_label in (
         ("ttft", "TTFT", data.latency.ttft, "by scheduled time"),
         ("tpot", "TPOT", data.latency.tpot, "by time of the last token"),
     ):
-        values = [value for series in bins.series.values() for value in series if value is not None]
-        if metric in omitted or not values:
+        values_ms = [
+            value for series in bins.series.values() for value in series if value is not None
+        ]
+        if metric in omitted_metrics or not values_ms:
             continue
-        terms = [term for term in summary.goodput.slo if term.metric == metric]
-        near = [term for term in terms if term.limit_ms < NEAR_FACTOR * max(values)]
-        marks = [
-            Mark(
-                y=term.limit_ms,
-                label=f"limit at p{term.quantile * 100:g}",
-                color=outcome_color(term.met),
-                extends_axis=True,
-            )
-            for term in near
-        ]
         notes = [f"per {bins.width_s:g} s", time_label]
-        notes += [
-            f"limit at p{term.quantile * 100:g} is {term.limit_ms:,.4g} ms"
-            for term in terms
-            if term not in near
-        ]
-        yield _binned_chart(data, title, bins, _ms_axis(values), ", ".join(notes), tuple(marks))
+        marks = []
+        for term in summary.goodput.slo:
+            if term.metric != metric:
+                continue
+            label = f"limit at p{term.quantile * 100:g}"
+            if term.limit_ms < NEAR_FACTOR * max(values_ms):
+                color = outcome_color(term.met)
+                marks.append(Mark(y=term.limit_ms, label=label, color=color, extends_axis=True))
+            else:
+                notes.append(f"{label} is {term.limit_ms:,.4g} ms")
+        yield _build_binned_chart(
+            data, title, bins, _build_latency_axis(values_ms), ", ".join(notes), tuple(marks)
+        )
 
 
-def recovery(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
-    """Yield the SLO attainment over time, with each event and when the SLO was met again."""
+def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
+    """Yield the SLO attainment over time, with each event and when the SLO was met again.
+
+    An event is a change that a server has to recover from: a spike of the load, the loss of a
+    server, or a scale-up. A run without an SLO has no chart.
+    """
     attainment = data.load.slo_attainment
     if attainment is None:
         return
     marks = []
-    for event in recoveries:
-        label = f"{event.load_before} to {event.load_after}"
-        marks.append(Mark(x=event.at_s, label=label, color="warn"))
-        if event.recovered_after_s:
-            recovered_s = event.at_s + event.recovered_after_s
+    for recovery in recoveries:
+        label = f"{recovery.load_before} to {recovery.load_after}"
+        marks.append(Mark(x=recovery.at_s, label=label, color="warn"))
+        if recovery.recovered_after_s:
+            recovered_s = recovery.at_s + recovery.recovered_after_s
             marks.append(Mark(x=recovered_s, label="met again", color="good"))
     note = f"per {attainment.width_s:g} s, by scheduled time"
-    axis = _share_axis("% of requests")
-    yield _binned_chart(data, "SLO attainment", attainment, axis, note, tuple(marks))
+    axis = _build_percent_axis("% of requests")
+    yield _build_binned_chart(data, "SLO attainment", attainment, axis, note, tuple(marks))
 
 
-def inter_chunk_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
-    """Yield the inter-chunk latencies over time, unless they are omitted from the results."""
+def build_inter_chunk_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
+    """Yield a heat map of the inter-chunk latencies over time, unless they are omitted.
+
+    They are omitted from the results if the client could not measure them exactly.
+    """
     cells = data.latency.inter_chunk
     if not cells or "inter_chunk" in summary.metrics_without("p50"):
         return
@@ -300,7 +332,7 @@ def inter_chunk_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
         kind="cells",
         title="Inter-chunk latency",
         note="darker is more frequent (log); stalls are at the top",
-        x=_time_axis(data),
+        x=_build_time_axis(data),
         y=Axis(label="ms, log", unit="ms", log=True, min=lowest_ms, max=highest_ms),
         cells=cells,
     )
@@ -309,110 +341,153 @@ def inter_chunk_over_time(data: ChartData, summary: Summary) -> Iterator[Chart]:
 # -- metrics of the servers ------------------------------------------------------------------------
 
 
-def server(
+class _ServerLineStyle(NamedTuple):
+    """How a metric of the servers is drawn: its key in the samples, its label and its color."""
+
+    metric: str
+    label: str
+    color: str
+
+
+_SERVER_REQUEST_LINES = (
+    _ServerLineStyle(server_series.RUNNING, "running, server", "c1"),
+    _ServerLineStyle(server_series.WAITING, "queued, server", "c2"),
+)
+_SERVER_OUTPUT_LINES = (_ServerLineStyle(server_series.OUTPUT, "server", "c1"),)
+_SERVER_CACHE_LINES = (
+    _ServerLineStyle(server_series.KV_USE, "KV cache use", "c1"),
+    _ServerLineStyle(server_series.HITS, "prefix cache hit rate", "c3"),
+)
+
+
+def build_server_charts(
     data: ChartData, curve_by_metric: Mapping[str, server_series.MetricCurve]
 ) -> Iterator[Chart]:
-    """Yield the servers' own metrics over time, next to what the client saw."""
+    """Yield the servers' own metrics over time, next to what the client measured.
 
-    def lines(*labels: tuple[str, str, str]) -> tuple[Series, ...]:
-        """Return a line for each (metric, name, color) that the servers report."""
-        server_lines = [
-            _server_line(data, curve_by_metric[metric], name, color)
-            for metric, name, color in labels
-            if metric in curve_by_metric
-        ]
-        return tuple(line for line in server_lines if line is not None)
-
-    requests = lines(
-        (server_series.RUNNING, "running, server", "c1"),
-        (server_series.WAITING, "queued, server", "c2"),
-    )
-    if requests:
-        client_line = _client_line(data, data.load.in_flight, "in flight, client")
+    There is a chart of requests, one of output tokens and one of caches. A chart is left out if
+    the servers report none of its metrics.
+    """
+    request_lines = _build_server_lines(data, curve_by_metric, _SERVER_REQUEST_LINES)
+    if request_lines:
+        client_line = _build_client_line(data, data.load.in_flight, "in flight, client")
         axis = Axis(label="requests", min=0)
-        yield _lines_over_time(data, "Requests in the server", axis, (*requests, client_line))
-    tokens = lines((server_series.OUTPUT, "server", "c1"))
-    if tokens:
-        client_line = _client_line(data, data.load.output_rate, "client")
+        lines = (*request_lines, client_line)
+        yield _build_line_chart(data, "Requests in the server", axis, lines)
+
+    output_lines = _build_server_lines(data, curve_by_metric, _SERVER_OUTPUT_LINES)
+    if output_lines:
+        client_line = _build_client_line(data, data.load.output_rate, "client")
         axis = Axis(label="tok/s", unit="tok/s", min=0)
         title = "Output throughput, server and client"
-        yield _lines_over_time(data, title, axis, (*tokens, client_line))
-    caches = lines(
-        (server_series.KV_USE, "KV cache use", "c1"),
-        (server_series.HITS, "prefix cache hit rate", "c3"),
-    )
-    if caches:
-        yield _lines_over_time(data, "Server caches", _share_axis("%", None), caches)
+        yield _build_line_chart(data, title, axis, (*output_lines, client_line))
+
+    cache_lines = _build_server_lines(data, curve_by_metric, _SERVER_CACHE_LINES)
+    if cache_lines:
+        axis = _build_percent_axis("%", None)
+        yield _build_line_chart(data, "Server caches", axis, cache_lines)
 
 
-def _server_line(
-    data: ChartData, curve: server_series.MetricCurve, name: str, color: str
+def _build_server_lines(
+    data: ChartData,
+    curve_by_metric: Mapping[str, server_series.MetricCurve],
+    styles: Iterable[_ServerLineStyle],
+) -> tuple[Series, ...]:
+    """Return a line for each of these metrics that the servers reported during the run."""
+    lines = []
+    for style in styles:
+        curve = curve_by_metric.get(style.metric)
+        line = None if curve is None else _build_server_line(data, curve, style)
+        if line is not None:
+            lines.append(line)
+    return tuple(lines)
+
+
+def _build_server_line(
+    data: ChartData, curve: server_series.MetricCurve, style: _ServerLineStyle
 ) -> Series | None:
-    """Return a metric of the servers as a line of at most MAX_BINS points within the run."""
-    group = max(-(-len(curve.t_s) // MAX_BINS), 1)
-    t_s = _group_means(curve.t_s, group)
-    values = _group_means(curve.values, group)
-    points = [
+    """Return a metric of the servers as a line, or None if no reading falls within the run.
+
+    Each point is the mean of several consecutive readings, so that there are at most MAX_BINS.
+    """
+    readings_per_point = max(math.ceil(len(curve.t_s) / MAX_BINS), 1)
+    times_s = _average_groups(curve.t_s, readings_per_point)
+    values = _average_groups(curve.values, readings_per_point)
+    points_in_run = [
         (time_s, value)
-        for time_s, value in zip(t_s, values, strict=True)
+        for time_s, value in zip(times_s, values, strict=True)
         if 0 <= time_s <= data.length_s
     ]
-    if not points:
+    if not points_in_run:
         return None
-    times_in_run, values_in_run = zip(*points, strict=True)
-    return Series(name=name, x=times_in_run, y=values_in_run, color=color)
+    return Series(
+        name=style.label,
+        x=[time_s for time_s, _ in points_in_run],
+        y=[value for _, value in points_in_run],
+        color=style.color,
+    )
 
 
-def _client_line(data: ChartData, bins: Bins, name: str) -> Series:
-    """Return what the client saw, as means over about 1 s.
+def _build_client_line(data: ChartData, bins: Bins, name: str) -> Series:
+    """Return what the client measured as a line, with a mean over about 1 s per point.
 
-    That is the time between two reads of a metrics page, so that both lines are equally smooth.
+    That is the time between two reads of a metrics page, so that the lines of the client and of the
+    servers are equally smooth.
     """
     (values,) = bins.series.values()
-    group = max(round(1 / bins.width_s), 1)
-    t_s = _group_means(_bin_centers(bins, data.length_s), group)
-    means = _group_means([value or 0.0 for value in values], group)
-    return Series(name=name, x=t_s, y=means, color="soft", dash=DASHED)
+    bins_per_point = max(round(1 / bins.width_s), 1)
+    times_s = _average_groups(_bin_centers(bins, data.length_s), bins_per_point)
+    means = _average_groups([value or 0.0 for value in values], bins_per_point)
+    return Series(name=name, x=times_s, y=means, color="soft", dash=DASHED)
 
 
-def _group_means(values: Sequence[float], group: int) -> tuple[float, ...]:
-    """Return the means of consecutive groups of `group` values."""
-    groups = [values[start : start + group] for start in range(0, len(values), group)]
-    return tuple(float(f"{sum(group_values) / len(group_values):.5g}") for group_values in groups)
+def _average_groups(values: Sequence[float], group_size: int) -> tuple[float, ...]:
+    """Return the mean of every `group_size` consecutive values, to 5 significant digits."""
+    groups = [values[start : start + group_size] for start in range(0, len(values), group_size)]
+    return tuple(round_to(sum(group) / len(group), 5) for group in groups)
 
 
 # -- scatter plots ---------------------------------------------------------------------------------
 
 
-def lengths(data: ChartData) -> Iterator[Chart]:
-    """Yield latencies by length, requested and received lengths, and the cache hit rate."""
-    prompt = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
-    output = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _scatter_chart("TTFT by prompt length", data.scatter.ttft_by_input, prompt, "ms")
-    yield from _scatter_chart(
-        "E2E latency by output length", data.scatter.e2e_by_output, output, "ms"
+def build_length_charts(data: ChartData) -> Iterator[Chart]:
+    """Yield latencies by length, requested and received lengths, and the cache hit rate.
+
+    What the workload does not request, or the server does not report, has no chart.
+    """
+    scatter = data.scatter
+    prompt_axis = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
+    yield from _build_scatter_chart(
+        "TTFT by prompt length", scatter.ttft_by_input, prompt_axis, "ms"
     )
-    received_by_requested = data.scatter.received_by_requested
-    if received_by_requested is not None:
-        requested = Axis(label="requested tokens", unit="requested", pad=True)
-        title = "Requested and received output length"
-        yield from _scatter_chart(title, received_by_requested, requested, "tokens received")
+    output_axis = Axis(label="output tokens", unit="output tokens", pad=True)
+    yield from _build_scatter_chart(
+        "E2E latency by output length", scatter.e2e_by_output, output_axis, "ms"
+    )
+    if scatter.received_by_requested is not None:
+        yield from _build_scatter_chart(
+            "Requested and received output length",
+            scatter.received_by_requested,
+            Axis(label="requested tokens", unit="requested", pad=True),
+            "tokens received",
+        )
     hit_rate = data.load.cache_hit_rate
     if hit_rate is not None and any(hit_rate.series["cached"]):
-        axis = _share_axis("% of prompt tokens")
+        axis = _build_percent_axis("% of prompt tokens")
         line = Series(
             x=_bin_centers(hit_rate, data.length_s),
             y=hit_rate.series["cached"],
             color="c3",
         )
-        yield _lines_over_time(data, "Prefix cache hit rate", axis, (line,))
+        yield _build_line_chart(data, "Prefix cache hit rate", axis, (line,))
 
 
-def _scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Iterator[Chart]:
-    """Yield a scatter plot.
+def _build_scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Iterator[Chart]:
+    """Yield the chart of a scatter plot, or nothing if it would show nothing new.
 
-    A plot without points is left out, and one with a single x, which a percentile curve shows
-    better.
+    A plot without points shows nothing, and one whose points all have the same x shows less than
+    a percentile curve. A plot of many requests is drawn as cells, whose darkness is the number of
+    requests in them. `unit` is the unit of the y axis.
     """
     if plot.count == 0 or plot.x[0] == plot.x[1]:
         return
@@ -432,56 +507,65 @@ def _scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Iterato
     )
 
 
-class _SlowPlot(NamedTuple):
-    """A scatter plot of TTFT by something that may have made it long.
+class _SlowRequestPlot(NamedTuple):
+    """A scatter plot of TTFT against a possible reason for a long one.
 
-    `field` is the field of `SlowRequest` with the x of a slow request.
+    Attributes:
+        title: The title of the chart.
+        points: All requests.
+        label: The label of the x axis.
+        field: The field of `SlowRequest` that has the x of a slow request.
+        format: How the x axis formats its values.
     """
 
     title: str
     points: ScatterPlot
     label: str
-    field: str
+    field: Literal["input_tokens", "in_flight", "queue_ms", "due_s"]
     format: Literal["number", "time"] = "number"
 
 
-def slow(data: ChartData, summary: Summary) -> Iterator[Chart]:
-    """Yield TTFT by what may have made it long. The slowest requests link to their rows."""
+def build_slow_request_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
+    """Yield scatter plots of TTFT against what may have made it long.
+
+    These are the prompt length, the concurrency, the queue time and the time of the run. The
+    slowest requests are marked, and link to their rows in the table of slow requests.
+    """
     slowest = [
         request
         for request in summary.slowest
         if request.by == "ttft" and request.ttft_ms is not None
     ]
-    plots = (
-        _SlowPlot(
-            "TTFT by prompt length", data.scatter.ttft_by_input, "prompt tokens", "input_tokens"
+    for plot in _list_slow_request_plots(data.scatter):
+        unit = plot.label if plot.format == "number" else ""
+        x = Axis(label=plot.label, unit=unit, format=plot.format, pad=True)
+        for chart in _build_scatter_chart(plot.title, plot.points, x, "ms"):
+            slowest_points = _mark_slowest_requests(slowest, plot.field)
+            yield msgspec.structs.replace(chart, series=(*chart.series, *slowest_points))
+
+
+def _list_slow_request_plots(scatter: ScatterPlots) -> tuple[_SlowRequestPlot, ...]:
+    """Return the scatter plots of TTFT in the order in which a page shows them."""
+    return (
+        _SlowRequestPlot(
+            "TTFT by prompt length", scatter.ttft_by_input, "prompt tokens", "input_tokens"
         ),
-        _SlowPlot(
+        _SlowRequestPlot(
             "TTFT by concurrency",
-            data.scatter.ttft_by_in_flight,
+            scatter.ttft_by_in_flight,
             "other requests in flight",
             "in_flight",
         ),
-        _SlowPlot(
-            "TTFT by queue time", data.scatter.ttft_by_queue, "ms in the server's queue", "queue_ms"
+        _SlowRequestPlot(
+            "TTFT by queue time", scatter.ttft_by_queue, "ms in the server's queue", "queue_ms"
         ),
-        _SlowPlot(
-            "TTFT over time",
-            data.scatter.ttft_by_time,
-            "since the start of the run",
-            "due_s",
-            "time",
+        _SlowRequestPlot(
+            "TTFT over time", scatter.ttft_by_time, "since the start of the run", "due_s", "time"
         ),
     )
-    for plot in plots:
-        unit = plot.label if plot.format == "number" else ""
-        x = Axis(label=plot.label, unit=unit, format=plot.format, pad=True)
-        for chart in _scatter_chart(plot.title, plot.points, x, "ms"):
-            marked = _slowest_points(slowest, plot.field)
-            yield msgspec.structs.replace(chart, series=(*chart.series, *marked))
 
 
-def _slowest_points(slowest: Sequence[SlowRequest], field: str) -> Iterator[Series]:
+def _mark_slowest_requests(slowest: Sequence[SlowRequest], field: str) -> Iterator[Series]:
     """Yield the slowest requests as labelled points, unless none has a value of the field."""
     requests = [request for request in slowest if getattr(request, field) is not None]
     if not requests:
@@ -499,8 +583,8 @@ def _slowest_points(slowest: Sequence[SlowRequest], field: str) -> Iterator[Seri
 # -- errors and the load generator -----------------------------------------------------------------
 
 
-def errors(data: ChartData) -> Iterator[Chart]:
-    """Yield failed requests over time, as stacked bars by kind of error."""
+def build_error_charts(data: ChartData) -> Iterator[Chart]:
+    """Yield the requests that are not ok over time, as stacked bars by kind of error."""
     bins = data.load.errors
     if not bins.series:
         return
@@ -510,33 +594,38 @@ def errors(data: ChartData) -> Iterator[Chart]:
         kind="bars",
         title="Requests that are not ok",
         note=f"per {bins.width_s:g} s, by kind, at the time of the error",
-        x=_time_axis(data),
+        x=_build_time_axis(data),
         y=Axis(label="requests", min=0),
         series=tuple(
             Series(name=kind, x=centers, y=values, color=colors[index % len(colors)])
             for index, (kind, values) in enumerate(bins.series.items())
         ),
-        bands=bands(data),
+        bands=_build_stage_bands(data),
         step=bins.width_s,
         stack=True,
         wide=True,
     )
 
 
-def client(data: ChartData, summary: Summary) -> Iterator[Chart]:
-    """Yield the CPU use and the send delay of the load generator."""
+def build_client_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
+    """Yield the CPU use and the send delay of the load generator over time.
+
+    Both show whether the load generator itself was the bottleneck. A chart without values is left
+    out.
+    """
     bins = data.load.client_overhead
     centers = _bin_centers(bins, data.length_s)
-    cpu = bins.series["cpu"]
-    if any(value is not None for value in cpu):
-        highest = max(1.0, *(value or 0.0 for value in cpu))
+    cpu_shares = bins.series["cpu"]
+    if any(value is not None for value in cpu_shares):
+        highest_share = max(1.0, *(value or 0.0 for value in cpu_shares))
         limit = Mark(y=summary.verdict.limits.cpu_share, label="validity limit", color="bad")
-        line = Series(x=centers, y=cpu, color="c1")
+        line = Series(x=centers, y=cpu_shares, color="c1")
         title = "CPU use of the busiest worker"
-        axis = _share_axis("% of a core", highest)
-        yield _lines_over_time(data, title, axis, (line,), marks=(limit,))
-    delays = bins.series["largest send delay"]
-    if any(value is not None for value in delays):
-        line = Series(x=centers, y=delays, color="c2")
+        axis = _build_percent_axis("% of a core", highest_share)
+        yield _build_line_chart(data, title, axis, (line,), marks=(limit,))
+    delays_ms = bins.series["largest send delay"]
+    if any(value is not None for value in delays_ms):
+        line = Series(x=centers, y=delays_ms, color="c2")
         note = f"per {bins.width_s:g} s"
-        yield _lines_over_time(data, "Largest send delay", _ms_axis(delays), (line,), note=note)
+        axis = _build_latency_axis(delays_ms)
+        yield _build_line_chart(data, "Largest send delay", axis, (line,), note=note)

@@ -70,7 +70,7 @@ def report(run: StoredRun) -> Report:
         return text.report(run.summary, additions=run.additions, run_dir=run.run_dir)
 
     @cache
-    def chart_data() -> ChartData:
+    def compute_chart_data() -> ChartData:
         return page_data.compute_chart_data(
             records.manifest,
             records.rows,
@@ -83,7 +83,7 @@ def report(run: StoredRun) -> Report:
     return text.report(
         run.summary,
         records.manifest,
-        chart_data,
+        compute_chart_data,
         server_samples=store.read_server_samples(run.run_dir),
         additions=run.additions,
         run_dir=run.run_dir,

@@ -25,7 +25,7 @@ from loadgen.runs import charts
 if TYPE_CHECKING:
     from loadgen.core.metrics.sections import SlowRequest, Splits
     from loadgen.core.metrics.summary import Summary
-    from loadgen.runs.page import ChartSource
+    from loadgen.runs.page import ComputeChartData
 
 GROUP_LABELS = {"p50": "near p50", "p99": "near p99", "slowest": "slowest 1 %"}
 """The label of the requests that a breakdown averages."""
@@ -98,7 +98,9 @@ SLOW_HEAD = (
 """The heads of a table of slow requests, after the name of a request. Times are in ms."""
 
 
-def sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
+def build_slow_request_sections(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[Section | PageSectionFactory]:
     """Yield the causes of slow requests, the breakdowns, and the slowest requests.
 
     A text has the tables only if the server reports its own timing.
@@ -124,7 +126,7 @@ def sections(summary: Summary, chart_data: ChartSource) -> Iterator[Section | Pa
         yield section("", _slow_table(summary.slowest, "ttft"), text_only=True)
 
     def slowest_requests() -> list[Section]:
-        return [_slowest_section(summary, chart_data)]
+        return [_slowest_section(summary, compute_chart_data)]
 
     yield slowest_requests
 
@@ -218,13 +220,17 @@ def _request_name(request: SlowRequest) -> str:
     return f"{name} {request.target}".strip()
 
 
-def _slowest_section(summary: Summary, chart_data: ChartSource) -> Section:
+def _slowest_section(summary: Summary, compute_chart_data: ComputeChartData | None) -> Section:
     """Return the slowest requests for a page: waterfall, tables, and charts with all requests."""
     bars = [
         Bar(_request_name(request), format.milliseconds(request.e2e_ms), _waterfall(request))
         for request in summary.slowest
     ]
-    scatter_plots = () if chart_data is None else tuple(charts.slow(chart_data(), summary))
+    scatter_plots = (
+        ()
+        if compute_chart_data is None
+        else tuple(charts.build_slow_request_charts(compute_chart_data(), summary))
+    )
     return section(
         "Slowest requests",
         Bars(rows=bars, unit=" ms", low=0.0),

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.figures import MetricDefinition
     from loadgen.runs.latency_text import MetricRow
-    from loadgen.runs.page import ChartSource
+    from loadgen.runs.page import ComputeChartData
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 
 
 def latency_sections(
-    summary: Summary, chart_data: ChartSource
+    summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the table of latencies, their confidence intervals, recovery times and curves.
 
@@ -41,9 +41,9 @@ def latency_sections(
         *(Paragraph(note, "soft") for note in latency_notes(summary)),
         id="latency",
     )
-    yield from within_run_variance.sections(summary)
-    yield from recovery.sections(summary.recovery, chart_data)
-    yield from page.percentile_curves(summary, chart_data)
+    yield within_run_variance.build_interval_section(summary)
+    yield from recovery.build_recovery_sections(summary.recovery, compute_chart_data)
+    yield from page.build_percentile_charts(summary, compute_chart_data)
 
 
 def distribution_table(rows: Iterable[MetricRow], summary: Summary) -> Table:

@@ -29,13 +29,19 @@ from loadgen.runs.latency_text import describe_connect_time
 from loadgen.runs.page_data import ChartData
 
 if TYPE_CHECKING:
+    from loadgen.core.limits import ValidityLimits
+    from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.metrics.token_usage import Tokens
     from loadgen.core.results.manifest import Host, RunManifest
     from loadgen.core.server_metrics.energy import EnergyUse
     from loadgen.core.server_metrics.series import MetricSample, PageReading, ServerTotals
 
-ChartSource = Callable[[], ChartData] | None
-"""Computes the data of charts. None if only the summary of a run was kept, so it has no charts."""
+ComputeChartData = Callable[[], ChartData]
+"""Computes the data of all charts of a run, once for all sections of a page.
+
+Functions take None instead if only the summary of a run was kept, so that it has no charts.
+"""
 
 READ_HEAD = ("metrics page", "reads", "failed")
 
@@ -50,7 +56,10 @@ _COUNTERS = {
     "estimate": "an estimate",
     "events": "events",
 }
-"""Who counted the output tokens, by the tag in the summary."""
+"""Who counted the output tokens, by the source in the summary."""
+
+_NO_OUTPUT_REQUESTED = "unasked"
+"""The source of responses to requests for no output, such as embeddings."""
 
 _SOCKET_READERS = {
     "compiled": "sockets read by compiled code",
@@ -62,168 +71,228 @@ Compiled code is faster, so its timestamps are more exact.
 """
 
 
-def _folded_charts(
-    head: str, id: str, chart_data: ChartSource, make_charts: Callable[[ChartData], Iterable[Chart]]
-) -> Iterator[PageSectionFactory]:
-    """Yield a folded section with charts, or nothing if there are no data for charts."""
-    if chart_data is None:
-        return
-    make_data = chart_data
-
-    def make_sections() -> list[Section]:
-        return [section(head, Charts(tuple(make_charts(make_data()))), folded=True, id=id)]
-
-    yield make_sections
-
-
 # -- charts ----------------------------------------------------------------------------------------
 
 
-def first_charts(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
-    """Yield the charts below the headline numbers: TTFT and TPOT over time, with limits."""
-    if chart_data is None:
+def defer_section(
+    build_section: Callable[[ChartData], Section], compute_chart_data: ComputeChartData | None
+) -> Iterator[PageSectionFactory]:
+    """Yield a function that builds a section with charts, or nothing for a run without charts.
+
+    Only a page shows charts, and their data take seconds for a long run. So the section is built
+    when a page is written, and a report on a terminal never computes the data.
+    """
+    if compute_chart_data is None:
         return
-    make_data = chart_data
 
-    def make_sections() -> list[Section]:
-        return [section("", Charts(tuple(charts.latency_over_time(make_data(), summary))))]
+    def build_sections() -> list[Section]:
+        return [build_section(compute_chart_data())]
 
-    yield make_sections
-
-
-def percentile_curves(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
-    """Yield the value at each percentile of every latency."""
-
-    def make_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.curves(data, summary)
-
-    yield from _folded_charts("Percentile curves", "curves", chart_data, make_charts)
+    yield build_sections
 
 
-def client_over_time(summary: Summary, chart_data: ChartSource) -> Iterator[PageSectionFactory]:
-    """Yield the CPU use and the send delay of the load generator over time."""
+def _defer_folded_charts(
+    heading: str,
+    section_id: str,
+    build_charts: Callable[[ChartData], Iterable[Chart]],
+    compute_chart_data: ComputeChartData | None,
+) -> Iterator[PageSectionFactory]:
+    """Yield a function that builds a folded section of charts, or nothing without chart data.
 
-    def make_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.client(data, summary)
+    Args:
+        heading: The heading of the section.
+        section_id: The HTML id of the section, which links and the table of contents use.
+        build_charts: Describes the charts from their data.
+        compute_chart_data: Computes the data, or None if the run has no charts.
+    """
 
-    yield from _folded_charts("Client overhead over time", "client-time", chart_data, make_charts)
+    def build_section(data: ChartData) -> Section:
+        return section(heading, Charts(tuple(build_charts(data))), folded=True, id=section_id)
+
+    yield from defer_section(build_section, compute_chart_data)
 
 
-def load_over_time(
-    summary: Summary, chart_data: ChartSource
+def build_headline_charts(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[PageSectionFactory]:
+    """Yield TTFT and TPOT over time with the limits of the SLO.
+
+    A page shows these two charts directly below the headline numbers.
+    """
+
+    def build_section(data: ChartData) -> Section:
+        return section("", Charts(tuple(charts.build_latency_charts(data, summary))))
+
+    yield from defer_section(build_section, compute_chart_data)
+
+
+def build_percentile_charts(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[PageSectionFactory]:
+    """Yield a folded section with the value at each percentile of every latency."""
+
+    def build_charts(data: ChartData) -> Iterable[Chart]:
+        return charts.build_percentile_charts(data, summary)
+
+    yield from _defer_folded_charts("Percentile curves", "curves", build_charts, compute_chart_data)
+
+
+def build_client_charts(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[PageSectionFactory]:
+    """Yield a folded section with the CPU use and the send delay of the load generator over time."""
+
+    def build_charts(data: ChartData) -> Iterable[Chart]:
+        return charts.build_client_charts(data, summary)
+
+    yield from _defer_folded_charts(
+        "Client overhead over time", "client-time", build_charts, compute_chart_data
+    )
+
+
+def build_load_charts(
+    summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield load, output tokens, concurrency and inter-chunk latencies over time."""
-    head = "Load and throughput over time"
-    if chart_data is None:
+    """Yield a folded section with the load over time, or a sentence if nothing was recorded.
+
+    Its charts show request rates, output tokens, concurrency and inter-chunk latencies.
+    """
+    heading = "Load and throughput over time"
+    if compute_chart_data is None:
         return
     if summary.window.whole.duration_s is None:
-        yield section(head, "No request left a record.", page_only=True, id="time")
+        yield section(heading, "No request left a record.", page_only=True, id="time")
         return
 
-    def make_charts(data: ChartData) -> Iterable[Chart]:
-        yield from charts.over_time(data)
-        yield from charts.inter_chunk_over_time(data, summary)
+    def build_charts(data: ChartData) -> Iterable[Chart]:
+        yield from charts.build_load_charts(data)
+        yield from charts.build_inter_chunk_charts(data, summary)
 
-    yield from _folded_charts(head, "time", chart_data, make_charts)
+    yield from _defer_folded_charts(heading, "time", build_charts, compute_chart_data)
 
 
-def errors(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
-    """Yield the errors over time, or a sentence that there were none."""
-    requests = summary.requests
-    if requests.by_error:
-        yield from _folded_charts("Errors over time", "errors-time", chart_data, charts.errors)
+def build_error_section(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[Section | PageSectionFactory]:
+    """Yield a chart of errors over time, or a sentence that there were none."""
+    if not summary.requests.by_error:
+        yield section("", _describe_no_errors(summary.requests), page_only=True)
         return
+    yield from _defer_folded_charts(
+        "Errors over time", "errors-time", charts.build_error_charts, compute_chart_data
+    )
+
+
+def _describe_no_errors(requests: RequestCounts) -> str:
+    """Return that no request failed, and how many were unfinished when the run ended."""
     scheduled = format.counted(requests.scheduled, "request")
     if requests.ok == requests.scheduled:
-        text = f"No errors: all {scheduled} succeeded."
-    else:
-        unfinished = format.count(requests.unfinished)
-        text = (
-            f"No errors: {format.count(requests.ok)} of {scheduled} succeeded, {unfinished} were "
-            "unfinished when the drain ended."
-        )
-    yield section("", text, page_only=True)
+        return f"No errors: all {scheduled} succeeded."
+    return (
+        f"No errors: {format.count(requests.ok)} of {scheduled} succeeded, "
+        f"{format.count(requests.unfinished)} were unfinished when the drain ended."
+    )
 
 
 # -- servers ---------------------------------------------------------------------------------------
 
 
-def server_metrics(
-    served: ServerTotals, chart_data: ChartSource, samples: Sequence[MetricSample]
+def build_server_sections(
+    server_metrics: ServerTotals,
+    compute_chart_data: ComputeChartData | None,
+    samples: Sequence[MetricSample],
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the servers' own metrics over time, and how often their pages were read."""
+    """Yield the servers' own metrics over time, and how often their metrics pages were read.
 
-    def make_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.server(data, series.compute_curves(samples))
+    Args:
+        server_metrics: The totals and maxima of the metrics, and the pages they come from.
+        compute_chart_data: Computes the data of the client, which the charts show for comparison.
+        samples: The values of the metrics at each read.
+    """
 
-    yield from _folded_charts("Server metrics over time", "server-time", chart_data, make_charts)
+    def build_charts(data: ChartData) -> Iterable[Chart]:
+        return charts.build_server_charts(data, series.compute_curves(samples))
+
+    yield from _defer_folded_charts(
+        "Server metrics over time", "server-time", build_charts, compute_chart_data
+    )
     text = f"Read about once per second by a separate process. {series.FILE} has every series."
     yield section(
         "Metrics pages",
-        Table(READ_HEAD, _read_rows(served.pages)),
+        Table(READ_HEAD, _read_count_rows(server_metrics.pages)),
         Paragraph(text, "soft"),
         folded=True,
         page_only=True,
     )
 
 
-def energy_pages(energy: EnergyUse) -> Section:
-    """Return how often the power of the hardware was read."""
+def build_power_readings(energy: EnergyUse) -> Section:
+    """Return a table of how often the power of the hardware was read."""
     text = "During steady load. The uncertainty is the energy between two readings."
-    table = Table(("page", "reads", "failed"), _read_rows(energy.pages))
+    table = Table(("page", "reads", "failed"), _read_count_rows(energy.pages))
     return section("", table, Paragraph(text, "soft"), page_only=True)
 
 
-def _read_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]:
+def _read_count_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]:
+    """Return for each metrics page its URL, and how many reads were made and failed."""
     return [(page.url, format.count(page.reads), format.count(page.failed)) for page in pages]
 
 
 # -- the delivered load ----------------------------------------------------------------------------
 
 
-def load_check(summary: Summary, chart_data: ChartSource) -> Iterator[Section | PageSectionFactory]:
+def build_load_check(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> Iterator[Section | PageSectionFactory]:
     """Yield whether the delivered load matches the workload, and the lengths of the requests."""
-    if chart_data is None:
+    if compute_chart_data is None:
         return
-    make_data = chart_data
     table = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
     yield section("Load check", table, folded=True, page_only=True, id="delivered")
 
-    def lengths() -> list[Section]:
-        return [_lengths_section(summary, make_data())]
+    def build_lengths_section(data: ChartData) -> Section:
+        return _build_lengths_section(summary, data)
 
-    yield lengths
+    yield from defer_section(build_lengths_section, compute_chart_data)
 
 
-def _lengths_section(summary: Summary, data: ChartData) -> Section:
-    head = "Lengths and cache"
+def _build_lengths_section(summary: Summary, data: ChartData) -> Section:
+    """Return the lengths of prompts and responses, and the cache hit rate, with scatter plots."""
+    heading = "Lengths and cache"
     if summary.tokens.output is None:
         text = "No request succeeded, so no lengths are known."
-        return section(head, text, folded=True, id="lengths")
-    sentences = [*_length_sentences(summary), *_equal_length_sentences(data)]
-    plots = Charts(tuple(charts.lengths(data)))
-    return section(head, " ".join(sentences), plots, folded=True, id="lengths")
+        return section(heading, text, folded=True, id="lengths")
+    sentences = [*_length_sentences(summary.tokens), *_equal_length_sentences(data)]
+    plots = Charts(tuple(charts.build_length_charts(data)))
+    return section(heading, " ".join(sentences), plots, folded=True, id="lengths")
 
 
-def _length_sentences(summary: Summary) -> Iterator[str]:
+def _length_sentences(tokens: Tokens) -> Iterator[str]:
     """Yield the numbers of tokens, who counted them, and whether lengths are as requested."""
-    tokens = summary.tokens
     prompt = format.count(tokens.input)
     yield f"{prompt} prompt tokens and {format.count(tokens.output)} output tokens."
-    sources = [_COUNTERS.get(tag, "nobody") for tag in tokens.sources.output if tag != "unasked"]
-    if sources:
-        yield f"Output was counted by {' and '.join(sources)}."
-    if tokens.asked_output is None:
-        yield "The workload requests no output length."
-    elif not tokens.length_mismatch_share:
-        yield "Every response has the requested length."
-    else:
-        share = format.percent(tokens.length_mismatch_share)
-        yield f"{share} of the responses do not have the requested length."
+    counters = [
+        _COUNTERS.get(source, "nobody")
+        for source in tokens.sources.output
+        if source != _NO_OUTPUT_REQUESTED
+    ]
+    if counters:
+        yield f"Output was counted by {' and '.join(counters)}."
+    yield _describe_length_match(tokens)
     if tokens.cached_share is None:
         yield "The server does not report its prefix cache hit rate."
     else:
         yield f"The prefix cache hit rate was {format.percent(tokens.cached_share)}."
+
+
+def _describe_length_match(tokens: Tokens) -> str:
+    """Return whether the responses have the output length that the workload requests."""
+    if tokens.asked_output is None:
+        return "The workload requests no output length."
+    if not tokens.length_mismatch_share:
+        return "Every response has the requested length."
+    mismatched = format.percent(tokens.length_mismatch_share)
+    return f"{mismatched} of the responses do not have the requested length."
 
 
 def _equal_length_sentences(data: ChartData) -> Iterator[str]:
@@ -240,26 +309,26 @@ def _equal_length_sentences(data: ChartData) -> Iterator[str]:
 # -- definitions and provenance --------------------------------------------------------------------
 
 
-def provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
+def build_provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
     """Yield the definitions of the metrics, and everything that is needed to reproduce the run."""
     definitions = Table(("metric", "definition"), DEFINITIONS, "prose")
     yield section("Definitions", definitions, folded=True, page_only=True, id="words")
     yield section(
         "How to reproduce",
         Quoted(shlex.join(summary.run.command)),
-        _run_conditions(summary, manifest),
+        _list_run_conditions(summary, manifest),
         folded=True,
         page_only=True,
         id="again",
     )
-    source = manifest.source_text if manifest is not None else ""
-    head = f"Workload file {summary.run.workload}"
-    yield section(head, Quoted(source), folded=True, page_only=True)
+    workload_file = manifest.source_text if manifest is not None else ""
+    heading = f"Workload file {summary.run.workload}"
+    yield section(heading, Quoted(workload_file), folded=True, page_only=True)
     yield section("", Paragraph(FINGERPRINT_NOTE, "soft"), page_only=True)
 
 
-def _run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
-    """Return everything that the same run would have to have in common, without empty facts.
+def _list_run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
+    """Return the conditions that a repetition of the run has to share to be comparable.
 
     The salt is a text in each prompt. Runs with different salts have different prompts, so that a
     server cannot respond from the prefix cache of an earlier run.
@@ -267,7 +336,7 @@ def _run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
     run = summary.run
     fingerprints = summary.fingerprints
     schedule_seed = "" if run.schedule_seed is None else f"seed {run.schedule_seed}"
-    facts = [
+    conditions = (
         ("Seed", "" if run.seed is None else str(run.seed)),
         ("Schedule", schedule_seed),
         ("Salt", "" if manifest is None else manifest.salt),
@@ -281,9 +350,9 @@ def _run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
         ("Machine", _describe_machine(run.host)),
         ("Clock", run.host.clock),
         ("Versions", _describe_versions(run.host)),
-        ("Validity limits", _validity_limits(summary)),
-    ]
-    return Facts([(label, text) for label, text in facts if text])
+        ("Validity limits", _describe_validity_limits(summary.verdict.limits)),
+    )
+    return Facts(conditions)
 
 
 def _describe_client(summary: Summary) -> str:
@@ -311,9 +380,12 @@ def _join_known(*texts: str) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def _validity_limits(summary: Summary) -> str:
-    """Return the limits beyond which a run is not valid, or a metric is omitted."""
-    limits = summary.verdict.limits
+def _describe_validity_limits(limits: ValidityLimits) -> str:
+    """Return the limits beyond which a run is not valid, or a metric is omitted.
+
+    All are fractions. The delay of sending and the uncertainties of timestamps are limited relative
+    to the median of the latency that they distort.
+    """
     return (
         f"send delay {format.percent(limits.send_lag_share)} and timestamp uncertainty "
         f"{format.percent(limits.stamp_error_share)} of TTFT p50; "

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 from loadgen.core.metrics.sections import Event, Recovery
 from loadgen.render.section import Charts, PageSectionFactory, Section, Table, section
-from loadgen.runs import charts
+from loadgen.runs import charts, page
 
 if TYPE_CHECKING:
-    from loadgen.runs.page import ChartSource
+    from loadgen.runs.page import ComputeChartData
+    from loadgen.runs.page_data import ChartData
 
 EVENTS: dict[Event, str] = {"spike": "spike", "loss": "lost server", "scale_up": "scale-up"}
 """The label of each kind of event."""
@@ -19,10 +20,14 @@ EVENTS: dict[Event, str] = {"spike": "spike", "loss": "lost server", "scale_up":
 HEAD = ("event", "before", "after", "at", "SLO")
 
 
-def sections(
-    recoveries: Sequence[Recovery], chart_data: ChartSource
+def build_recovery_sections(
+    recoveries: Sequence[Recovery], compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield a row for each event, and on a page the SLO attainment over time with the events."""
+    """Yield a table of the recoveries, and for a page the SLO attainment over time.
+
+    A recovery is the time after an event, such as a spike of the load or the loss of a server,
+    until the SLO is met again.
+    """
     rows = [
         (
             EVENTS[recovery.event],
@@ -34,19 +39,22 @@ def sections(
         for recovery in recoveries
     ]
     yield section("Recovery", Table(HEAD, rows, "prose"), is_subsection=True)
-    if not recoveries or chart_data is None:
+    if not recoveries:
         return
-    make_data = chart_data
 
-    def attainment_chart() -> list[Section]:
-        chart = charts.recovery(make_data(), recoveries)
-        return [section("", Charts(tuple(chart)), page_only=True)]
+    def build_attainment_section(data: ChartData) -> Section:
+        attainment_charts = charts.build_recovery_charts(data, recoveries)
+        return section("", Charts(tuple(attainment_charts)), page_only=True)
 
-    yield attainment_chart
+    yield from page.defer_section(build_attainment_section, compute_chart_data)
 
 
 def describe_recovery(recovery: Recovery) -> str:
-    """Return when the SLO was met again after an event."""
+    """Return when the SLO was met again after an event, or why that is not known.
+
+    The outcomes, in this order: it is not known, the SLO was met all the time, it was not met again
+    while the run lasted, it was met again in the first window after the event, or later.
+    """
     if recovery.why:
         return f"not known: {recovery.why}"
     if not recovery.slo_missed:

@@ -25,7 +25,7 @@ _METRICS_PER_REQUEST = (
 """Metrics with a value per request, and their labels."""
 
 
-def sections(summary: Summary) -> Iterator[Section]:
+def build_speculation_sections(summary: Summary) -> Iterator[Section]:
     """Yield how many drafted tokens were accepted, if a server reports drafts."""
     speculation = summary.speculation
     if speculation is None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from loadgen.render.additions import ExtraSections
     from loadgen.render.page import Tile
     from loadgen.render.section import Kind
-    from loadgen.runs.page import ChartSource
+    from loadgen.runs.page import ComputeChartData
 
 DATE_AND_MINUTE_LENGTH = len("2026-11-29 22:08")
 """The title of a report ends with the date and the time of the run."""
@@ -64,7 +64,7 @@ def render(summary: Summary, *, color: bool = False, full: bool = True) -> str:
 def report(
     summary: Summary,
     manifest: RunManifest | None = None,
-    chart_data: ChartSource = None,
+    compute_chart_data: ComputeChartData | None = None,
     server_samples: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
     run_dir: Path | None = None,
@@ -74,7 +74,7 @@ def report(
     Args:
         summary: The run.
         manifest: Its manifest. The page has the workload file and the salt only with it.
-        chart_data: Computes the data of charts. Without it a page has no charts.
+        compute_chart_data: Computes the data of charts. Without it a page has no charts.
         server_samples: Samples of the servers' metrics pages.
         additions: What other kinds of results in the directory of the run add to its report.
         run_dir: The directory of the run, which the short form names.
@@ -90,7 +90,7 @@ def report(
         ],
         headline=[*_result_paragraphs(summary), *added_results],
         verdict=_validity(summary),
-        sections=list(_sections(summary, manifest, chart_data, server_samples, additions)),
+        sections=list(_sections(summary, manifest, compute_chart_data, server_samples, additions)),
         brief=[section("", *added_results), *brief_sections(summary, run_dir)],
     )
 
@@ -103,7 +103,7 @@ def _start_time(summary: Summary) -> str:
 def _sections(
     summary: Summary,
     manifest: RunManifest | None,
-    chart_data: ChartSource,
+    compute_chart_data: ComputeChartData | None,
     server_samples: Sequence[MetricSample],
     additions: Sequence[ExtraSections],
 ) -> Iterator[Section | PageSectionFactory]:
@@ -115,26 +115,26 @@ def _sections(
     yield section("", run_title(summary), text_only=True)
     yield section("", Tiles(tiles), page_only=True)
     yield slo_section(summary)
-    yield from page.first_charts(summary, chart_data)
+    yield from page.build_headline_charts(summary, compute_chart_data)
     yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
     for addition in additions:
         yield from addition.sections
     yield section("", run_facts(summary), folded=True, fold_label="Configuration and load")
-    yield from latency_sections(summary, chart_data)
-    yield from latency_breakdown.sections(summary, chart_data)
-    yield from page.load_over_time(summary, chart_data)
-    yield from speculation.sections(summary)
-    yield from _server_sections(summary, chart_data, server_samples)
-    yield from page.load_check(summary, chart_data)
+    yield from latency_sections(summary, compute_chart_data)
+    yield from latency_breakdown.build_slow_request_sections(summary, compute_chart_data)
+    yield from page.build_load_charts(summary, compute_chart_data)
+    yield from speculation.build_speculation_sections(summary)
+    yield from _server_sections(summary, compute_chart_data, server_samples)
+    yield from page.build_load_check(summary, compute_chart_data)
     yield _errors_section(summary.requests)
     yield _finish_reasons_section(summary.requests)
-    yield from page.errors(summary, chart_data)
+    yield from page.build_error_section(summary, compute_chart_data)
     yield from part_sections(summary)
-    yield from _client_sections(summary, chart_data)
+    yield from _client_sections(summary, compute_chart_data)
     for addition in additions:
         if addition.appendix is not None:
             yield addition.appendix
-    yield from page.provenance(summary, manifest)
+    yield from page.build_provenance(summary, manifest)
 
 
 # -- the result ------------------------------------------------------------------------------------
@@ -187,17 +187,19 @@ def _caveats_and_warnings(summary: Summary) -> list[str]:
 
 
 def _server_sections(
-    summary: Summary, chart_data: ChartSource, server_samples: Sequence[MetricSample]
+    summary: Summary,
+    compute_chart_data: ComputeChartData | None,
+    server_samples: Sequence[MetricSample],
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield what the metrics pages of the servers and of the hardware reported."""
     if summary.server is not None:
         text = f"{', '.join(describe_server(summary.server))}."
         yield section("Server metrics", text, folded=True, id="server")
-        yield from page.server_metrics(summary.server, chart_data, server_samples)
+        yield from page.build_server_sections(summary.server, compute_chart_data, server_samples)
     if summary.energy is not None:
         text = f"{', '.join(describe_energy(summary.energy))}."
         yield section("Energy", text, id="energy")
-        yield page.energy_pages(summary.energy)
+        yield page.build_power_readings(summary.energy)
 
 
 def _errors_section(requests: RequestCounts) -> Section:
@@ -237,7 +239,7 @@ def sanitize_server_text(text: str) -> str:
 
 
 def _client_sections(
-    summary: Summary, chart_data: ChartSource
+    summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the resources, delays and timestamp uncertainties of the load generator itself."""
     yield section(
@@ -248,7 +250,7 @@ def _client_sections(
         folded=True,
         id="client",
     )
-    yield from page.client_over_time(summary, chart_data)
+    yield from page.build_client_charts(summary, compute_chart_data)
 
 
 def _machines_table(machines: Sequence[MachineSummary]) -> Table:

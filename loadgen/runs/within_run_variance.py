@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
@@ -21,23 +20,25 @@ _TIME_STATISTICS = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")
 """How the paths of latencies end, which are in ms."""
 
 
-def sections(summary: Summary) -> Iterator[Section]:
-    """Yield the confidence intervals; nothing if the run is too short for any."""
-    rows = [
-        (_label(path), *(_format_value(path, value) for value in interval))
-        for path, interval in summary.within.items()
-    ]
-    if rows:
-        yield section(
-            "Confidence intervals",
-            Table(("metric", "value", "from", "to"), rows),
-            Paragraph(COVERAGE, "soft"),
-            folded=True,
-            id="within",
-        )
+def build_interval_section(summary: Summary) -> Section:
+    """Return a table of the confidence intervals of the metrics of one run.
+
+    The table is empty, and the section is not shown, if the run is too short for an interval.
+    """
+    rows = []
+    for path, estimate in summary.within.items():
+        cells = [_format_value(path, value) for value in estimate]
+        rows.append((_label_with_unit(path), *cells))
+    return section(
+        "Confidence intervals",
+        Table(("metric", "value", "from", "to"), rows),
+        Paragraph(COVERAGE if rows else "", "soft"),
+        folded=True,
+        id="within",
+    )
 
 
-def _label(path: str) -> str:
+def _label_with_unit(path: str) -> str:
     """Return the name of a metric with its unit, or its path if it has no name."""
     metric = find_metric(path)
     if metric is None:

@@ -184,7 +184,7 @@ def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_ar
         2.0,
     )
     assert found((30, 31), said=[*ready(-2, 1), *ready(-1, 4)], stages=STAGES[:1]) == ()
-    drawn = next(charts.recovery(figures_of(30, 31, STAGES[:1]), (one,)))
+    drawn = next(charts.build_recovery_charts(figures_of(30, 31, STAGES[:1]), (one,)))
     assert [mark.x for mark in drawn.marks] == [
         30.0,
         32.0,

@@ -187,7 +187,7 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     found = said(
         *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
     )
-    charts = {chart.title: chart for chart in run_charts.server(made, series.compute_curves(found))}
+    charts = {chart.title: chart for chart in run_charts.build_server_charts(made, series.compute_curves(found))}
     assert list(charts) == [
         "Requests in the server",
         "Output throughput, server and client",
@@ -200,7 +200,7 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(
         sum(v or 0 for v in whole) / len(whole), rel=0.1
     )
-    assert list(run_charts.server(made, {})) == []
+    assert list(run_charts.build_server_charts(made, {})) == []
 
 
 def test_without_a_readable_page_there_are_no_server_metrics() -> None:
