@@ -70,6 +70,9 @@ MIN_SAMPLE_SPAN_S = 0.5
 LOG_RATIO = 20
 """Values that differ by more than this factor are shown on a logarithmic axis."""
 
+SMALLEST_LOG_VALUE = 1e-6
+"""Smaller values count as this one where the ratio of values is compared to LOG_RATIO."""
+
 MIN_BIN_PER_SNAPSHOT = 0.8
 """The shortest time bin of inter-chunk latencies, relative to the time between two snapshots.
 
@@ -99,6 +102,9 @@ BIN_WIDTHS_S = (
 )
 """Widths of time bins that are easy to read."""
 
+ROUNDING_ERROR = 1e-9
+"""A run that is longer than whole bins by less than this fraction of a bin needs no further bin."""
+
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 
@@ -115,8 +121,11 @@ class Bins(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, Values]
 
 
-Cells = tuple[tuple[float, float, float, float, int], ...]
-"""Numbers of points by cell of a scatter plot: left, right, low, high, count."""
+Cell = tuple[float, float, float, float, int]
+"""A rectangle of a chart and the number of points in it: left, right, low, high, count."""
+
+Cells = tuple[Cell, ...]
+"""The cells of a chart that are not empty."""
 
 
 class ScatterPlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,11 +326,12 @@ def _latency_over_time(
 def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPlots:
     """Return the scatter plots of the counted requests.
 
-    The two arrays of requests in flight are as large as the records, so they are freed first.
+    The plots are computed in an order that needs little memory: the arrays of requests in flight,
+    which are as large as columns of the records, are freed before the other plots.
     """
     e2e_by_output = scatter_plot(columns["output_tokens"], columns.measure("e2e"), is_counted)
-    sent_rows, other_counts = in_flight_at_send(columns)
     ttft_ns = columns.measure("ttft")
+    sent_rows, other_counts = in_flight_at_send(columns)
     ttft_by_in_flight = scatter_plot(
         other_counts, ttft_ns[sent_rows], is_counted[sent_rows], row_indices=sent_rows
     )
@@ -330,8 +340,8 @@ def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPl
     return ScatterPlots(
         ttft_by_input=scatter_plot(columns["input_tokens"], ttft_ns, is_counted),
         ttft_by_in_flight=ttft_by_in_flight,
-        ttft_by_queue=scatter_plot(queue_ns, ttft_ns, is_counted, x_per=NS_PER_MS),
-        ttft_by_time=scatter_plot(columns["due_ns"], ttft_ns, is_counted, x_per=NS_PER_S),
+        ttft_by_queue=scatter_plot(queue_ns, ttft_ns, is_counted, x_divisor=NS_PER_MS),
+        ttft_by_time=scatter_plot(columns["due_ns"], ttft_ns, is_counted, x_divisor=NS_PER_S),
         e2e_by_output=e2e_by_output,
         received_by_requested=_received_by_requested(columns, is_counted),
     )
@@ -348,14 +358,15 @@ class Grid(msgspec.Struct, frozen=True):
 
     @classmethod
     def over(cls, length_s: float, max_bins: int = MAX_BINS, min_width_s: float = 0.0) -> Grid:
-        """Return a grid of at most `max_bins` bins, with the smallest width of BIN_WIDTHS_S.
+        """Return a grid over a run of `length_s` that has at most `max_bins` bins.
 
-        A bin is at least `min_width_s` wide.
+        Bins have the smallest width of BIN_WIDTHS_S with which they are few enough, so that the
+        axis is easy to read, and at least `min_width_s`.
         """
-        fitting = (width for width in BIN_WIDTHS_S if width * max_bins >= length_s)
-        width_s = max(next(fitting, length_s / max_bins), min_width_s)
-        rounding_error = 1e-9
-        return cls(width_s, max(int(np.ceil(length_s / width_s - rounding_error)), 1))
+        fitting_widths_s = (width for width in BIN_WIDTHS_S if width * max_bins >= length_s)
+        width_s = max(next(fitting_widths_s, length_s / max_bins), min_width_s)
+        bin_count = int(np.ceil(length_s / width_s - ROUNDING_ERROR))
+        return cls(width_s, max(bin_count, 1))
 
     @classmethod
     def for_requests(cls, length_s: float, requests: int, per_bin: int) -> Grid:
@@ -377,11 +388,8 @@ class Grid(msgspec.Struct, frozen=True):
         """Return the number of times in each bin, or the sum of their weights."""
         total = np.zeros(self.number)
         for block in block_slices(len(times_ns)):
-            total += np.bincount(
-                self.bin_of(times_ns[block]),
-                None if weights is None else weights[block],
-                self.number,
-            )
+            block_weights = None if weights is None else weights[block]
+            total += np.bincount(self.bin_of(times_ns[block]), block_weights, self.number)
         return total
 
     def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
@@ -399,9 +407,9 @@ def quantiles_over_time(
     selected: NDArray[np.bool_],
     length_s: float,
 ) -> Bins:
-    """Return percentiles of values in ms per time bin.
+    """Return percentiles of the selected values in ms, per time bin.
 
-    The median and the maximum are always there, and p90 and p99 if the bins hold enough requests.
+    The median and the maximum are always there, and p90 and p99 if most bins hold enough requests.
     """
     is_known = selected & (values_ns != UNDEFINED) & (times_ns >= 0)
     count = int(np.count_nonzero(is_known))
@@ -409,13 +417,16 @@ def quantiles_over_time(
     values_by_bin = _sorted_values_by_bin(grid, times_ns, values_ns, is_known)
     sizes = np.array([len(values) for values in values_by_bin])
     typical_size = float(np.median(sizes[sizes > 0])) if count else 0.0
-    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    min_sizes = {"p90": MIN_REQUESTS_FOR_P90, "p99": MIN_REQUESTS_FOR_P99}
+    quantiles = {"p50": 0.5}
+    if typical_size >= MIN_REQUESTS_FOR_P90:
+        quantiles["p90"] = 0.9
+    if typical_size >= MIN_REQUESTS_FOR_P99:
+        quantiles["p99"] = 0.99
+    quantiles["max"] = 1.0
     return grid.bins(
         {
             name: [_quantile_ms(values, quantile) for values in values_by_bin]
             for name, quantile in quantiles.items()
-            if typical_size >= min_sizes.get(name, 0)
         }
     )
 
@@ -426,19 +437,24 @@ def _sorted_values_by_bin(
     values_ns: NDArray[np.int64],
     is_known: NDArray[np.bool_],
 ) -> list[NDArray[np.int64]]:
-    """Return the known values of each bin in ascending order."""
-    selection = as_selection(is_known)
-    times_ns = times_ns[selection]
-    bins = np.empty(len(times_ns), np.int16)
-    for block in block_slices(len(times_ns)):
-        bins[block] = grid.bin_of(times_ns[block])
-    order = np.argsort(bins, kind="stable").astype(np.int32)  # half the memory of int64
-    values = values_ns[selection][order]
+    """Return the known values of each bin of `grid` in ascending order.
+
+    The values are put in the order of their bins, so that those of one bin are a slice, which is
+    then sorted in place.
+    """
+    known_rows = as_selection(is_known)
+    known_times_ns = times_ns[known_rows]
+    bin_numbers = np.empty(len(known_times_ns), np.int16)
+    for block in block_slices(len(known_times_ns)):
+        bin_numbers[block] = grid.bin_of(known_times_ns[block])
+    order = np.argsort(bin_numbers, kind="stable").astype(np.int32)  # half the memory of int64
+    values_in_bin_order = values_ns[known_rows][order]
     del order
-    edges = np.cumsum([0, *np.bincount(bins, minlength=grid.number)])
-    values_by_bin = [values[first:end] for first, end in pairwise(edges)]
-    for values_of_bin in values_by_bin:
-        values_of_bin.sort()
+    bin_sizes = np.bincount(bin_numbers, minlength=grid.number)
+    bin_starts = np.cumsum([0, *bin_sizes])
+    values_by_bin = [values_in_bin_order[start:end] for start, end in pairwise(bin_starts)]
+    for values in values_by_bin:
+        values.sort()
     return values_by_bin
 
 
@@ -459,18 +475,23 @@ def _run_length_s(rows: NDArray[np.void], event_counts: Sequence[NDArray[np.int6
 def _stage_spans(
     manifest: RunManifest, rows: NDArray[np.void], length_s: float
 ) -> Iterator[StageSpan]:
-    """Yield the span of each stage. A stage without planned times spans its scheduled requests."""
+    """Yield the span of each stage on the time axis of the run.
+
+    A stage that ends by a number of requests has no planned end, and the stages after it have no
+    planned start (0). Such a stage spans the scheduled times of its requests.
+    """
     for index, stage in enumerate(manifest.stages):
-        due_ns = rows["due_ns"][(rows["stage"] == index) & (rows["due_ns"] >= 0)]
-        start_s = stage.start_ns / NS_PER_S
-        if not stage.start_ns and index > 0:
-            start_s = float(due_ns.min(initial=0)) / NS_PER_S
-        end_ns = float(due_ns.max(initial=0)) if stage.end_ns is None else stage.end_ns
-        end_s = end_ns / NS_PER_S
+        is_in_stage = (rows["stage"] == index) & (rows["due_ns"] >= 0)
+        due_ns = rows["due_ns"][is_in_stage]
+        has_planned_start = index == 0 or stage.start_ns != 0
+        start_ns = stage.start_ns if has_planned_start else due_ns.min(initial=0)
+        end_ns = due_ns.max(initial=0) if stage.end_ns is None else stage.end_ns
+        start_s = float(start_ns) / NS_PER_S
+        end_s = max(float(end_ns) / NS_PER_S, start_s)
         yield StageSpan(
             name=stage.name or f"stage {index + 1}",
             start_s=round_to(start_s, 5),
-            end_s=round_to(min(max(end_s, start_s), length_s), 5),
+            end_s=round_to(min(end_s, length_s), 5),
             measured=stage.measured,
         )
 
@@ -506,51 +527,78 @@ def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
 def _time_since_events_ns(
     columns: Columns, field: str, edges_ns: NDArray[np.floating[Any]]
 ) -> NDArray[np.float64]:
-    """Return for each edge the sum of the times from every earlier event of sent requests to it.
+    """Return for each edge the sum of the times that have passed since each event before it.
 
-    With n events before an edge it is n * edge - (sum of their times).
+    The events are the times in the column `field` of the requests that were sent. If n events with
+    the times t_1 ... t_n precede an edge, the sum of (edge - t_i) is n * edge - (t_1 + ... + t_n).
     """
-    was_sent = (columns["sent_ns"] >= 0) & (columns[field] >= 0)
-    times_ns = np.sort(columns[field][as_selection(was_sent)])
-    events_before = np.searchsorted(times_ns, edges_ns)
-    sums_ns = np.zeros(len(edges_ns))
-    sum_before_ns = 0.0
-    for block in block_slices(len(times_ns)):
-        running_sums_ns = np.cumsum(np.append(sum_before_ns, times_ns[block]))
-        is_in_block = (events_before >= block.start) & (
-            events_before < block.start + len(running_sums_ns)
-        )
-        sums_ns[is_in_block] = running_sums_ns[events_before[is_in_block] - block.start]
-        sum_before_ns = float(running_sums_ns[-1])
-    time_since_ns: NDArray[np.float64] = events_before * edges_ns - sums_ns
+    is_event = (columns["sent_ns"] >= 0) & (columns[field] >= 0)
+    times_ns = np.sort(columns[field][as_selection(is_event)])
+    events_before_edge = np.searchsorted(times_ns, edges_ns)
+    time_sums_ns = _sums_of_first(times_ns, events_before_edge)
+    time_since_ns: NDArray[np.float64] = events_before_edge * edges_ns - time_sums_ns
     return time_since_ns
+
+
+def _sums_of_first(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return for each n of `counts` the sum of the first n values.
+
+    The running sums are computed block by block: those of all values at once would need as much
+    memory as a column of the records.
+    """
+    sums = np.zeros(len(counts))
+    sum_before_block = 0.0
+    for block in block_slices(len(values)):
+        running_sums = np.cumsum(np.append(sum_before_block, values[block]))
+        is_in_block = (counts >= block.start) & (counts < block.start + len(running_sums))
+        sums[is_in_block] = running_sums[counts[is_in_block] - block.start]
+        sum_before_block = float(running_sums[-1])
+    return sums
 
 
 def _output_rate(
     columns: Columns, event_counts: Sequence[NDArray[np.int64]], length_s: float
 ) -> Bins:
-    """Return output tokens per second, by the time of their events.
+    """Return output tokens per second by the time of their events, or evenly over each response.
 
-    The events of each bin are multiplied by the mean number of tokens per event. If no events were
-    counted, the tokens of each response are spread evenly from its first to its last token.
+    An event is a chunk of a streamed response. `event_counts` has their numbers per bin of BIN_NS
+    for each stage. If no events were counted, the tokens of each response are spread evenly from
+    its first to its last token.
     """
     grid = Grid.over(length_s)
-    first_ns, last_ns, tokens = token_spans(columns)
     has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
     event_count = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
-    events_before = event_sums(event_counts)
-    if event_count and events_before is not None:
-        edges_in_bins = grid.edges_s * NS_PER_S / BIN_NS
-        events_until_edge = np.interp(edges_in_bins, np.arange(len(events_before)), events_before)
-        tokens_per_event = int(tokens.sum(dtype=np.int64)) / event_count
-        tokens_in_bins = np.diff(events_until_edge) * tokens_per_event
+    cumulative_events = event_sums(event_counts)
+    if event_count and cumulative_events is not None:
+        tokens = _tokens_by_events(columns, grid, cumulative_events, event_count)
     else:
-        amounts = Amounts()
-        amounts.add(first_ns, last_ns, tokens)
-        tokens_in_bins = np.array(
-            [amounts.between(start_s, end_s) for start_s, end_s in pairwise(grid.edges_s)]
-        )
-    return grid.bins({"output": tokens_in_bins / grid.width_s})
+        tokens = _tokens_spread_evenly(columns, grid)
+    return grid.bins({"output": tokens / grid.width_s})
+
+
+def _tokens_by_events(
+    columns: Columns, grid: Grid, cumulative_events: NDArray[np.int64], event_count: int
+) -> NDArray[np.float64]:
+    """Return the output tokens in each bin: its events times the mean number of tokens per event.
+
+    `event_count` is the number of events of the requests whose tokens are counted.
+    `cumulative_events` is the number of all events before each bin of BIN_NS, which are shorter
+    than those of the grid.
+    """
+    _, _, tokens = token_spans(columns)
+    tokens_per_event = int(tokens.sum(dtype=np.int64)) / event_count
+    edges = grid.edges_s * NS_PER_S / BIN_NS
+    events_until_edge = np.interp(edges, np.arange(len(cumulative_events)), cumulative_events)
+    tokens_in_bins: NDArray[np.float64] = np.diff(events_until_edge) * tokens_per_event
+    return tokens_in_bins
+
+
+def _tokens_spread_evenly(columns: Columns, grid: Grid) -> NDArray[np.float64]:
+    """Return the output tokens in each bin if those of a response come at a constant rate."""
+    first_ns, last_ns, tokens = token_spans(columns)
+    amounts = Amounts()
+    amounts.add(first_ns, last_ns, tokens)
+    return np.array([amounts.between(start_s, end_s) for start_s, end_s in pairwise(grid.edges_s)])
 
 
 def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
@@ -560,17 +608,16 @@ def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     """
     is_error = ~(columns.where(OK) | columns.where(UNFINISHED))
     grid = Grid.over(length_s, MAX_ERROR_BINS)
-    ended_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])[is_error]
+    error_times_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])
+    error_times_ns = error_times_ns[is_error]
     kinds = columns["kind"][is_error]
-    kinds_by_count = [
-        kind for kind in np.argsort(-np.bincount(kinds), kind="stable") if (kinds == kind).any()
-    ]
-    return grid.bins(
-        {
-            KINDS[kind] or "not finished": grid.sums(ended_ns[kinds == kind])
-            for kind in kinds_by_count
-        }
-    )
+    counts = np.bincount(kinds)
+    series = {}
+    for kind in np.argsort(-counts, kind="stable"):
+        if counts[kind]:
+            label = KINDS[kind] or "not finished"
+            series[label] = grid.sums(error_times_ns[kinds == kind])
+    return grid.bins(series)
 
 
 def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
@@ -610,11 +657,22 @@ def _ratios(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> list[flo
 def _client_overhead(
     columns: Columns, worker_samples: Sequence[WorkerSample], length_s: float
 ) -> Bins:
-    """Return the CPU use of the busiest worker as a fraction of a core, and the largest send delay.
+    """Return the CPU use of the busiest worker and the largest send delay, per bin of 1 s or more.
 
-    The delay is in ms.
+    The CPU use is a fraction of a core, and the delay is in ms.
     """
     grid = Grid.over(length_s, min_width_s=1.0)
+    send_delays_ms = _largest_send_delays_ms(columns, grid)
+    return grid.bins(
+        {"cpu": _largest_cpu_shares(worker_samples, grid), "largest send delay": send_delays_ms}
+    )
+
+
+def _largest_cpu_shares(worker_samples: Sequence[WorkerSample], grid: Grid) -> list[float | None]:
+    """Return the CPU use of the busiest worker in each bin, None for a bin without samples.
+
+    A sample counts in the bin that has the middle of the time it covers.
+    """
     cpu_shares: list[float | None] = [None] * grid.number
     for sample in worker_samples:
         if sample.span_s < MIN_SAMPLE_SPAN_S:
@@ -622,9 +680,7 @@ def _client_overhead(
         middle_s = max(sample.t_s - sample.span_s / 2, 0)
         index = min(int(middle_s // grid.width_s), grid.number - 1)
         cpu_shares[index] = max(cpu_shares[index] or 0.0, sample.cpu_share)
-    return grid.bins(
-        {"cpu": cpu_shares, "largest send delay": _largest_send_delays_ms(columns, grid)}
-    )
+    return cpu_shares
 
 
 def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
@@ -639,14 +695,12 @@ def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
 
 
 def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) -> Cells:
-    """Return the numbers of inter-chunk latencies by time (s) and length (ms).
-
-    Latencies below the first class of lengths are left out, because they lie between events that
-    arrived in one read of a socket.
+    """Return the numbers of inter-chunk latencies by time (s) and length (ms), for a heat map.
 
     Args:
-        snapshots: Counts by class of length, with the dtype `results.record_log.HEAT`. A worker
-            writes one about every 2 s, with the counts since the one before.
+        snapshots: Histograms of the latencies with the edges HEAT_EDGES_NS and the dtype
+            `results.record_log.HEAT`. A worker writes one about every 2 s, with the counts since
+            the one before.
         length_s: The length of the run.
     """
     if not len(snapshots):
@@ -655,23 +709,33 @@ def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) ->
     typical_span_s = float(np.median(np.diff(snapshot_times_ns, prepend=0))) / NS_PER_S
     min_width_s = MIN_BIN_PER_SNAPSHOT * typical_span_s
     grid = Grid.over(length_s, min_width_s=min(min_width_s, length_s))
+
     # A snapshot counts in the bin that has the middle of the time it covers.
     middle_s = snapshots["until_ns"] / NS_PER_S - min(typical_span_s, grid.width_s) / 2
     bin_numbers = grid.bin_of((middle_s * NS_PER_S).astype(np.int64))
+    # The first count, of latencies below all edges, is left out: these are times between chunks
+    # that arrived in one read of a socket.
     counts = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
     np.add.at(counts, bin_numbers, snapshots["counts"][:, 1:])
-    # The last class of lengths has no upper edge, so it is drawn up to twice its lower edge.
+    return tuple(_heat_map_cells(counts, grid.width_s))
+
+
+def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]:
+    """Yield the cells of a heat map that are not empty.
+
+    `counts` has a row for each time bin of `width_s`, and a column for the latencies from each
+    edge in HEAT_EDGES_NS on. The last column has no upper edge, so it is drawn up to twice its
+    lower edge.
+    """
     edges_ms = round_all(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / NS_PER_MS, 4)
-    return tuple(
-        (
-            float(column * grid.width_s),
-            float((column + 1) * grid.width_s),
-            edges_ms[row],
-            edges_ms[row + 1],
-            int(counts[column, row]),
+    for bin_number, edge_number in zip(*np.nonzero(counts), strict=True):
+        yield (
+            float(bin_number * width_s),
+            float((bin_number + 1) * width_s),
+            edges_ms[edge_number],
+            edges_ms[edge_number + 1],
+            int(counts[bin_number, edge_number]),
         )
-        for column, row in zip(*np.nonzero(counts), strict=True)
-    )
 
 
 # -- scatter plots ---------------------------------------------------------------------------------
@@ -684,25 +748,31 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     The second array has for each of them the number of other requests. Requests that were sent at
     the same time count as others too.
     """
-    sent_ns = columns["sent_ns"]
-    done_ns = columns["done_ns"]
-    target = columns["target"]
-    was_sent = sent_ns >= 0
+    was_sent = columns["sent_ns"] >= 0
     row_indices = np.empty(np.count_nonzero(was_sent), np.int32)
     other_counts = np.empty(len(row_indices), np.int32)
-    first = 0
-    for number in np.unique(target).tolist():
-        target_rows = np.flatnonzero((target == number) & was_sent).astype(np.int32)
-        span = slice(first, first + len(target_rows))
-        first = span.stop
-        order = np.argsort(sent_ns[target_rows]).astype(np.int32)
-        row_indices[span] = target_rows[order]
-        del order
-        ends_ns = done_ns[target_rows]
-        ends_ns.sort()
-        ends_ns = ends_ns[np.searchsorted(ends_ns, 0) :]  # negative: not done
-        _count_others(sent_ns[row_indices[span]], ends_ns, other_counts[span])
+    start = 0
+    for target in np.unique(columns["target"]).tolist():
+        is_of_target = (columns["target"] == target) & was_sent
+        target_rows = np.flatnonzero(is_of_target).astype(np.int32)
+        of_target = slice(start, start + len(target_rows))
+        order = np.argsort(columns["sent_ns"][target_rows]).astype(np.int32)
+        row_indices[of_target] = target_rows[order]
+        del order  # an array as large as a column of the records
+        starts_ns = columns["sent_ns"][row_indices[of_target]]
+        ends_ns = _sorted_end_times_ns(columns, target_rows)
+        _count_others(starts_ns, ends_ns, other_counts[of_target])
+        start = of_target.stop
     return row_indices, other_counts
+
+
+def _sorted_end_times_ns(columns: Columns, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return when the requests in these rows ended, in ascending order, if they did."""
+    ends_ns = columns["done_ns"][rows]
+    ends_ns.sort()
+    # A request that did not end has a negative time.
+    first_known = np.searchsorted(ends_ns, 0)
+    return ends_ns[first_known:]
 
 
 def _count_others(
@@ -710,8 +780,9 @@ def _count_others(
 ) -> None:
     """Count the other requests in flight at each start, and write the counts to `other_counts`.
 
-    The result is written to a part of a larger array, because a copy would need as much memory as a
-    column of the records.
+    They are the requests that started until then, without the request itself and without those
+    that ended until then. The counts are written to a part of a larger array, because a copy would
+    need as much memory as a column of the records.
 
     Args:
         starts_ns: The starts of requests in ascending order.
@@ -720,13 +791,16 @@ def _count_others(
     """
     for block in block_slices(len(starts_ns)):
         block_starts_ns = starts_ns[block]
-        started_before = np.arange(block.start, min(block.stop, len(starts_ns)))
+        # As many other requests started before as the index of the request says, unless the next
+        # one has the same start. Only then a search is needed.
+        others_started = np.arange(block.start, min(block.stop, len(starts_ns)))
         next_starts_ns = starts_ns[block.start + 1 : block.stop + 1]
-        same_time = np.flatnonzero(block_starts_ns[: len(next_starts_ns)] == next_starts_ns)
-        started_until = np.searchsorted(starts_ns, block_starts_ns[same_time], side="right")
-        started_before[same_time] = started_until - 1
+        is_same_as_next = block_starts_ns[: len(next_starts_ns)] == next_starts_ns
+        same_as_next = np.flatnonzero(is_same_as_next)
+        started = np.searchsorted(starts_ns, block_starts_ns[same_as_next], side="right")
+        others_started[same_as_next] = started - 1
         ended = np.searchsorted(ends_ns, block_starts_ns, side="right")
-        other_counts[block] = started_before - ended
+        other_counts[block] = others_started - ended
 
 
 def scatter_plot(
@@ -734,8 +808,8 @@ def scatter_plot(
     y_ns: NDArray[np.int64],
     selected: NDArray[np.bool_],
     *,
-    y_per: float = NS_PER_MS,
-    x_per: float = 1.0,
+    x_divisor: float = 1.0,
+    y_divisor: float = NS_PER_MS,
     row_indices: NDArray[np.int32] | None = None,
 ) -> ScatterPlot:
     """Return a scatter plot of the selected pairs with a known x and a defined y.
@@ -744,16 +818,17 @@ def scatter_plot(
         x: The values of x; negative ones are unknown.
         y_ns: The values of y.
         selected: Which pairs are shown.
-        y_per: What y is divided by.
-        x_per: What x is divided by.
+        x_divisor: Converts the values of x to the unit of the chart.
+        y_divisor: Converts the values of y to the unit of the chart.
         row_indices: The row of each pair, if the pairs are in another order than the rows. Points
             are listed in the order of rows.
     """
-    pairs = _Pairs(x, y_ns, selected, x_per, y_per)
+    pairs = _Pairs(x, y_ns, selected, x_divisor, y_divisor)
     if not pairs.count:
         return ScatterPlot(count=0)
     x_range, y_range = pairs.ranges()
-    log_y = y_range[0] > 0 and y_range[1] > LOG_RATIO * max(y_range[0], 1e-6)
+    lowest_y, highest_y = y_range
+    log_y = lowest_y > 0 and highest_y > LOG_RATIO * max(lowest_y, SMALLEST_LOG_VALUE)
     if pairs.count <= MAX_POINTS:
         points = pairs.points(row_indices)
         return ScatterPlot(count=pairs.count, points=points, x=x_range, y=y_range, log_y=log_y)
@@ -769,16 +844,20 @@ class _Pairs:
         x: NDArray[Any],
         y_ns: NDArray[np.int64],
         selected: NDArray[np.bool_],
-        x_per: float,
-        y_per: float,
+        x_divisor: float,
+        y_divisor: float,
     ) -> None:
+        """Find the pairs that are selected and whose x and y are known, block by block.
+
+        The parameters are those of `scatter_plot`.
+        """
         self._x = x
         self._y_ns = y_ns
         self._selected = selected
-        self._x_per = x_per
-        self._y_per = y_per
-        self._blocks = []
-        self._known = []
+        self._x_divisor = x_divisor
+        self._y_divisor = y_divisor
+        self._blocks: list[slice] = []
+        self._known: list[NDArray[np.bool_]] = []
         self.count = 0
         for block in block_slices(len(x)):
             known = selected[block] & (x[block] >= 0) & (y_ns[block] != UNDEFINED)
@@ -802,16 +881,16 @@ class _Pairs:
                 yield values[block][known]
 
     def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the ranges of x and y."""
+        """Return the lowest and the highest value of x, and of y."""
         return (
-            self._range_of(self._x, self._x_per),
-            self._range_of(self._y_ns, self._y_per),
+            self._range_of(self._x, self._x_divisor),
+            self._range_of(self._y_ns, self._y_divisor),
         )
 
-    def _range_of(self, values: NDArray[Any], per: float) -> tuple[float, float]:
+    def _range_of(self, values: NDArray[Any], divisor: float) -> tuple[float, float]:
         lowest = min(block.min() for block in self._known_values(values))
         highest = max(block.max() for block in self._known_values(values))
-        return float(lowest / per), float(highest / per)
+        return float(lowest / divisor), float(highest / divisor)
 
     def points(self, row_indices: NDArray[np.int32] | None) -> tuple[tuple[float, float], ...]:
         """Return all pairs as points, in the order of their rows."""
@@ -819,36 +898,53 @@ class _Pairs:
         indices = np.flatnonzero(is_known)
         if row_indices is not None:
             indices = indices[np.argsort(row_indices[indices])]
-        x = round_all(self._x[indices] / self._x_per, 4)
-        y = round_all(self._y_ns[indices] / self._y_per, 4)
+        x = round_all(self._x[indices] / self._x_divisor, 4)
+        y = round_all(self._y_ns[indices] / self._y_divisor, 4)
         return tuple(zip(x, y, strict=True))
 
     def cells(
         self, x_range: tuple[float, float], y_range: tuple[float, float], *, log_y: bool
     ) -> Cells:
-        """Return the numbers of pairs by cell. With `log_y`, the rows are equal on a log axis."""
+        """Return the numbers of pairs by cell, without empty cells.
+
+        The cells divide both ranges evenly. With `log_y`, they divide the logarithm of y evenly.
+        """
         x_edges = _cell_edges(x_range, CELL_COLUMNS)
         y_edges = _cell_edges(np.log10(y_range) if log_y else y_range, CELL_ROWS)
+        counts = self._count_by_cell(x_edges, y_edges, log_y=log_y)
+        left_edges = round_all(x_edges, 5)
+        low_edges = round_all(10**y_edges if log_y else y_edges, 5)
+        return tuple(
+            (
+                left_edges[column],
+                left_edges[column + 1],
+                low_edges[row],
+                low_edges[row + 1],
+                int(counts[column, row]),
+            )
+            for column, row in zip(*np.nonzero(counts), strict=True)
+        )
+
+    def _count_by_cell(
+        self, x_edges: NDArray[np.float64], y_edges: NDArray[np.float64], *, log_y: bool
+    ) -> NDArray[np.int64]:
+        """Return the number of pairs in each cell, by column and row.
+
+        This is `numpy.histogram2d` block by block. With `log_y`, the edges are logarithms of y.
+        """
         counts = np.zeros(CELL_COLUMNS * CELL_ROWS, np.int64)
         blocks = zip(
             self._known_values(self._x), self._known_values(self._y_ns), self._known, strict=True
         )
         for x, y_ns, known in blocks:
-            y = y_ns / self._y_per
-            columns = _cell_of(x / self._x_per, x_edges)
+            y = y_ns / self._y_divisor
+            columns = _cell_of(x / self._x_divisor, x_edges)
             rows = _cell_of(np.log10(y) if log_y else y, y_edges)
             cell_numbers = columns * CELL_ROWS + rows
             # One number stands for all pairs of the block if both arrays have one value.
             weight = np.count_nonzero(known) if len(cell_numbers) == 1 else 1
             counts += np.bincount(cell_numbers, minlength=len(counts)) * weight
-        lefts = round_all(x_edges, 5)
-        lows = round_all(10**y_edges if log_y else y_edges, 5)
-        cells = []
-        for number in np.flatnonzero(counts).tolist():
-            column, row = divmod(number, CELL_ROWS)
-            count = int(counts[number])
-            cells.append((lefts[column], lefts[column + 1], lows[row], lows[row + 1], count))
-        return tuple(cells)
+        return counts.reshape(CELL_COLUMNS, CELL_ROWS)
 
 
 def _cell_edges(
@@ -861,17 +957,20 @@ def _cell_edges(
 
 
 def _cell_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the cell of each value.
+    """Return for each value the number of the cell that it lies in.
 
-    The cell is computed from the width of the cells and then corrected by the edges, which is
-    faster than a search and as exact.
+    Cell i reaches from edges[i] to edges[i + 1], which belongs to the next cell except in the last
+    one, as in `numpy.histogram`. The number is computed from the width of the cells, which is
+    faster than a search. Rounding may put it one cell off, so it is then corrected by the edges.
     """
     last = len(edges) - 2
     cells_per_unit = (last + 1) / (edges[-1] - edges[0])
     cell: NDArray[np.int64] = ((values - edges[0]) * cells_per_unit).astype(np.int64)
     np.clip(cell, 0, last, out=cell)
-    cell -= values < edges[cell]
-    cell += (values >= edges[cell + 1]) & (cell < last)
+    is_too_high = values < edges[cell]
+    cell -= is_too_high
+    is_too_low = (values >= edges[cell + 1]) & (cell < last)
+    cell += is_too_low
     return cell
 
 
@@ -882,4 +981,6 @@ def _received_by_requested(columns: Columns, selected: NDArray[np.bool_]) -> Sca
     has_both = selected & (requested >= 0) & (received >= 0)
     if not (requested[has_both] != received[has_both]).any():
         return None
-    return scatter_plot(requested.astype(np.int64), received.astype(np.int64), has_both, y_per=1)
+    return scatter_plot(
+        requested.astype(np.int64), received.astype(np.int64), has_both, y_divisor=1
+    )

@@ -22,6 +22,12 @@ from loadgen.core.stats.quantiles import needed_samples, quantile_index
 LOWEST_QUANTILE = 0.01
 """No percentile below this one is called supported."""
 
+HIGHEST_QUANTILE = 1 - 1e-12
+"""No number of samples that fits into memory supports this percentile."""
+
+POSITIONS_PER_UNIT = 10_000
+"""The highest supported position is a multiple of 1 / POSITIONS_PER_UNIT."""
+
 BISECTION_STEPS = 50
 """Halvings of an interval of length 1 that reach the precision of a float."""
 
@@ -58,15 +64,16 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def highest_supported_position(count: int) -> float:
-    """Return the position of the highest percentile that `count` samples support, rounded down.
+    """Return the position on the percentile axis of the highest percentile that samples support.
 
-    It is found by bisection, because `needed_samples` has no inverse. Return 0 if not even
-    LOWEST_QUANTILE is supported.
+    A percentile is supported if `count` is at least `needed_samples`. That function has no inverse,
+    so the percentile is found by bisection. The position is rounded down, so that it never
+    claims too much. Return 0 if not even LOWEST_QUANTILE is supported.
     """
     if count < needed_samples(LOWEST_QUANTILE):
         return 0.0
     supported = LOWEST_QUANTILE
-    unsupported = 1 - 1e-12
+    unsupported = HIGHEST_QUANTILE
     for _ in range(BISECTION_STEPS):
         middle = (supported + unsupported) / 2
         if needed_samples(middle) <= count:
@@ -74,7 +81,7 @@ def highest_supported_position(count: int) -> float:
         else:
             unsupported = middle
     position = -float(np.log10(1 - supported))
-    return int(position * 1e4) / 1e4
+    return int(position * POSITIONS_PER_UNIT) / POSITIONS_PER_UNIT
 
 
 def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
@@ -115,6 +122,8 @@ def _percentile_curve(
     name: str, count: int, value_at: Callable[[float], float], largest_ns: float
 ) -> PercentileCurve:
     """Return the percentile curve of a latency whose value at each quantile is known.
+
+    A point of the curve has a position on the percentile axis, which is -log10(1 - quantile).
 
     Args:
         name: The name of the latency.
