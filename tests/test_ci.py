@@ -118,13 +118,13 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
             ),
         )
     )
-    first, *terms = outcome.cases([("r", spoiled)])
+    first, *terms = outcome.build_cases([("r", spoiled)])
     assert "SIMULATED" in first.name
     assert (first.outcome, first.text) == ("error", "spoiled") and {
         term.outcome for term in terms
     } == {"skipped"}
-    assert "INVALID" in outcome.markdown([("r", spoiled)])
-    assert "NOT JUDGED" in outcome.markdown([("r", spoiled)])
+    assert "INVALID" in outcome.render_markdown([("r", spoiled)])
+    assert "NOT JUDGED" in outcome.render_markdown([("r", spoiled)])
     assert (spoiled.goodput.met, {term.met for term in spoiled.goodput.slo}) == (None, {None})
     assert (
         spoiled.goodput.not_judged
@@ -136,7 +136,7 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
         summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,))
     )
     for strict, word in ((False, "skipped"), (True, "error")):
-        assert outcome.cases([("r", undecided)], strict=strict)[1].outcome == word
+        assert outcome.build_cases([("r", undecided)], strict=strict)[1].outcome == word
 
 
 def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
@@ -169,7 +169,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     mix = msgspec.structs.replace(
         rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False)
     )
-    cases = {case.name: case for case in outcome.cases([("r", mix)])}
+    cases = {case.name: case for case in outcome.build_cases([("r", mix)])}
     assert {f"chat: {term.promise}" for term in rag.goodput.slo} <= cases.keys()
     (missed,) = (case for case in cases.values() if case.outcome == "failed")
     assert (

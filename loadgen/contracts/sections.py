@@ -53,7 +53,7 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 
 FORECAST_OUTCOMES = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}
 
@@ -282,7 +282,7 @@ def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]
     valid_runs = [
         summaries[name] for name in run_names if name in summaries and summaries[name].verdict.valid
     ]
-    rates = [headline(summary) for summary in valid_runs]
+    rates = [select_headline_rates(summary) for summary in valid_runs]
     if not rates:
         return ""
     requests = _mean([rate.requests for rate in rates])

@@ -21,7 +21,7 @@ from loadgen.core.workload.yaml_marks import plain_yaml
 from loadgen.formats import ForeignResult, ToolFile
 from loadgen.interop.export import ExportSource, RunRows
 from loadgen.interop.result import WITH_FIRST, as_number, at, counted, made, statistics
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 
 VERSION = "0.2.1"
 TOOL = "llm-d Benchmark Report"
@@ -97,7 +97,7 @@ def _known(value: Any) -> Any:
 
 def _throughput(summary: Summary) -> dict[str, Any]:
     """Return the headline rates of a run, without those that are unknown."""
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     named = {
         "request_rate": ("queries/s", rates.requests),
         "input_token_rate": ("tokens/s", rates.input),

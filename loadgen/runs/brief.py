@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,16 @@ from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.load_fidelity import check_label
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import run_title
 from loadgen.runs.slo_text import (
     describe_task_limits,
+    find_task_goodput,
     format_limit,
     format_term_value,
+    is_attainment_met,
     is_judged,
-    judged_parts,
-    task_goodput,
+    list_slo_scopes,
 )
 from loadgen.runs.task_text import describe_completed_tasks
 
@@ -72,14 +74,16 @@ _KNOWN_FROM_TITLE = frozenset(("virtual_time",))
 
 
 def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Section]:
-    """Return the default output of a run.
+    """Return the default output of a run: title, SLO, latencies, results, and how to see more.
+
+    The objectives of a long SLO are shortened, so that the output has about MAX_LINES.
 
     Args:
         summary: The run.
         run_dir: The directory of its results, or None if it is not known.
     """
     result_lines = list(_result_lines(summary))
-    brief_slo = _BriefSlo(summary, _objective_limit(summary, result_lines))
+    brief_slo = _BriefSlo(summary, _max_objectives(summary, result_lines))
     return [
         section("", Paragraph(run_title(summary))),
         section("", brief_slo.table(), *brief_slo.notes(), indented=True),
@@ -89,10 +93,10 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
     ]
 
 
-def _objective_limit(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
-    """Return how many objectives there is room for in MAX_LINES."""
+def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
+    """Return for how many objectives there is room in MAX_LINES, at least MIN_OBJECTIVES."""
     latency_lines = len(_latency_rows(summary)) + bool(_confidence_note(summary).text)
-    text_lines = sum(-(-len(text) // TEXT_COLUMNS) for _, text in result_lines)
+    text_lines = sum(math.ceil(len(text) / TEXT_COLUMNS) for _, text in result_lines)
     return max(MAX_LINES - FIXED_LINES - latency_lines - text_lines, MIN_OBJECTIVES)
 
 
@@ -113,17 +117,18 @@ class _ObjectiveRow(NamedTuple):
 
 
 class _BriefSlo:
-    """The objectives of an SLO that are shown, and what belongs below them."""
+    """The objectives of an SLO that are shown, and the notes below them."""
 
-    def __init__(self, summary: Summary, limit: int) -> None:
-        """Take at most `limit` objectives, missed and undecided ones first if some are left out."""
+    def __init__(self, summary: Summary, max_objectives: int) -> None:
+        """Choose the objectives to show, missed and undecided ones first if some are left out."""
         self._summary = summary
         rows = list(_objective_rows(summary))
-        if len(rows) > limit:
+        if len(rows) > max_objectives:
             rows.sort(key=_outcome_order)
-            limit = max(limit - 1, MIN_OBJECTIVES)  # a line says how many are left out
-        self._rows = rows[:limit]
-        self._hidden = len(rows) - len(self._rows)
+            # One line less, because a line says how many are left out.
+            max_objectives = max(max_objectives - 1, MIN_OBJECTIVES)
+        self._rows = rows[:max_objectives]
+        self._hidden_count = len(rows) - len(self._rows)
 
     def table(self) -> Table:
         """Return the objectives with outcomes, measured values and limits."""
@@ -131,7 +136,11 @@ class _BriefSlo:
         return Table(head, [row.cells for row in self._rows], label_columns=2)
 
     def notes(self) -> Iterator[Paragraph]:
-        """Yield that no SLO is set, how many objectives are hidden, and why some are undecided."""
+        """Yield the paragraphs below the objectives.
+
+        They state that no SLO is set or that too many requests failed, how many objectives are
+        hidden, and why some are undecided.
+        """
         summary = self._summary
         if fails_by_errors(summary):
             yield Paragraph(_describe_error_rate(summary), "bad")
@@ -139,14 +148,15 @@ class _BriefSlo:
             succeeded = _fraction(summary.requests.ok, summary.requests.decided)
             hint = "Add --slo ttft:2s for a pass/fail result."
             yield Paragraph(f"No SLO set. {succeeded} requests succeeded. {hint}")
-        if self._hidden:
-            yield Paragraph(f"{format.counted(self._hidden, 'more objective')}: --full", "soft")
+        if self._hidden_count:
+            hidden = format.counted(self._hidden_count, "more objective")
+            yield Paragraph(f"{hidden}: --full", "soft")
         for reason in _undecided_reasons(summary):
             yield Paragraph(f"Undecided: {reason}", "warn")
 
 
 def _outcome_order(row: _ObjectiveRow) -> int:
-    """Return the place of a row when missed objectives come first, then undecided ones."""
+    """Return the sort key that puts missed objectives first, then undecided ones, then met ones."""
     return (False, None, True).index(row.is_met)
 
 
@@ -161,24 +171,34 @@ def slo_heading(summary: Summary) -> str:
 
 
 def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
-    """Yield the objectives of the run and of its request classes."""
-    for prefix, part in judged_parts(summary):
-        goodput = part.goodput
+    """Yield the objectives of the run and of its request classes.
+
+    For each of them, the limits of percentiles come first, then the required percentage of requests
+    that meet all of these limits, then that of tasks.
+    """
+    for prefix, scope in list_slo_scopes(summary):
+        goodput = scope.goodput
         for term in goodput.slo:
             yield _term_row(prefix, term)
         if goodput.share_limit is not None:
-            is_met = None if goodput.share is None else goodput.share >= goodput.share_limit
-            measured = format.percent(goodput.share)
-            limit = format_limit(goodput.share_limit)
-            yield _ObjectiveRow(is_met, f"{prefix}SLO attainment", measured, limit)
-        tasks = task_goodput(part)
+            yield _ObjectiveRow(
+                is_met=is_attainment_met(goodput),
+                name=f"{prefix}SLO attainment",
+                measured=format.percent(goodput.share),
+                limit=format_limit(goodput.share_limit),
+            )
+        tasks = find_task_goodput(scope)
         if tasks is not None:
-            name = f"{prefix}tasks {describe_task_limits(tasks)}"
-            limit = format_limit(tasks.share_limit)
-            yield _ObjectiveRow(tasks.met, name, format.percent(tasks.share), limit)
+            yield _ObjectiveRow(
+                is_met=tasks.met,
+                name=f"{prefix}tasks {describe_task_limits(tasks)}",
+                measured=format.percent(tasks.share),
+                limit=format_limit(tasks.share_limit),
+            )
 
 
 def _term_row(prefix: str, term: TermResult) -> _ObjectiveRow:
+    """Return the row of a limit of a percentile, such as TTFT p95."""
     name = f"{prefix}{slo.name(term.metric, term.quantile)}"
     return _ObjectiveRow(term.met, name, _measured_time(term), _format_limit_ms(term.limit_ms))
 
@@ -213,7 +233,7 @@ def _undecided_reasons(summary: Summary) -> list[str]:
     """Return the different reasons why objectives of a valid run are undecided."""
     if not summary.verdict.valid:
         return []
-    terms = [term for _, part in judged_parts(summary) for term in part.goodput.slo]
+    terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
     return list(dict.fromkeys(term.undecided for term in terms if term.undecided))
 
 
@@ -251,15 +271,15 @@ def _latency_rows(summary: Summary) -> list[_LatencyRow]:
 
 
 def _latency_table(summary: Summary) -> Table:
-    """Return the latencies in ms. The heading says if the run is INVALID, so they are unreliable.
+    """Return the table of latencies in ms. Its heading says if the run is INVALID.
 
     A statistic that is too uncertain to be reported is shown as the range that contains it.
     """
     statistics = ("mean", *QUANTILES, "max")
     rows = []
     for row in _latency_rows(summary):
-        withheld = summary.withheld.get(row.metric)
-        ranges = None if withheld is None else withheld.ranges
+        uncertain = summary.withheld.get(row.metric)
+        ranges = None if uncertain is None else uncertain.ranges
         values = [cells.statistic_ms(row.distribution, name, ranges) for name in statistics]
         rows.append((row.label, *values))
     title = LATENCY_TITLE if summary.verdict.valid else UNRELIABLE_LATENCY_TITLE
@@ -297,7 +317,7 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _describe_throughput(summary: Summary) -> str:
     """Return the rates of requests and output tokens, or of prompt tokens if there is no output."""
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     request_rate = format.rate(rates.requests, " req/s")
     if not rates.output:
         return f"{request_rate}, {format.rate(rates.input, ' prompt tok/s')}"
@@ -308,12 +328,16 @@ def _describe_throughput(summary: Summary) -> str:
 
 
 def _describe_goodput(summary: Summary) -> str:
-    rate = format.rate(headline(summary).goodput, " req/s")
+    rate = format.rate(select_headline_rates(summary).goodput, " req/s")
     return f"{rate}; {format.percent(summary.goodput.share)} of requests met the SLO"
 
 
 def _describe_requests(summary: Summary) -> str:
-    """Return how many requests had which outcome. Outcomes that did not occur are left out."""
+    """Return how many requests had which outcome.
+
+    Successes and failures are always stated, and other outcomes if they occurred. The counts do not
+    include the requests of the warm-up.
+    """
     requests = summary.requests
     phrases = [f"{format.count(requests.ok)} succeeded", f"{format.count(requests.failed)} failed"]
     for status in ("dropped", "cancelled", "unfinished", "lost", "resent"):
@@ -336,9 +360,10 @@ def _describe_errors(summary: Summary) -> str:
 
 
 def _describe_delivered_load(summary: Summary) -> str:
-    """Return the load that arrived, its concurrency and stability, and how it was not as planned.
+    """Return the load that arrived, its concurrency, and whether the server was stable under it.
 
-    With sessions, the offered rate counts sessions and not requests, so it is left out.
+    Properties of the load that differ from the workload are named. With sessions, the offered rate
+    counts sessions and not requests, so it is left out.
     """
     load = summary.load
     phrases = []
@@ -348,9 +373,10 @@ def _describe_delivered_load(summary: Summary) -> str:
     is_sustained = summary.sustainable.sustained
     if is_sustained is not None:
         phrases.append("stable" if is_sustained else "not stable")
-    deviations = [check_label(check.code) for check in summary.stimulus if check.ok is False]
-    if deviations:
-        phrases.append(f"differs from the workload in {', '.join(deviations)}")
+    failed_checks = [check for check in summary.stimulus if check.ok is False]
+    if failed_checks:
+        properties = ", ".join(check_label(check.code) for check in failed_checks)
+        phrases.append(f"differs from the workload in {properties}")
     return ", ".join(phrases)
 
 
@@ -398,7 +424,7 @@ def _describe_overload(summary: Summary) -> str:
     load = summary.load
     return (
         f"Overloaded: {format.rate(load.offered_rps, ' req/s')} arrived, "
-        f"{format.quantity(headline(summary).requests)} completed, up to "
+        f"{format.quantity(select_headline_rates(summary).requests)} completed, up to "
         f"{format.count(load.in_flight_max)} in flight. Try loadgen search."
     )
 

@@ -1,4 +1,7 @@
-"""Cells of tables: statistics of distributions, and the metrics of a part of a run. Pure."""
+"""Cells of tables: statistics of distributions, and the metrics of a part of a run.
+
+Pure. A part of a run is a stage, a target, a request class or a model, with its own summary.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
         TargetSummary,
     )
 
-    Part = StageSummary | TargetSummary | ClassSummary | ModelSummary
+    RunPart = StageSummary | TargetSummary | ClassSummary | ModelSummary
 
 UNSUPPORTED = "~"
 """Marks a percentile that rests on fewer samples than it needs."""
 
-PART_HEAD = (
+RUN_PART_HEAD = (
     "ok",
     "failed",
     "req/s",
@@ -34,7 +37,7 @@ PART_HEAD = (
     "TPOT p99",
     "SLO attainment",
 )
-"""The heads of `part_cells`. Latencies are in ms."""
+"""The heads of the columns of `run_part_cells`. Latencies are in ms."""
 
 
 def quantile_label(quantile: str) -> str:
@@ -95,37 +98,40 @@ def format_range_ms(low_ms: float, high_ms: float) -> str:
 
 
 def describe_unsupported(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> str:
-    """Return what the marked percentiles of a table need, or "" if none is marked.
+    """Return the legend of the percentiles that are marked with ~, or "" if none is marked.
 
-    Example: `~ low confidence: p99 needs at least 662 samples, p99.9 6,636`.
+    A percentile is marked in a table if it rests on too few samples. The legend says how many each
+    one needs: `~ low confidence: p99 needs at least 662 samples, p99.9 6,636`.
     """
-    unsupported = _unsupported(distributions, quantiles)
-    if not unsupported:
+    marked_quantiles = _find_unsupported_quantiles(distributions, quantiles)
+    if not marked_quantiles:
         return ""
-    first, *further = unsupported
-    text = (
-        f"{UNSUPPORTED} low confidence: {quantile_label(first)} needs at least {SUPPORT[first]:,}"
-    )
-    text += " samples"
-    for quantile in further:
-        text += f", {quantile_label(quantile)} {SUPPORT[quantile]:,}"
-    return text
+    first, *rest = marked_quantiles
+    phrases = [f"{quantile_label(first)} needs at least {SUPPORT[first]:,} samples"]
+    phrases += [f"{quantile_label(quantile)} {SUPPORT[quantile]:,}" for quantile in rest]
+    return f"{UNSUPPORTED} low confidence: {', '.join(phrases)}"
 
 
-def _unsupported(distributions: Sequence[Distribution], quantiles: Sequence[str]) -> list[str]:
+def _find_unsupported_quantiles(
+    distributions: Sequence[Distribution], quantiles: Sequence[str]
+) -> list[str]:
+    """Return the quantiles for which at least one of the distributions has too few samples."""
     return [
         quantile
         for quantile in quantiles
-        if any(d.count and quantile not in d.supported for d in distributions)
+        if any(
+            distribution.count and quantile not in distribution.supported
+            for distribution in distributions
+        )
     ]
 
 
-def part_cells(part: Part) -> tuple[str, ...]:
-    """Return the metrics of a part of a run, such as a stage or a target. PART_HEAD has the heads.
+def run_part_cells(part: RunPart) -> tuple[str, ...]:
+    """Return the metrics of a part of a run, such as a stage or a target, as cells of a table.
 
-    Lost requests count as failed.
+    RUN_PART_HEAD has the heads of the columns. Lost requests count as failed.
     """
-    rates = headline(part)
+    rates = select_headline_rates(part)
     return (
         format.count(part.requests.ok),
         format.count(part.requests.failed + part.requests.lost),

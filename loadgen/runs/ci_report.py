@@ -74,10 +74,10 @@ class CiReport(Struct, frozen=True):
         if not is_complete:
             added_cases.append(outcome.unfinished_case(command))
         if self.junit is not None:
-            cases = [*outcome.cases(runs, strict=self.strict), *added_cases]
+            cases = [*outcome.build_cases(runs, strict=self.strict), *added_cases]
             write_file(self.junit, render(command, cases), "--junit")
         if self.step_summary is not None:
-            markdown = outcome.markdown(runs, added_cases)
+            markdown = outcome.render_markdown(runs, added_cases)
             write_file(self.step_summary, markdown, "--github", append=True)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.runs.load_points import PointGroup
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> L
     `point` is the load point that a sweep requested. It is None for a run of another command.
     """
     load = summary.load
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     gpus = summary.target.gpus
     tpot_p50 = summary.tpot_ms.p50
     concurrency = _measured_concurrency(summary.stages)

@@ -10,51 +10,53 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.junit import OUTCOME_OF_MET, JUnitCase, Outcome
 from loadgen.render.markdown import render_sections
 from loadgen.runs import text
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_section import slo_section
 from loadgen.runs.slo_text import (
     count_violations,
+    describe_judged_outcome,
     describe_result,
+    find_task_goodput,
     format_term_value,
     is_judged,
-    judged_parts,
-    judged_word,
-    objectives_of,
-    task_goodput,
+    list_scope_objectives,
+    list_slo_scopes,
 )
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.slo_terms import TermResult
-    from loadgen.runs.slo_text import JudgedPart
+    from loadgen.runs.slo_text import SloScope
 
 NamedRun = tuple[str, Summary]
 """The name of a run in the result it belongs to, and its summary."""
 
 
-def cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[JUnitCase]:
-    """Return for each run whether it is valid, and each objective of its SLO.
+def build_cases(runs: Sequence[NamedRun], *, strict: bool = False) -> list[JUnitCase]:
+    """Return the JUnit cases of runs: whether each run is valid, and each objective of its SLO.
 
-    The objectives of request classes and of tasks are included.
-
-    A run without an SLO has a failed case if its error rate is above the limit. If a run is not
-    valid, its objectives are skipped.
+    The objectives of request classes and of tasks are included. A run without an SLO has a failed
+    case if its error rate is above the limit. If a run is not valid, its objectives are skipped.
 
     Args:
         runs: The runs with their names.
         strict: Whether an objective that the run cannot decide is an error.
     """
-    return [case for name, summary in runs for case in _cases_of_run(name, summary, strict=strict)]
+    cases: list[JUnitCase] = []
+    for name, summary in runs:
+        cases += _build_cases_of_run(name, summary, strict=strict)
+    return cases
 
 
-def _cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[JUnitCase]:
+def _build_cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterator[JUnitCase]:
+    """Yield the cases of one run. JUnit shows them as a group with the name of the run."""
     group = f"loadgen.{name}"
     yield _validity_case(summary, group)
     if summary.sustainable.sustained is False:
         yield _unsustained_case(summary, group)
     if fails_by_errors(summary):
         yield _error_rate_case(summary, group)
-    for prefix, part in judged_parts(summary):
-        for objective in _objectives(prefix, part):
+    for prefix, scope in list_slo_scopes(summary):
+        for objective in _measured_objectives(prefix, scope):
             yield _objective_case(summary, objective, group, strict=strict)
 
 
@@ -96,9 +98,13 @@ def _error_rate_case(summary: Summary, group: str) -> JUnitCase:
 
 
 class _MeasuredObjective(NamedTuple):
-    """An objective of an SLO, whether it was met, and the measured value with its counts.
+    """An objective of an SLO with its outcome and what was measured.
 
-    `is_supported` is False if there are too few samples for its percentile.
+    Attributes:
+        name: The objective, with its request class before it if it has one.
+        is_met: Whether it was met, or None if the run cannot decide it.
+        measured: The measured value with its counts.
+        is_supported: Whether there are enough samples for its percentile.
     """
 
     name: str
@@ -117,7 +123,11 @@ class _Measurement(NamedTuple):
 def _objective_case(
     summary: Summary, objective: _MeasuredObjective, group: str, *, strict: bool
 ) -> JUnitCase:
-    """Return the case of an objective, with `strict` an error if the run cannot decide it."""
+    """Return the JUnit case of an objective.
+
+    It is skipped if the run is not valid. With `strict` it is an error if the run cannot decide the
+    objective, or if it was met on too few samples for its percentile.
+    """
     is_met = objective.is_met
     if not is_judged(summary, is_met):
         text = "the run is not valid"
@@ -129,23 +139,27 @@ def _objective_case(
     return JUnitCase(name=objective.name, group=group, outcome=outcome, text=objective.measured)
 
 
-def _objectives(prefix: str, part: JudgedPart) -> Iterator[_MeasuredObjective]:
-    """Yield the objectives of a run or a request class, in the order of `objectives_of`."""
-    for objective, measured in zip(objectives_of(part), _measurements(part), strict=True):
+def _measured_objectives(prefix: str, scope: SloScope) -> Iterator[_MeasuredObjective]:
+    """Yield the objectives of a run or a request class, in the order of `list_scope_objectives`."""
+    objectives = list_scope_objectives(scope)
+    for objective, measured in zip(objectives, _measurements(scope), strict=True):
         name = f"{prefix}{objective.text}"
         yield _MeasuredObjective(name, objective.is_met, measured.text, measured.is_supported)
 
 
-def _measurements(part: JudgedPart) -> Iterator[_Measurement]:
-    """Yield what was measured for each objective: percentiles, good requests, tasks."""
-    for term in part.goodput.slo:
+def _measurements(scope: SloScope) -> Iterator[_Measurement]:
+    """Yield what was measured for each objective of a run or a request class.
+
+    The order is that of `list_scope_objectives`: percentiles, good requests, tasks.
+    """
+    for term in scope.goodput.slo:
         yield _Measurement(_describe_term(term), term.supported)
-    if part.goodput.share_limit is not None:
-        yield _Measurement(format.percent(part.goodput.share))
-    tasks = task_goodput(part)
-    if tasks is not None and part.sessions is not None:
+    if scope.goodput.share_limit is not None:
+        yield _Measurement(format.percent(scope.goodput.share))
+    tasks = find_task_goodput(scope)
+    if tasks is not None and scope.sessions is not None:
         share = format.percent(tasks.share)
-        yield _Measurement(f"{tasks.good:,} of {part.sessions.count:,} ({share})")
+        yield _Measurement(f"{tasks.good:,} of {scope.sessions.count:,} ({share})")
 
 
 def _describe_term(term: TermResult) -> str:
@@ -157,7 +171,7 @@ def _describe_term(term: TermResult) -> str:
 
 def describe_rates(summary: Summary) -> str:
     """Return the headline rates of a run, with the window that they cover."""
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     parts = [
         f"{format.rate(rates.requests, ' req/s')} completed",
         format.rate(rates.output, " output tok/s"),
@@ -176,26 +190,31 @@ def unfinished_case(command: str) -> JUnitCase:
 # -- Markdown --------------------------------------------------------------------------------------
 
 
-def markdown(runs: Sequence[NamedRun], other_cases: Sequence[JUnitCase] = ()) -> str:
+def render_markdown(runs: Sequence[NamedRun], other_cases: Sequence[JUnitCase] = ()) -> str:
     """Return the outcome of runs as Markdown: verdict and SLO first, the full report folded.
+
+    GitHub shows it as the summary of a step of a workflow.
 
     Args:
         runs: The runs with their names.
         other_cases: Cases that do not belong to a run.
     """
-    parts = [part for name, summary in runs for part in _markdown_of_run(name, summary)]
-    parts += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in other_cases]
-    return "\n".join(parts)
+    blocks: list[str] = []
+    for name, summary in runs:
+        blocks += _markdown_of_run(name, summary)
+    blocks += [f"- {case.name}: {case.outcome}: {case.text}\n" for case in other_cases]
+    return "\n".join(blocks)
 
 
 def _markdown_of_run(name: str, summary: Summary) -> list[str]:
+    """Return the blocks of one run: heading, reasons or caveats, SLO, and the folded report."""
     verdict = summary.verdict
     labels = []
     if summary.target.simulated:
         labels.append("SIMULATED")
     labels.append("VALID" if verdict.valid else "INVALID")
     if summary.goodput.has_slo:
-        labels.append(f"SLO {judged_word(summary, summary.goodput.met)}")
+        labels.append(f"SLO {describe_judged_outcome(summary, summary.goodput.met)}")
     report = text.render(summary)
     return [
         f"### loadgen: {name}: {', '.join(labels)}\n",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadgen.core import format
 from loadgen.render.section import Paragraph, Section, Table, section
 from loadgen.runs import replica_differences
-from loadgen.runs.cells import PART_HEAD, part_cells
+from loadgen.runs.cells import RUN_PART_HEAD, run_part_cells
 from loadgen.runs.fairness import fairness_section
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival, target_name_with_region
 from loadgen.runs.task_text import STEP_HEAD, STEP_LEGEND, describe_tasks, step_rows
 
@@ -25,20 +25,26 @@ if TYPE_CHECKING:
         StageSummary,
         TargetSummary,
     )
+    from loadgen.core.metrics.sections import BetweenNodes
     from loadgen.core.metrics.slo_terms import TermResult
     from loadgen.core.metrics.summary import Summary
-    from loadgen.runs.cells import Part
+    from loadgen.runs.cells import RunPart
 
-    NamedPart = tuple[str, Part]
+    NamedPart = tuple[str, RunPart]
+    """A stage, target, class or model of a run, with the name that a table shows."""
 
 CLASS_HEAD = ("class", "requested", "actual", "model", "priority", "SLO")
+TARGET_STATISTICS_HEAD = ("over the targets", "min", "max", "mean", "median", "sum")
 NOT_SPECIFIED = "not specified"
 
 
 def part_sections(summary: Summary) -> Iterator[Section]:
-    """Yield a section for each kind of part of which the run has several."""
-    legend = Paragraph(STEP_LEGEND if summary.steps else "", "soft")
-    yield section("Steps of a task", Table(STEP_HEAD, step_rows(summary)), legend, id="steps")
+    """Yield the sections that divide a run into parts, each with a table of their metrics.
+
+    The parts are the steps of tasks, the stages of the load, the request classes with their
+    tenants, and the targets with their replicas. There is no section for what a run has only once.
+    """
+    yield _steps_section(summary)
     if len(summary.stages) > 1:
         yield _stages_section(summary)
     if summary.classes:
@@ -46,18 +52,36 @@ def part_sections(summary: Summary) -> Iterator[Section]:
         yield fairness_section(summary.fairness)
     if summary.targets:
         yield _targets_section(summary)
-    outliers = replica_differences.describe_outliers(summary.node_differences)
-    if outliers:
-        variances = Table(
-            replica_differences.variance_head(summary.node_differences),
-            replica_differences.variance_rows(summary.node_differences),
-        )
-        head = f"Latency variance by {summary.node_differences.compared}"
-        yield section(head, variances, *outliers, folded=True, id="nodes")
+    yield _replica_section(summary.node_differences)
+
+
+def _steps_section(summary: Summary) -> Section:
+    """Return the metrics of each step of the tasks. It is not shown without tasks."""
+    legend = STEP_LEGEND if summary.steps else ""
+    table = Table(STEP_HEAD, step_rows(summary))
+    return section("Steps of a task", table, Paragraph(legend, "soft"), id="steps")
+
+
+def _replica_section(differences: BetweenNodes) -> Section:
+    """Return how much latency varies between replicas or nodes, and which ones are outliers.
+
+    It has no content, and is not shown, if the run could not compare any.
+    """
+    heading = f"Latency variance by {differences.compared}"
+    sentences = replica_differences.describe_outliers(differences)
+    if not sentences:
+        return section(heading)
+    variances = Table(
+        replica_differences.variance_head(differences),
+        replica_differences.variance_rows(differences),
+    )
+    return section(heading, variances, *sentences, folded=True, id="nodes")
 
 
 def _part_table(head: str, parts: Iterable[NamedPart]) -> Table:
-    return Table((head, *PART_HEAD), [(name, *part_cells(part)) for name, part in parts])
+    """Return a table with a row of metrics for each of these parts of a run."""
+    rows = [(name, *run_part_cells(part)) for name, part in parts]
+    return Table((head, *RUN_PART_HEAD), rows)
 
 
 # -- stages ----------------------------------------------------------------------------------------
@@ -80,9 +104,10 @@ def _stage_name(stage: StageSummary) -> str:
 
 
 def _classes_section(summary: Summary) -> Section:
-    """Return the metrics of each class and model, and what each class requests."""
-    classes = [(part.name, part) for part in summary.classes]
-    models = [(f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models]
+    """Return the metrics of each request class and model, and what each class requests."""
+    classes = [(request_class.name, request_class) for request_class in summary.classes]
+    models = [(f"{model.model} ({', '.join(model.classes)})", model) for model in summary.models]
+    class_rows = [_class_row(summary, request_class) for request_class in summary.classes]
     if summary.sessions is None:
         legend = "Percentages of the requests."
     else:
@@ -91,30 +116,32 @@ def _classes_section(summary: Summary) -> Section:
         "Request classes",
         _part_table("class", classes),
         _part_table("model", models),
-        Table(CLASS_HEAD, [_class_row(summary, part) for part in summary.classes], "prose"),
+        Table(CLASS_HEAD, class_rows, "prose"),
         Paragraph(legend, "soft"),
         id="classes",
     )
 
 
-def _class_row(summary: Summary, part: ClassSummary) -> tuple[str, ...]:
-    slo_texts = [describe_class_term(term) for term in part.goodput.slo]
-    if part.sessions is not None:
-        slo_texts += describe_tasks(part.sessions)
+def _class_row(summary: Summary, request_class: ClassSummary) -> tuple[str, ...]:
+    """Return the cells of a request class under CLASS_HEAD: its traffic, model and SLO results."""
+    slo_results = [describe_class_term(term) for term in request_class.goodput.slo]
+    if request_class.sessions is not None:
+        slo_results += describe_tasks(request_class.sessions)
+    priority = request_class.priority
     return (
-        part.name,
-        format.percent(part.share),
-        format.percent(actual_class_share(summary, part)),
-        part.model or summary.target.model,
-        format.NONE if part.priority is None else str(part.priority),
-        "; ".join(slo_texts),
+        request_class.name,
+        format.percent(request_class.share),
+        format.percent(actual_class_share(summary, request_class)),
+        request_class.model or summary.target.model,
+        format.NONE if priority is None else str(priority),
+        "; ".join(slo_results),
     )
 
 
-def actual_class_share(summary: Summary, part: ClassSummary) -> float | None:
-    """Return the share of a class in the measured starts of requests, conversations and tasks."""
-    total = sum(request_class.starts for request_class in summary.classes)
-    return part.starts / total if total else None
+def actual_class_share(summary: Summary, request_class: ClassSummary) -> float | None:
+    """Return the fraction of a class in the measured starts of requests, conversations and tasks."""
+    total = sum(summarized.starts for summarized in summary.classes)
+    return request_class.starts / total if total else None
 
 
 def describe_class_term(term: TermResult) -> str:
@@ -130,32 +157,35 @@ def describe_class_term(term: TermResult) -> str:
 
 
 def _targets_section(summary: Summary) -> Section:
-    """Return the metrics of each target, region and node, and the sums and means over the targets.
+    """Return the metrics of each target, region and node, and statistics over the targets.
 
-    There are no sums if the targets serve different steps of tasks.
+    There are no statistics if the targets serve different steps of tasks, so that their metrics
+    cannot be compared or added.
     """
+    targets = [(target_name_with_region(target), target) for target in summary.targets]
+    regions = [(region.target.region or NOT_SPECIFIED, region) for region in summary.regions]
+    nodes = [(node.target.node or NOT_SPECIFIED, node) for node in summary.nodes]
     tables = [
-        _part_table("target", [(target_name_with_region(part), part) for part in summary.targets]),
-        _part_table(
-            "region", [(part.target.region or NOT_SPECIFIED, part) for part in summary.regions]
-        ),
-        _part_table("node", [(part.target.node or NOT_SPECIFIED, part) for part in summary.nodes]),
+        _part_table("target", targets),
+        _part_table("region", regions),
+        _part_table("node", nodes),
     ]
-    if summary.rack is None:
+    combined_tokens = summary.rack
+    if combined_tokens is None:
         return section("Targets", *tables, id="targets")
-    head = ("over the targets", "min", "max", "mean", "median", "sum")
-    window = "The rates of all targets cover the same window of the run, so that they add up."
+    legend = "The rates of all targets cover the same window of the run, so that they add up."
     return section(
         "Targets",
         *tables,
-        Table(head, statistics_over_targets(summary.targets)),
-        Table(("all targets, output tok/s", ""), _total_rows(summary.rack)),
-        Paragraph(window, "soft"),
+        Table(TARGET_STATISTICS_HEAD, statistics_over_targets(summary.targets)),
+        Table(("all targets, output tok/s", ""), _total_rows(combined_tokens)),
+        Paragraph(legend, "soft"),
         id="targets",
     )
 
 
 def _total_rows(rack: RackTokens) -> list[tuple[str, str]]:
+    """Return the output rate of all targets together, computed in two ways, and the spread."""
     return [
         (
             f"sum of {rack.targets} rates, each over its own time",
@@ -176,7 +206,7 @@ class _MetricOverTargets(NamedTuple):
 
 def statistics_over_targets(targets: Sequence[TargetSummary]) -> list[tuple[str, ...]]:
     """Return the minimum, maximum, mean and median over the targets, and the sum of rates."""
-    rates = [headline(target) for target in targets]
+    rates = [select_headline_rates(target) for target in targets]
     metrics = (
         _MetricOverTargets("output tok/s", [rate.output for rate in rates], adds_up=True),
         _MetricOverTargets("req/s", [rate.requests for rate in rates], adds_up=True),

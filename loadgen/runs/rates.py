@@ -23,8 +23,8 @@ STEADY_STATE_WINDOW = "steady-state window"
 MEASUREMENT_WINDOW = "measurement window"
 
 
-class RatedPart(Protocol):
-    """A summary, or the summary of a stage, target, class or model in it."""
+class SummaryWithRates(Protocol):
+    """The summary of a run, or of a part of it: a stage, target, request class or model."""
 
     @property
     def load(self) -> Load:
@@ -39,15 +39,15 @@ class RatedPart(Protocol):
         """The requests that met the SLO, and their rates."""
 
 
-class MeasuredPart(Protocol):
-    """A part of a summary that need not have a goodput, such as a step of a task."""
+class SummaryWithLoad(Protocol):
+    """The summary of a run or of a part of it that need not have a goodput, such as a step."""
 
     @property
     def load(self) -> Load:
         """The rates and numbers of requests."""
 
 
-class Headline(Struct, frozen=True):
+class HeadlineRates(Struct, frozen=True):
     """The headline rates per second; a rate is None if it is unknown.
 
     `steady` is False if the run has no steady-state window, so that the rates are those of the
@@ -68,7 +68,7 @@ class Headline(Struct, frozen=True):
         return STEADY_STATE_WINDOW if self.steady else MEASUREMENT_WINDOW
 
 
-class WholeRunRates(Struct, frozen=True):
+class FullRunRates(Struct, frozen=True):
     """The rates per second from the start of the run to the end of its last response."""
 
     requests: float | None
@@ -76,47 +76,52 @@ class WholeRunRates(Struct, frozen=True):
     output_per_gpu: float | None
 
 
-def headline(part: RatedPart) -> Headline:
-    """Return the headline rates of a run, or of a part of it."""
-    load, tokens, goodput = part.load, part.tokens, part.goodput
-    is_steady = has_steady_rates(part)
-    if not is_steady:
-        return Headline(
-            requests=load.completed_rps,
-            input=tokens.input_per_s,
-            output=tokens.output_per_s,
-            total=tokens.total_per_s,
-            output_per_gpu=tokens.output_per_s_per_gpu,
-            goodput=goodput.rps,
-            steady=False,
+def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
+    """Return the rates that stand for a run, or for a part of it, wherever only one is shown.
+
+    They are the rates in the steady-state window, or those in the measurement window if a run is
+    too short to have a steady state.
+    """
+    load = summary.load
+    tokens = summary.tokens
+    goodput = summary.goodput
+    if has_steady_rates(summary):
+        return HeadlineRates(
+            requests=load.steady_completed_rps,
+            input=tokens.steady_input_per_s,
+            output=tokens.steady_output_per_s,
+            total=tokens.steady_total_per_s,
+            output_per_gpu=tokens.steady_output_per_s_per_gpu,
+            goodput=goodput.steady_rps,
+            steady=True,
         )
-    return Headline(
-        requests=load.steady_completed_rps,
-        input=tokens.steady_input_per_s,
-        output=tokens.steady_output_per_s,
-        total=tokens.steady_total_per_s,
-        output_per_gpu=tokens.steady_output_per_s_per_gpu,
-        goodput=goodput.steady_rps,
-        steady=True,
+    return HeadlineRates(
+        requests=load.completed_rps,
+        input=tokens.input_per_s,
+        output=tokens.output_per_s,
+        total=tokens.total_per_s,
+        output_per_gpu=tokens.output_per_s_per_gpu,
+        goodput=goodput.rps,
+        steady=False,
     )
 
 
-def has_steady_rates(part: MeasuredPart) -> bool:
+def has_steady_rates(summary: SummaryWithLoad) -> bool:
     """Return whether there was a steady-state window, so that its rates are known."""
-    return part.load.steady_completed_rps is not None
+    return summary.load.steady_completed_rps is not None
 
 
-def headline_requests_per_s(part: MeasuredPart) -> float | None:
-    """Return the headline rate of completed requests of a part that need not have a goodput."""
-    load = part.load
-    return load.steady_completed_rps if has_steady_rates(part) else load.completed_rps
+def select_requests_per_s(summary: SummaryWithLoad) -> float | None:
+    """Return the headline rate of completed requests. The summary need not have a goodput."""
+    load = summary.load
+    return load.steady_completed_rps if has_steady_rates(summary) else load.completed_rps
 
 
-def whole_run_rates(summary: Summary) -> WholeRunRates:
+def compute_full_run_rates(summary: Summary) -> FullRunRates:
     """Return the rates of the whole run, its warm-up and its last responses included."""
     completed = summary.requests.ok + summary.warmup.ok
     output_per_s = summary.tokens.whole_output_per_s
-    return WholeRunRates(
+    return FullRunRates(
         requests=per_second(completed, summary.window.whole),
         output=output_per_s,
         output_per_gpu=per_gpu(output_per_s, summary.target.gpus),

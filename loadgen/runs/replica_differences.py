@@ -11,7 +11,7 @@ from loadgen.core import format
 from loadgen.figures import metric_label
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.sections import BetweenNodes
+    from loadgen.core.metrics.sections import BetweenNodes, OutlierNode
 
 MIN_UNITS_FOR_OUTLIERS = 3
 """Of two replicas, it is not possible to say which one differs from the usual."""
@@ -21,7 +21,11 @@ _COMPONENTS = ("between", "time", "own_time", "within")
 
 
 def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
-    """Return the heads of `variance_rows`, which name what is compared: replicas or nodes."""
+    """Return the heads of `variance_rows`, which name what is compared: replicas or nodes.
+
+    The columns are the components of a two-way analysis of variance: between the replicas, over
+    time, the interaction of both, and within a replica. SD is the standard deviation.
+    """
     unit = differences.compared
     return (
         "variance (SD, ms)",
@@ -34,38 +38,47 @@ def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
 
 
 def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
-    """Return a row per latency: its mean, and the fraction and standard deviation per component."""
+    """Return a row for each latency with its mean and the components of its variance.
+
+    The cell of a component has its fraction of the total variance, and its standard deviation in
+    ms in parentheses. `variance_head` has the heads of the columns.
+    """
     rows = []
     for variance in differences.variances:
         row = [metric_label(variance.metric), format.milliseconds(variance.mean_ms)]
         for component in _COMPONENTS:
-            share = format.percent(getattr(variance, f"{component}_share"))
-            deviation = format.milliseconds(getattr(variance, f"{component}_ms"))
-            row.append(f"{share} ({deviation})")
+            fraction = format.percent(getattr(variance, f"{component}_share"))
+            standard_deviation = format.milliseconds(getattr(variance, f"{component}_ms"))
+            row.append(f"{fraction} ({standard_deviation})")
         rows.append(tuple(row))
     return rows
 
 
 def describe_outliers(differences: BetweenNodes) -> list[str]:
-    """Return which replicas are outliers and by how much, or that there are none.
+    """Return which replicas or nodes are outliers and by how much, or that there are none.
 
-    The list is empty if the replicas could not be compared, since there is nothing to report then.
+    The list is empty if they could not be compared, since there is nothing to report then.
     """
     unit = differences.compared
     if not unit:
         return []
-    sentences = [
-        f"{outlier.name} is an outlier: {metric_label(outlier.metric)} "
-        f"{format.milliseconds(outlier.mean_ms)} ms, {format.percent(abs(outlier.change))} "
-        f"{'above' if outlier.change > 0 else 'below'} the mean of the others "
-        f"({format.milliseconds(outlier.others_ms)} ms)."
-        for outlier in differences.outliers
-    ]
+    sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
     if not sentences and differences.nodes < MIN_UNITS_FOR_OUTLIERS:
         sentences = [f"Two {unit}s are too few to find an outlier."]
     elif not sentences:
         confidence = f"{differences.level * 100:g} % confidence"
         sentences = [f"No outlier {unit} ({differences.nodes} {unit}s, {confidence})."]
-    if differences.silent:
-        sentences.append(f"Too few responses to compare: {', '.join(differences.silent)}.")
+    uncompared_names = differences.silent
+    if uncompared_names:
+        sentences.append(f"Too few responses to compare: {', '.join(uncompared_names)}.")
     return sentences
+
+
+def _describe_outlier(outlier: OutlierNode) -> str:
+    """Return by how much the latency of a replica differs from the mean of the other replicas."""
+    direction = "above" if outlier.change > 0 else "below"
+    return (
+        f"{outlier.name} is an outlier: {metric_label(outlier.metric)} "
+        f"{format.milliseconds(outlier.mean_ms)} ms, {format.percent(abs(outlier.change))} "
+        f"{direction} the mean of the others ({format.milliseconds(outlier.others_ms)} ms)."
+    )

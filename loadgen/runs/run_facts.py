@@ -11,7 +11,7 @@ from loadgen.render.section import Facts, named_facts
 from loadgen.repeated.capacity import rate_unit
 from loadgen.runs import load_fidelity
 from loadgen.runs.latency_text import describe_connect_time
-from loadgen.runs.rates import Headline, headline, whole_run_rates
+from loadgen.runs.rates import HeadlineRates, compute_full_run_rates, select_headline_rates
 from loadgen.runs.run_title import describe_target, workload_name
 from loadgen.runs.task_text import describe_tasks
 
@@ -129,8 +129,8 @@ def _request_rates(summary: Summary, load: Load, *, has_task_rate: bool) -> Iter
         suffix = " until the last request" if goes_on else ""
         yield f"{'requests ' if has_task_rate else ''}offered {offered}{suffix}"
     yield f"sent {format.rate(load.achieved_rps)}"
-    rates = headline(summary)
-    full_run = format.rate(whole_run_rates(summary).requests)
+    rates = select_headline_rates(summary)
+    full_run = format.rate(compute_full_run_rates(summary).requests)
     yield f"completed {format.rate(rates.requests)} in the {rates.window} ({full_run} full run)"
 
 
@@ -207,8 +207,8 @@ def _prompt_details(summary: Summary) -> Iterator[str]:
 
 def _throughput(summary: Summary) -> Iterator[str]:
     """Yield token rates in the headline window and over the full run."""
-    rates = headline(summary)
-    full_run = whole_run_rates(summary)
+    rates = select_headline_rates(summary)
+    full_run = compute_full_run_rates(summary)
     if rates.output is None:
         return
     yield f"{format.rate(rates.output, ' output tok/s')}"
@@ -217,7 +217,7 @@ def _throughput(summary: Summary) -> Iterator[str]:
     yield from _throughput_per_gpu(rates, full_run.output_per_gpu)
 
 
-def _throughput_per_gpu(rates: Headline, full_run_per_gpu: float | None) -> Iterator[str]:
+def _throughput_per_gpu(rates: HeadlineRates, full_run_per_gpu: float | None) -> Iterator[str]:
     if rates.output_per_gpu is None:
         return
     unit = " output tok/s per GPU"

@@ -9,7 +9,7 @@ from loadgen.core import format
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.section import Paragraph, Section, Table, section, simulated_notice
 from loadgen.runs.cells import describe_unsupported, quantile_ms
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run_table(summaries: Sequence[Summary]) -> Section:
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     return (
         short_arrival(summary.load.arrival) or format.NONE,
         format.count(summary.requests.ok),
@@ -80,6 +80,6 @@ def _outcome(summary: Summary) -> str:
 
 def _windows(summaries: Sequence[Summary]) -> str:
     """Return the window of the rates. Runs without a steady state have another window."""
-    windows = sorted({headline(summary).window for summary in summaries}, reverse=True)
+    windows = sorted({select_headline_rates(summary).window for summary in summaries}, reverse=True)
     first, *further = windows
     return f"{first} (a run without one: {further[0]})" if further else first

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.render.section import Bullets, Kind, Paragraph, Section, Table, section
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_text import (
     count_violations,
     describe_good_requests,
+    describe_judged_outcome,
     format_limit,
     format_term_value,
     is_judged,
-    judged_word,
 )
 
 if TYPE_CHECKING:
@@ -22,63 +22,75 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.slo_terms import TermResult
     from loadgen.core.metrics.summary import Summary
 
-_KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
+_KIND_BY_OUTCOME: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
+"""The color of the paragraph about the SLO: it was met, missed, or neither is certain."""
 
 
 def slo_section(summary: Summary) -> Section:
     """Return each objective with the measured value, the violations and the outcome."""
     goodput = summary.goodput
-    rows = [
-        (
-            f"{class_name} {term.promise}".lstrip(),
-            format_term_value(term),
-            count_violations(term),
-            judged_word(summary, term.met),
-        )
-        for class_name, term in _named_terms(summary)
-    ]
-    reasons = dict.fromkeys(
+    rows = [_objective_row(summary, objective) for objective in _list_objectives(summary)]
+    undecided_reasons = dict.fromkeys(
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
     is_met = goodput.met if is_judged(summary, goodput.met) else None
     return section(
         "SLO",
         Table(("objective", "measured", "violations", ""), rows),
-        Paragraph(_describe_outcome(summary), _KINDS[is_met]),
-        Bullets(tuple(reasons)),
+        Paragraph(_describe_slo_outcome(summary), _KIND_BY_OUTCOME[is_met]),
+        Bullets(tuple(undecided_reasons)),
     )
 
 
-def _named_terms(summary: Summary) -> Iterator[tuple[str, TermResult]]:
-    """Yield the terms of the SLO, or those of each request class with the name of the class."""
+class _NamedObjective(NamedTuple):
+    """An objective on a percentile, and the request class that it belongs to, or ""."""
+
+    class_name: str
+    term: TermResult
+
+
+def _objective_row(summary: Summary, objective: _NamedObjective) -> tuple[str, str, str, str]:
+    """Return the cells of an objective: its text, measured value, violations and outcome."""
+    class_name, term = objective
+    return (
+        f"{class_name} {term.promise}".lstrip(),
+        format_term_value(term),
+        count_violations(term),
+        describe_judged_outcome(summary, term.met),
+    )
+
+
+def _list_objectives(summary: Summary) -> Iterator[_NamedObjective]:
+    """Yield the objectives of the run, or if it has none those of each of its request classes."""
     if summary.goodput.slo:
         for term in summary.goodput.slo:
-            yield "", term
+            yield _NamedObjective("", term)
         return
-    for part in summary.classes:
-        for term in part.goodput.slo:
-            yield part.name, term
+    for request_class in summary.classes:
+        for term in request_class.goodput.slo:
+            yield _NamedObjective(request_class.name, term)
 
 
-def _describe_outcome(summary: Summary) -> str:
+def _describe_slo_outcome(summary: Summary) -> str:
     """Return the outcome of the SLO with the requests that met it; "" without an SLO."""
     goodput = summary.goodput
     if not goodput.has_slo:
         return ""
-    parts = [f"SLO {judged_word(summary, goodput.met)}"]
-    if _counts_good_requests(goodput):
-        parts.append(f"{describe_good_requests(goodput)} met {_limits(goodput)}")
+    details = []
+    if _is_good_count_meaningful(goodput):
+        details.append(f"{describe_good_requests(goodput)} met {_describe_met_limits(goodput)}")
     else:
-        parts.append("the number of requests that met every limit is not known")
+        details.append("the number of requests that met every limit is not known")
     if goodput.share_limit is not None:
-        parts.append(f"{format_limit(goodput.share_limit)} required")
+        details.append(f"{format_limit(goodput.share_limit)} required")
     if goodput.unfinished:
-        parts.append(f"{format.count(goodput.unfinished)} unfinished excluded")
-    parts.append(f"goodput {format.rate(headline(summary).goodput, ' req/s')}")
-    return f"{parts[0]}: {', '.join(parts[1:])}"
+        details.append(f"{format.count(goodput.unfinished)} unfinished excluded")
+    goodput_per_s = select_headline_rates(summary).goodput
+    details.append(f"goodput {format.rate(goodput_per_s, ' req/s')}")
+    return f"SLO {describe_judged_outcome(summary, goodput.met)}: {', '.join(details)}"
 
 
-def _limits(goodput: Goodput) -> str:
+def _describe_met_limits(goodput: Goodput) -> str:
     """Return which limits the good requests met."""
     if not goodput.slo:
         return "every limit of their class"
@@ -87,7 +99,7 @@ def _limits(goodput: Goodput) -> str:
     return "every limit"
 
 
-def _counts_good_requests(goodput: Goodput) -> bool:
+def _is_good_count_meaningful(goodput: Goodput) -> bool:
     """Return True if the number of good requests is meaningful.
 
     It is if at least one objective is decided. If each request class has its own SLO, the

@@ -7,6 +7,7 @@ workload with request classes may have one SLO per class instead.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, slo
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.slo_terms import TermResult
     from loadgen.core.metrics.task_summary import TaskGoodput
 
-    JudgedPart = Summary | ClassSummary
+    SloScope = Summary | ClassSummary
+    """The summary of everything that can have an SLO: a run, or one of its request classes."""
 
 MAX_DIGITS = 12
 """With so many significant digits, a value is shown differently from a limit that it exceeds."""
@@ -38,22 +40,27 @@ class Objective(NamedTuple):
     is_met: bool | None
 
 
-class NamedPart(NamedTuple):
-    """A run or a request class that has an SLO. `prefix` is "" or the class with a colon."""
+class NamedScope(NamedTuple):
+    """A run or a request class that may have an SLO.
+
+    Attributes:
+        prefix: What precedes the text of its objectives: "" or the name of the class with a colon.
+        scope: Its summary.
+    """
 
     prefix: str
-    part: JudgedPart
+    scope: SloScope
 
 
 # -- objectives ------------------------------------------------------------------------------------
 
 
-def judged_parts(summary: Summary) -> Iterator[NamedPart]:
+def list_slo_scopes(summary: Summary) -> Iterator[NamedScope]:
     """Yield the run, and each of its request classes if they have SLOs of their own."""
-    yield NamedPart("", summary)
+    yield NamedScope("", summary)
     if not summary.goodput.slo:
         for request_class in summary.classes:
-            yield NamedPart(f"{request_class.name}: ", request_class)
+            yield NamedScope(f"{request_class.name}: ", request_class)
 
 
 def list_objectives(summary: Summary) -> tuple[str, ...]:
@@ -62,24 +69,35 @@ def list_objectives(summary: Summary) -> tuple[str, ...]:
 
 
 def judge_objectives(summary: Summary) -> Iterator[Objective]:
-    """Yield all objectives of a run with their outcomes."""
-    for prefix, part in judged_parts(summary):
-        for objective in objectives_of(part):
+    """Yield all objectives of a run and of its request classes, with their outcomes."""
+    for prefix, scope in list_slo_scopes(summary):
+        for objective in list_scope_objectives(scope):
             yield Objective(f"{prefix}{objective.text}", objective.is_met)
 
 
-def objectives_of(part: JudgedPart, *, with_tasks: bool = True) -> Iterator[Objective]:
-    """Yield the objectives of a run or of a request class, in the order in which they are shown."""
-    goodput = part.goodput
+def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterator[Objective]:
+    """Yield the objectives of a run or of a request class, in the order in which they are shown.
+
+    They are the limits of percentiles, the required percentage of requests that meet all of these
+    limits, and `with_tasks` the required percentage of tasks.
+    """
+    goodput = scope.goodput
     for term in goodput.slo:
         yield Objective(term.promise, term.met)
     if goodput.share_limit is not None:
-        is_met = None if goodput.share is None else goodput.share >= goodput.share_limit
-        yield Objective(f"{format_limit(goodput.share_limit)} of requests meet the SLO", is_met)
-    tasks = task_goodput(part)
+        text = f"{format_limit(goodput.share_limit)} of requests meet the SLO"
+        yield Objective(text, is_attainment_met(goodput))
+    tasks = find_task_goodput(scope)
     if with_tasks and tasks is not None:
         text = f"{format_limit(tasks.share_limit)} of tasks {describe_task_limits(tasks)}"
         yield Objective(text, tasks.met)
+
+
+def is_attainment_met(goodput: Goodput) -> bool | None:
+    """Return whether enough requests met all limits, or None if that is unknown or not required."""
+    if goodput.share is None or goodput.share_limit is None:
+        return None
+    return goodput.share >= goodput.share_limit
 
 
 def have_same_slo(first: Summary, second: Summary) -> bool:
@@ -88,23 +106,31 @@ def have_same_slo(first: Summary, second: Summary) -> bool:
     A run knows its objective for tasks only if some tasks ended. It is left out of the comparison
     if one of the two runs does not know it.
     """
-    first_parts = dict(judged_parts(first))
-    second_parts = dict(judged_parts(second))
-    return first_parts.keys() == second_parts.keys() and all(
-        _have_same_objectives(first_parts[prefix], second_parts[prefix]) for prefix in first_parts
+    first_scopes = dict(list_slo_scopes(first))
+    second_scopes = dict(list_slo_scopes(second))
+    if first_scopes.keys() != second_scopes.keys():
+        return False
+    return all(
+        _have_same_objectives(first_scopes[prefix], second_scopes[prefix])
+        for prefix in first_scopes
     )
 
 
-def _have_same_objectives(first: JudgedPart, second: JudgedPart) -> bool:
+def _have_same_objectives(first: SloScope, second: SloScope) -> bool:
+    """Return whether two runs, or the same class of both, have the same objectives in any order."""
     with_tasks = first.sessions is not None and second.sessions is not None
-    first_texts = {objective.text for objective in objectives_of(first, with_tasks=with_tasks)}
-    second_texts = {objective.text for objective in objectives_of(second, with_tasks=with_tasks)}
+    first_texts = {
+        objective.text for objective in list_scope_objectives(first, with_tasks=with_tasks)
+    }
+    second_texts = {
+        objective.text for objective in list_scope_objectives(second, with_tasks=with_tasks)
+    }
     return first_texts == second_texts
 
 
-def task_goodput(part: JudgedPart) -> TaskGoodput | None:
+def find_task_goodput(scope: SloScope) -> TaskGoodput | None:
     """Return how many tasks met their objective, or None if the SLO has no objective for tasks."""
-    return None if part.sessions is None else part.sessions.goodput
+    return None if scope.sessions is None else scope.sessions.goodput
 
 
 def describe_task_limits(tasks: TaskGoodput) -> str:
@@ -164,20 +190,24 @@ def count_violations(term: TermResult) -> str:
 
 
 def is_judged(summary: Summary, is_met: bool | None) -> bool:
-    """Return False if the outcome of an objective is unknown because the run is not valid."""
+    """Return whether an objective has an outcome that may be shown: met, missed or undecided.
+
+    In a valid run, None means that the run cannot decide the objective. In a run that is not valid,
+    None means that the objective was not judged at all, because the measurement is not reliable.
+    """
     return summary.verdict.valid or is_met is not None
 
 
-def outcome_word(is_met: bool | None) -> str:
+def describe_outcome(is_met: bool | None) -> str:
     """Return the outcome of an SLO or of an objective as a word."""
     if is_met is None:
         return "UNDECIDED"
     return "met" if is_met else "MISSED"
 
 
-def judged_word(summary: Summary, is_met: bool | None) -> str:
-    """Return the outcome of an SLO or of an objective of a run, which may not be valid."""
-    return outcome_word(is_met) if is_judged(summary, is_met) else "NOT JUDGED"
+def describe_judged_outcome(summary: Summary, is_met: bool | None) -> str:
+    """Return the outcome of an SLO or of an objective as a word: NOT JUDGED in an invalid run."""
+    return describe_outcome(is_met) if is_judged(summary, is_met) else "NOT JUDGED"
 
 
 def outcome_color(is_met: bool | None) -> str:
@@ -191,22 +221,25 @@ def missed_objectives(summary: Summary) -> tuple[str, ...]:
     """Return a text for each missed objective: `TTFT p95 is 2,140 ms, limit 2,000 ms`."""
     return tuple(
         f"{prefix}{text}"
-        for prefix, part in judged_parts(summary)
-        for text in _missed_objectives_of(part)
+        for prefix, scope in list_slo_scopes(summary)
+        for text in _describe_missed_objectives(scope)
     )
 
 
-def _missed_objectives_of(part: JudgedPart) -> Iterator[str]:
-    for term in part.goodput.slo:
+def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
+    """Yield a text for each missed objective of a run or a request class, with the numbers.
+
+    Limits of percentiles come first, then the objective for tasks, then the required percentage of
+    requests that meet every limit.
+    """
+    goodput = scope.goodput
+    for term in goodput.slo:
         if term.met is False:
             yield _describe_missed_term(term)
-    tasks = task_goodput(part)
+    tasks = find_task_goodput(scope)
     if tasks is not None and tasks.met is False:
         yield f"only {_describe_good_tasks(tasks)}"
-    goodput = part.goodput
-    if goodput.share_limit is None or goodput.share is None:
-        return
-    if goodput.share < goodput.share_limit:
+    if goodput.share_limit is not None and is_attainment_met(goodput) is False:
         required = format_limit(goodput.share_limit)
         yield f"only {describe_good_requests(goodput)} met the SLO, {required} required"
 
@@ -237,12 +270,16 @@ def describe_good_requests(goodput: Goodput) -> str:
 
 
 def describe_result(summary: Summary) -> str:
-    """Return the result of a run in one sentence: the outcome of its SLO, with the numbers."""
+    """Return the result of a run in one sentence: the outcome of its SLO, with the numbers.
+
+    An INVALID run has no other result. An SLO on requests is described first. A run that only has
+    an objective for tasks states that one, and a run without an SLO its error rate or its success.
+    """
     if not summary.verdict.valid:
         return "INVALID: do not use these results."
     if summary.goodput.has_slo:
         return _describe_slo_result(summary)
-    tasks = task_goodput(summary)
+    tasks = find_task_goodput(summary)
     is_met = summary.goodput.met
     if tasks is not None and is_met is not None:
         return f"SLO {'met' if is_met else 'missed'}: {_describe_good_tasks(tasks)}."
@@ -291,6 +328,7 @@ def _describe_met(summary: Summary) -> str:
 
 
 def _describe_undecided(summary: Summary) -> str:
+    """Return why a valid run can neither call its SLO met nor missed, and what to do."""
     goodput = summary.goodput
     if goodput.unfinished:
         unfinished = format.count(summary.requests.unfinished)
@@ -311,11 +349,11 @@ def _describe_too_few_samples(summary: Summary) -> str:
     The sentence is about the objective that lacks most samples, and says how long the same load
     would have to be.
     """
-    terms = [term for _, part in judged_parts(summary) for term in part.goodput.slo]
+    terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
     unsupported = [term for term in terms if not term.supported and not term.undecided]
     if not unsupported:
         return ""
-    term = max(unsupported, key=_needed_samples)
+    term = max(unsupported, key=attrgetter("needed"))
     duration_s = summary.window.duration_s
     needed_load = ""
     if duration_s is not None and term.count:
@@ -325,10 +363,6 @@ def _describe_too_few_samples(summary: Summary) -> str:
         f" Low confidence: {slo.name(term.metric, term.quantile)} needs {term.needed:,} samples"
         f"{needed_load}, and this run has {term.count:,}."
     )
-
-
-def _needed_samples(term: TermResult) -> int:
-    return term.needed
 
 
 def join_with_and(texts: tuple[str, ...]) -> str:

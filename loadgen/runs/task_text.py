@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.runs.cells import quantile_ms, quantile_s
-from loadgen.runs.rates import headline_requests_per_s
-from loadgen.runs.slo_text import describe_task_limits, format_limit, outcome_word
+from loadgen.runs.rates import select_requests_per_s
+from loadgen.runs.slo_text import describe_outcome, describe_task_limits, format_limit
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import StepSummary
@@ -70,13 +70,18 @@ def _pause_row(step: StepSummary) -> tuple[str, ...]:
 
 
 def _step_row(step: StepSummary) -> tuple[str, ...]:
-    sends = (step.kind, ", ".join(step.targets), step.model)
+    """Return the cells of a step of a task under STEP_HEAD.
+
+    The second cell says what the step sends, and where: `chat node-1 llama`. Lost requests count as
+    failed. Only chat requests have output tokens.
+    """
+    destination = (step.kind, ", ".join(step.targets), step.model)
     return (
         _step_name(step),
-        " ".join(text for text in sends if text),
+        " ".join(text for text in destination if text),
         format.count(step.requests.ok),
         format.count(step.requests.failed + step.requests.lost),
-        format.quantity(headline_requests_per_s(step)),
+        format.quantity(select_requests_per_s(step)),
         quantile_ms(step.e2e_ms, "p50"),
         quantile_ms(step.e2e_ms, "p99"),
         quantile_ms(step.ttft_ms, "p50"),
@@ -136,7 +141,7 @@ def _describe_mean_task(sessions: Sessions) -> str:
 def _describe_task_slo(sessions: Sessions, goodput: TaskGoodput) -> str:
     rate_per_s = goodput.rps if goodput.steady_rps is None else goodput.steady_rps
     return (
-        f"SLO {outcome_word(goodput.met)}: {format.count(goodput.good)} of "
+        f"SLO {describe_outcome(goodput.met)}: {format.count(goodput.good)} of "
         f"{format.count(sessions.count)} {describe_task_limits(goodput)} "
         f"({format.percent(goodput.share)}, {format_limit(goodput.share_limit)} required), "
         f"goodput {format.rate(rate_per_s)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 from loadgen.render.page import Tile
 from loadgen.runs.cells import UNSUPPORTED, quantile_label, quantile_ms
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -60,7 +60,7 @@ def _latency_tile(summary: Summary, metric: str, label: str, distribution: Distr
 
 
 def _output_tile(summary: Summary) -> Tile:
-    rates = headline(summary)
+    rates = select_headline_rates(summary)
     note = f"in the {rates.window}"
     if rates.output_per_gpu is not None:
         note = f"{format.rate(rates.output_per_gpu, ' tok/s')} per GPU, {note}"
@@ -78,7 +78,7 @@ def _completed_tile(summary: Summary) -> Tile:
     if load.offered_rps is not None and summary.sessions is None:
         notes.append(f"{format.rate(load.offered_rps, ' req/s')} offered")
     notes.append(f"{format.quantity(load.in_flight_mean)} concurrent")
-    rate = format.quantity(headline(summary).requests)
+    rate = format.quantity(select_headline_rates(summary).requests)
     return Tile("Request throughput", rate, "req/s", ", ".join(notes))
 
 
@@ -86,7 +86,7 @@ def _success_tile(summary: Summary) -> Tile:
     """Return the SLO attainment with the goodput, or without an SLO the successful requests."""
     goodput = summary.goodput
     if goodput.share is not None:
-        rate = format.rate(headline(summary).goodput, " req/s")
+        rate = format.rate(select_headline_rates(summary).goodput, " req/s")
         return Tile("SLO attainment", format.percent(goodput.share), "", f"goodput {rate}")
     requests = summary.requests
     share = requests.ok / requests.decided if requests.decided else None

@@ -145,7 +145,7 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
     assert f"SLO attainment {format.percent(share)}" in page
     assert f"goodput {format.quantity(goodput)} req/s" in page
 
-    junit = outcome.cases([("r", run.summary)])
+    junit = outcome.build_cases([("r", run.summary)])
     rates = outcome.describe_rates(run.summary)
     assert f"{format.quantity(completed)} req/s completed" in rates
     assert f"{format.quantity(output)} output tok/s" in rates

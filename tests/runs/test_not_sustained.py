@@ -29,7 +29,7 @@ def test_a_run_that_was_not_sustained_says_so_in_junit_and_in_the_list(
 ) -> None:
     summary = kept_summary(overloaded)
     assert summary.sustainable.sustained is False
-    cases = {case.name: case for case in outcome.cases([("r", summary)])}
+    cases = {case.name: case for case in outcome.build_cases([("r", summary)])}
     case = cases["the load is sustained"]
     assert (case.outcome, case.text) == ("skipped", f"NOT SUSTAINED: {summary.sustainable.why}")
 

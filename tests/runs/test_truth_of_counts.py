@@ -60,7 +60,7 @@ def caveat_of(summary: Summary, code: str) -> str:
 
 def outputs(out: Path, summary: Summary) -> dict[str, str]:
     """Return text, page, JSON and JUnit of a run, on one line each."""
-    junit = "\n".join(case.text for case in outcome.cases([("r", summary)]))
+    junit = "\n".join(case.text for case in outcome.build_cases([("r", summary)]))
     places = {
         "text": text(summary),
         "page": as_html.render(kind.report(kind.load(out))),
@@ -139,9 +139,9 @@ def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
         "it is not known what the server would have done"
     )
     # The measurement, its objective, and whether the load was sustained.
-    outcomes = [case.outcome for case in outcome.cases([("r", summary)])]
+    outcomes = [case.outcome for case in outcome.build_cases([("r", summary)])]
     assert outcomes == ["error", "skipped", "skipped"]
-    assert "INVALID, SLO NOT JUDGED" in outcome.markdown([("r", summary)])
+    assert "INVALID, SLO NOT JUDGED" in outcome.render_markdown([("r", summary)])
 
 
 def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_requests_that_the_server_failed_are_a_missed_slo_of_a_valid_run(tmp_pat
     fail(records, 0.3)
     summary = kind.load(write(tmp_path / "r", records)).summary
     assert summary.verdict.valid and summary.goodput.met is False and exit_code(summary) == 1
-    validity, *terms = outcome.cases([("r", summary)])
+    validity, *terms = outcome.build_cases([("r", summary)])
     assert [validity.outcome, *(term.outcome for term in terms)] == ["passed", "failed", "failed"]
     assert "SLO MISSED" in " ".join(text(summary).split())
 
@@ -159,7 +159,7 @@ def test_a_high_error_rate_without_an_slo_fails_a_build(tmp_path: Path) -> None:
     fail(records, 0.3)
     summary = replace(kind.load(write(tmp_path / "r", records)).summary, goodput=Goodput())
     assert exit_code(summary) == 1
-    validity, error_rate = outcome.cases([("r", summary)])
+    validity, error_rate = outcome.build_cases([("r", summary)])
     assert (validity.outcome, error_rate.outcome) == ("passed", "failed")
 
 

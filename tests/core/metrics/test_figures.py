@@ -30,7 +30,7 @@ from loadgen.figures import METRICS, PLACES
 from loadgen.plugins import without_plugins
 from loadgen.repeated import comparable_metrics
 from loadgen.runs import text
-from loadgen.runs.outcome import cases
+from loadgen.runs.outcome import build_cases
 
 
 def test_every_metric_resolves_and_is_in_the_summary() -> None:
@@ -88,7 +88,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
         )
         (term,) = promised.goodput.slo
         assert term.over == term.count and term.promise.startswith("Time to think p99")
-        assert [case.name for case in cases([("r", promised)])][
+        assert [case.name for case in build_cases([("r", promised)])][
             1
         ] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in METRICS.shown_in("prometheus")][-1] == "thinking"

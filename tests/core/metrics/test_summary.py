@@ -55,7 +55,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram
 from loadgen.runs import text
-from loadgen.runs.rates import headline
+from loadgen.runs.rates import select_headline_rates
 
 MS = 1_000_000
 STOP = FINISH_REASONS.index("stop")
@@ -1131,7 +1131,7 @@ def test_goodput_is_part_of_the_throughput_of_the_same_window() -> None:
     """A reader compares the two printed rates, so both count completed requests."""
     for example in EXAMPLES.values():
         summary = summarize(*example())
-        shown = headline(summary)
+        shown = select_headline_rates(summary)
         assert shown.goodput is not None and shown.requests is not None
         assert shown.steady and 0 < shown.goodput <= shown.requests
         assert shown.requests == summary.load.steady_completed_rps != summary.load.completed_rps

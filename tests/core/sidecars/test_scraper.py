@@ -187,7 +187,10 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     found = said(
         *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
     )
-    charts = {chart.title: chart for chart in run_charts.build_server_charts(made, series.compute_curves(found))}
+    charts = {
+        chart.title: chart
+        for chart in run_charts.build_server_charts(made, series.compute_curves(found))
+    }
     assert list(charts) == [
         "Requests in the server",
         "Output throughput, server and client",
