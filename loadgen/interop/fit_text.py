@@ -223,7 +223,7 @@ def _describe_losses(fitted: TraceFit) -> Iterator[str]:
     if fitted.trace.bad_rows:
         yield (
             f"{format.counted(fitted.trace.bad_rows, 'row')} that could not be read. "
-            f"The first one: {fitted.trace.first_bad}"
+            f"The first one: {fitted.trace.first_error}"
         )
 
 

@@ -369,8 +369,8 @@ def _measure_prefix_reuse(trace: Trace) -> _PrefixReuse:
     share = trace.reused_share() or 0.0
     if share < MIN_REUSED_SHARE:
         return _PrefixReuse(share, 0)
-    has_hashes = np.diff(trace.starts) > 0
-    first_hashes = trace.hashes[trace.starts[:-1][has_hashes]]
+    has_hashes = np.diff(trace.hash_starts) > 0
+    first_hashes = trace.hashes[trace.hash_starts[:-1][has_hashes]]
     _, prompt_counts = np.unique(first_hashes, return_counts=True)
     shared_prefixes = int((prompt_counts > 1).sum())
     return _PrefixReuse(share, min(max(shared_prefixes, 1), MAX_PREFIXES))

@@ -64,7 +64,9 @@ def create_request_sizer(
             create_request_sizer(
                 request_class.requests, part, tokens_per_block, requests_values=requests_values
             )
-            for request_class, part in zip(spec.classes.values(), prompts.parts, strict=True)
+            for request_class, part in zip(
+                spec.classes.values(), prompts.class_prompts, strict=True
+            )
         ]
         return MixSizer(prompts, parts)
     if hasattr(spec, "steps"):
@@ -314,8 +316,8 @@ class TraceSizer:
         request = self._prompts.locate(request_index)
         blocks: list[Hashable] = []
         end = 0
-        for trace_hash in trace.blocks(request.row):
-            end = min(end + trace.tokens_of[trace_hash], input_tokens)
+        for trace_hash in trace.block_hashes(request.row):
+            end = min(end + trace.tokens_by_hash[trace_hash], input_tokens)
             positions = range(len(blocks), end // self._tokens_per_block)
             blocks += [(request.cycle, trace_hash, position) for position in positions]
         return blocks

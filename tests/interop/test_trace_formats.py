@@ -193,31 +193,31 @@ def test_every_trace_format_is_recognised_by_its_fields(name: str, tmp_path: Pat
     assert trace.format == called
     assert trace.due_ns.tolist() == due
     assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == (read, write)
-    assert trace.skipped == (1 if name in ("burst.csv", "spans.jsonl") else 0)
+    assert trace.rows_without_output == (1 if name in ("burst.csv", "spans.jsonl") else 0)
 
 
 def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
     trace = traces.read_trace(written(tmp_path / "m", *FILES["mooncake.jsonl"][0]))
-    assert [trace.tokens_of[number] for number in (0, 12, 13)] == [512, 512, 6955 - 13 * 512]
+    assert [trace.tokens_by_hash[number] for number in (0, 12, 13)] == [512, 512, 6955 - 13 * 512]
     chats = traces.read_trace(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
     assert chats.session.tolist() == [0, 1, 0]
-    assert [chats.tokens_of[number] for number in (7, 8, 4, 5)] == [16, 14, 16, 12]
+    assert [chats.tokens_by_hash[number] for number in (7, 8, 4, 5)] == [16, 14, 16, 12]
     own = traces.read_trace(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
     assert own.session.tolist() == [0, 0]
-    assert [own.tokens_of[number] for number in (1, 2, 3)] == [350, 350, 300]
+    assert [own.tokens_by_hash[number] for number in (1, 2, 3)] == [350, 350, 300]
 
 
 def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
     agents = traces.read_trace(written(tmp_path / "w", *FILES["weka.jsonl"][0]))
     assert agents.session.tolist() == [0, 2, 3, 1, 0]
-    assert agents.blocks(4)[:2] == agents.blocks(0)  # within a trace hashes are shared,
-    assert agents.blocks(1) == agents.blocks(2) and agents.blocks(1)[0] not in agents.blocks(
+    assert agents.block_hashes(4)[:2] == agents.block_hashes(0)  # within a trace hashes are shared,
+    assert agents.block_hashes(1) == agents.block_hashes(2) and agents.block_hashes(1)[
         0
-    )  # between two they are not
-    assert agents.tokens_of[agents.blocks(0)[1]] == 64
+    ] not in agents.block_hashes(0)  # between two they are not
+    assert agents.tokens_by_hash[agents.block_hashes(0)[1]] == 64
     rounds = traces.read_trace(written(tmp_path / "t", *FILES["tracelab.jsonl"][0]))
-    assert [len(rounds.blocks(index)) for index in range(3)] == [2, 1, 2]
-    assert rounds.blocks(2) == rounds.blocks(0) and rounds.session.tolist() == [0, 1, 0]
+    assert [len(rounds.block_hashes(index)) for index in range(3)] == [2, 1, 2]
+    assert rounds.block_hashes(2) == rounds.block_hashes(0) and rounds.session.tolist() == [0, 1, 0]
     talks = traces.read_trace(written(tmp_path / "s", *FILES["spans.jsonl"][0]))
     assert talks.session.tolist() == [0, 0]
 
@@ -236,7 +236,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
     assert trace.session.tolist() == [0, -1, 0] and trace.took_ns.tolist() == [2_500 * MS, S, 4 * S]
     sessions = trace_sessions.build_sessions(trace)
-    assert sessions.sizes.tolist() == [2, 1]
+    assert sessions.turn_counts.tolist() == [2, 1]
     assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), (
         "12.5 s is 5 s after the end of the answer at 7.5 s"
     )
@@ -278,15 +278,15 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
         row("a", delay=250.5),
     )
     trace = traces.read_trace(file)
-    assert (trace.format, len(trace), trace.untimed) == ("Mooncake", 5, 4)
+    assert (trace.format, len(trace), trace.untimed_rows) == ("Mooncake", 5, 4)
     sessions = trace_sessions.build_sessions(trace)
-    assert sessions.due_ns.tolist() == [0, 2 * S] and sessions.sizes.tolist() == [2, 3]
-    assert sessions.graph(0).pauses == (0, 250_500_000) and sessions.graph(1).pauses == (
+    assert sessions.due_ns.tolist() == [0, 2 * S] and sessions.turn_counts.tolist() == [2, 3]
+    assert sessions.graph(0).pauses_ns == (0, 250_500_000) and sessions.graph(1).pauses_ns == (
         0,
         1500 * MS,
         0,
     )
-    assert sessions.graph(1).waits == ((), (0,), (1,))
+    assert sessions.graph(1).predecessors == ((), (0,), (1,))
     with pytest.raises(CombinedError, match="4 of 5 rows have no timestamp"):
         workload_from_trace(file)
     stages = build_schedule(
@@ -320,7 +320,9 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
     without = {name: value for name, value in asked.items() if name != "model"}
     prompts = TracePrompts(ordered, 1, 2, words, PromptTarget(models=("small",)))
     assert [prompts[n].extra for n in range(3)] == [{}, asked, {}]
-    assert [TracePrompts(ordered.within(S, None), 1, 2, words)[n].extra for n in range(2)] == [
+    assert [
+        TracePrompts(ordered.select_times(S, None), 1, 2, words)[n].extra for n in range(2)
+    ] == [
         without,
         {},
     ]
@@ -351,7 +353,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     lengths: dict[str, Any] = {"input_length": [10, 20, 30], "output_length": [1, 0, 3]}
     seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
     assert (seconds.due_ns.tolist(), seconds.input_tokens.tolist()) == ([0, 1750 * MS], [10, 30])
-    assert (seconds.output_tokens.tolist(), seconds.skipped) == ([1, 3], 1)
+    assert (seconds.output_tokens.tolist(), seconds.rows_without_output) == ([1, 3], 1)
     whole = traces.read_trace(parquet(tmp_path / "m", timestamp=[250, 500, 2000], **lengths))
     assert whole.due_ns.tolist() == seconds.due_ns.tolist()
     burst = {"Timestamp": [5, 7], "Request tokens": [4, 5], "Response tokens": [6, 7]}
@@ -373,7 +375,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     ]
     kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
     assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
-    assert "row 2: input_length is missing" in kept.first_bad
+    assert "row 2: input_length is missing" in kept.first_error
     with refused(LoadgenError, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
     with refused(LoadgenError, "wrong_type", "timestamp"):
@@ -437,13 +439,13 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
                     trace.output_tokens,
                     trace.session,
                     trace.hashes,
-                    trace.starts,
+                    trace.hash_starts,
                 )
                 made.append(
                     [
                         *(column.tolist() for column in columns),
-                        trace.tokens_of,
-                        trace.skipped,
+                        trace.tokens_by_hash,
+                        trace.rows_without_output,
                         trace.bad_rows,
                     ]
                 )

@@ -236,7 +236,7 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
     again = TracePrompts(trace, 1, 2, loadgen_tokens())
     texts = [again[number].prompt or "" for number in range(len(trace))]
     recorded_shares = [
-        len(set(trace.blocks(i)) & set(trace.blocks(j)))
+        len(set(trace.block_hashes(i)) & set(trace.block_hashes(j)))
         for i in range(len(trace))
         for j in range(i)
     ]

@@ -342,7 +342,7 @@ def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
                 model=step.model,
                 pause=", ".join(_pauses_before(step)),
                 turns=turns,
-                after=tuple(nodes[turn].after for turn in turns),
+                after=tuple(nodes[turn].predecessors for turn in turns),
             )
 
 

@@ -105,7 +105,7 @@ def task_lengths(
         return []
     requests_of_task: dict[int, list[RequestedLengths]] = {}
     for request_id, lengths in first_requests.items():
-        if isinstance(prompts, MixPrompts) and prompts.stands_alone(request_id):
+        if isinstance(prompts, MixPrompts) and prompts.is_single_request(request_id):
             continue
         requests_of_task.setdefault(request_id // prompts.turns, []).append(lengths)
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
@@ -136,7 +136,7 @@ def class_shares(
     for class_index, name in enumerate(prompts.names):
         yield ClassShare(
             name,
-            starts=prompts.shares[class_index],
+            starts=prompts.start_shares[class_index],
             requests=requests_of_class[class_index] / len(first_requests),
             tokens=tokens_of_class[class_index] / all_tokens,
         )

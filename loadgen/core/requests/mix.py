@@ -46,22 +46,28 @@ class MixPrompts:
 
     Attributes:
         names: The names of the classes.
-        parts: The requests of each class.
+        class_prompts: The requests of each class, in the order of `names`.
         turns: The most requests that a start of any class has.
         history: "server" if any class sends real responses again, else "scripted".
-        shares: The requested share of each class in all starts.
+        start_shares: The requested share of each class in all starts.
     """
 
     def __init__(
-        self, classes: Mapping[str, RequestClass], seed: int, parts: Sequence[Prompts]
+        self, classes: Mapping[str, RequestClass], seed: int, class_prompts: Sequence[Prompts]
     ) -> None:
-        """Mix the requests in `parts`, which are those of each class in the order of `classes`."""
+        """Mix the requests of several classes.
+
+        Args:
+            classes: The classes by name, with the weight, the model and the priority of each.
+            seed: Decides which class each start belongs to.
+            class_prompts: The requests of each class, in the order of `classes`.
+        """
         self.names = tuple(classes)
-        self.parts = parts
-        self.turns = max(part.turns for part in parts)
-        has_real_history = any(part.history == "server" for part in parts)
+        self.class_prompts = class_prompts
+        self.turns = max(prompts.turns for prompts in class_prompts)
+        has_real_history = any(prompts.history == "server" for prompts in class_prompts)
         self.history = "server" if has_real_history else "scripted"
-        self.shares = [float(request_class.weight) for request_class in classes.values()]
+        self.start_shares = [float(request_class.weight) for request_class in classes.values()]
         self._extra_fields = [_extra_fields(request_class) for request_class in classes.values()]
         self._seed = seed
         self._classes_of_block = functools.lru_cache(BLOCKS_CACHED)(self._draw_classes)
@@ -69,7 +75,7 @@ class MixPrompts:
     def _draw_classes(self, block: int) -> list[int]:
         """Return the index of the class of each start in a block of STARTS_PER_BLOCK starts."""
         starts = np.arange(block * STARTS_PER_BLOCK, (block + 1) * STARTS_PER_BLOCK)
-        classes: list[int] = seeds.classes(self._seed, self.shares, starts).tolist()
+        classes: list[int] = seeds.classes(self._seed, self.start_shares, starts).tolist()
         return classes
 
     def class_of(self, start: int) -> int:
@@ -80,15 +86,18 @@ class MixPrompts:
     def class_and_id(self, request_id: int) -> ClassRequest:
         """Return the class of a request and its id in that class.
 
-        A class with fewer turns than `turns` uses the first positions, and the last position for
-        its last turn. Raises IndexError for an id that is not used.
+        Each start has `turns` ids in a row. A single request uses only the first of them. A
+        conversation or task uses the first ones, and the last one for its last turn. Raises
+        IndexError for an id that is not used.
         """
         start, position = divmod(request_id, self.turns)
         class_index = self.class_of(start)
-        class_turns = self.parts[class_index].turns
-        if class_turns > 1 and position == self.turns - 1:
-            turn = class_turns - 1
-        elif position < class_turns - 1 or position == 0:
+        class_turns = self.class_prompts[class_index].turns
+        last_turn = class_turns - 1
+        has_several_turns = class_turns > 1
+        if has_several_turns and position == self.turns - 1:
+            turn = last_turn
+        elif position < last_turn or position == 0:
             turn = position
         else:
             raise IndexError(request_id)
@@ -96,13 +105,13 @@ class MixPrompts:
 
     def __getitem__(self, request_id: int) -> Request:
         class_index, id_in_class = self.class_and_id(request_id)
-        request = self.parts[class_index][id_in_class]
+        request = self.class_prompts[class_index][id_in_class]
         return self._with_extra_fields(class_index, request)
 
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns."""
         class_index, id_in_class = self.class_and_id(request_id)
-        request = self.parts[class_index].with_replies(id_in_class, replies)
+        request = self.class_prompts[class_index].with_replies(id_in_class, replies)
         return self._with_extra_fields(class_index, request)
 
     def _with_extra_fields(self, class_index: int, request: Request) -> Request:
@@ -115,58 +124,58 @@ class MixPrompts:
     def needs_replies(self, request_id: int) -> bool:
         """Return True if a request cannot be built before earlier responses."""
         class_index, id_in_class = self.class_and_id(request_id)
-        return self.parts[class_index].needs_replies(id_in_class)
+        return self.class_prompts[class_index].needs_replies(id_in_class)
 
     def request_ids(self, count: int) -> Iterator[int]:
         """Return the ids of the first requests."""
         if self.turns == 1:
             return iter(range(count))
-        all_numbers = itertools.chain.from_iterable(
-            self._numbers_of_start(start) for start in itertools.count()
-        )
-        return itertools.islice(all_numbers, count)
+        ids_by_start = (self._ids_of_start(start) for start in itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(ids_by_start), count)
 
-    def _numbers_of_start(self, start: int) -> Iterator[int]:
-        """Yield the ids of the requests of a start.
+    def _ids_of_start(self, start: int) -> Iterator[int]:
+        """Yield the ids of the requests of a start: a single request, a conversation or a task.
 
-        Tasks of one class may have different numbers of requests, and conversations have the same.
+        The last request has the last of the `turns` ids of its start, however many are between.
         """
-        class_prompts = self.parts[self.class_of(start)]
+        prompts = self.class_prompts[self.class_of(start)]
         first_id = start * self.turns
-        if class_prompts.turns == 1:
+        if prompts.turns == 1:
             yield first_id
             return
-        request_count = class_prompts.turns
-        if isinstance(class_prompts, TaskPrompts):
-            request_count = len(class_prompts.graphs[start])
+        # Conversations of a class have equally many requests. Each task may have another number.
+        request_count = prompts.turns
+        if isinstance(prompts, TaskPrompts):
+            request_count = len(prompts.graphs[start])
         yield from range(first_id, first_id + request_count - 1)
         yield first_id + self.turns - 1
 
     def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built, or None if they are unknown."""
         class_index, id_in_class = self.class_and_id(request_id)
-        return self.parts[class_index].input_tokens(id_in_class)
+        return self.class_prompts[class_index].input_tokens(id_in_class)
 
     def requested_input_tokens(self, request_id: int) -> int | None:
         """Return the requested content tokens of a prompt, or None if none are requested."""
         class_index, id_in_class = self.class_and_id(request_id)
-        return self.parts[class_index].requested_input_tokens(id_in_class)
+        return self.class_prompts[class_index].requested_input_tokens(id_in_class)
 
     def requested_output_tokens(self, request_id: int) -> int | None:
         """Return the requested output tokens of a request, or None if none are requested."""
         class_index, id_in_class = self.class_and_id(request_id)
-        return self.parts[class_index].requested_output_tokens(id_in_class)
+        return self.class_prompts[class_index].requested_output_tokens(id_in_class)
 
-    def stands_alone(self, request_id: int) -> bool:
+    def is_single_request(self, request_id: int) -> bool:
         """Return True if a request is no part of a task or conversation."""
         class_index, _ = self.class_and_id(request_id)
-        return self.parts[class_index].turns == 1
+        return self.class_prompts[class_index].turns == 1
 
     def warnings(self, request_count: int) -> list[str]:
         """Return the warnings of all classes, each with the name of its class."""
         messages: list[str] = []
-        for name, part, share in zip(self.names, self.parts, self.shares, strict=True):
-            warnings = part.warnings(round(request_count * share))
+        classes = zip(self.names, self.class_prompts, self.start_shares, strict=True)
+        for name, prompts, share in classes:
+            warnings = prompts.warnings(round(request_count * share))
             messages += [f"class {name}: {warning}" for warning in warnings]
         return messages
 
@@ -185,13 +194,13 @@ class ClassAndStep(NamedTuple):
 
 
 def class_and_step(prompts: Prompts, request_id: int) -> ClassAndStep:
-    """Return the class of a request and its step in a task.
+    """Return the names of the class of a request and of its step in a task.
 
-    A class of a mix may consist of tasks, so the step is that of the request in its class.
+    A class of a mix may consist of tasks. Then the request has both a class and a step.
     """
     if isinstance(prompts, MixPrompts):
         class_index, id_in_class = prompts.class_and_id(request_id)
-        step = class_and_step(prompts.parts[class_index], id_in_class).step
+        step = class_and_step(prompts.class_prompts[class_index], id_in_class).step
         return ClassAndStep(prompts.names[class_index], step)
     if isinstance(prompts, TaskPrompts):
         task, turn = prompts.task_and_turn(request_id)

@@ -15,7 +15,12 @@ from loadgen.core.requests.chunks import ChunkSpec, Corpus, CorpusReuse
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.png_images import ImageSize
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, Prompts, PromptTarget
-from loadgen.core.requests.sampling import length_sampler, random_integer, sample_lengths
+from loadgen.core.requests.sampling import (
+    LengthSampler,
+    length_sampler,
+    random_integer,
+    sample_lengths,
+)
 from loadgen.core.requests.text_generator import HEAD_TOKENS, NO_TEXT, Text
 from loadgen.core.requests.tokenizer import Tokenizer
 
@@ -48,23 +53,39 @@ class SyntheticPrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
+        """Prepare the samplers of lengths and the corpus of a workload.
+
+        Args:
+            requests: The requests as the workload describes them.
+            seed: Decides lengths and choices.
+            salt: Decides the texts, together with the seed.
+            tokenizer: Counts tokens and supplies the words of the texts.
+            target: What is known of the server that the requests are sent to.
+        """
         is_natural = requests.prompts == "natural"
         super().__init__(seed, salt, tokenizer, target.template_tokens, is_natural=is_natural)
-        self._spec = requests
+        self._workload_requests = requests
         self._api = target.api
-        turns = requests.turns
-        self.turns: int = turns.count if turns else 1
-        self.history: str = turns.history if turns else "scripted"
         self._sample_input = length_sampler(requests.input_tokens)
         self._sample_output = length_sampler(requests.output_tokens)
-        self._sample_tool_result = length_sampler(turns.tool_result_tokens) if turns else None
         self._corpus = _build_corpus(requests.chunks, self._lengths_key)
-        shares_beginnings = (
+
+        # Without `turns`, each conversation is a single request.
+        self.turns: int = 1
+        self.history: str = "scripted"
+        self._sample_tool_result: LengthSampler | None = None
+        if requests.turns is not None:
+            self.turns = requests.turns.count
+            self.history = requests.turns.history
+            self._sample_tool_result = length_sampler(requests.turns.tool_result_tokens)
+
+        shares_prefixes = (
             requests.chunks is not None
             or requests.shared_prefix_tokens > 0
             or requests.cache is not None
         )
-        self._has_plain_words_only = tokenizer.additive and not is_natural and not shares_beginnings
+        # Such texts are built in a faster way, see `_first_message`.
+        self._has_random_words_only = tokenizer.additive and not is_natural and not shares_prefixes
         has_several_parts = (
             requests.system_tokens > 0
             or self.turns > 1
@@ -133,7 +154,7 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         conversation, turn = divmod(request_id, self.turns)
         first_id = request_id - turn
-        tokens = self._spec.system_tokens + self._first_message_tokens(conversation)
+        tokens = self._workload_requests.system_tokens + self._first_message_tokens(conversation)
         for earlier_id in range(first_id, request_id):
             tokens += self.requested_output_tokens(earlier_id)
             tokens += self._tool_result_tokens(earlier_id + 1)
@@ -158,14 +179,18 @@ class SyntheticPrompts(GeneratedPrompts):
                 requests, "tool" for the tool results before requests (conversations only).
             request_ids: The ids of conversations for "input", else of requests.
         """
-        spec = self._spec
+        requests = self._workload_requests
         if part == "input":
-            prompt_lengths = sample_lengths(spec.input_tokens, self._lengths_key, part, request_ids)
+            prompt_lengths = sample_lengths(
+                requests.input_tokens, self._lengths_key, part, request_ids
+            )
             return [self._subtract_template(tokens) for tokens in prompt_lengths]
         if part == "output":
-            return sample_lengths(spec.output_tokens, self._lengths_key, part, request_ids)
-        assert spec.turns is not None, "only conversations have tool results"
-        return sample_lengths(spec.turns.tool_result_tokens, self._lengths_key, part, request_ids)
+            return sample_lengths(requests.output_tokens, self._lengths_key, part, request_ids)
+        assert requests.turns is not None, "only conversations have tool results"
+        return sample_lengths(
+            requests.turns.tool_result_tokens, self._lengths_key, part, request_ids
+        )
 
     def prefix_group(self, conversation: int) -> int:
         """Return the number of the shared prefix that a conversation begins with.
@@ -173,11 +198,11 @@ class SyntheticPrompts(GeneratedPrompts):
         Conversations of one prefix group begin with the same text. The group is drawn at random.
         """
         choice = random_integer(self._lengths_key, "which prefix", conversation, 8)
-        return choice % self._spec.prefixes
+        return choice % self._workload_requests.prefixes
 
     def shared_tokens(self, conversation: int) -> int:
-        """Return the length of the beginning that a conversation shares with its prefix group."""
-        return self._shared_part_of(self._first_message_tokens(conversation))
+        """Return the length of the prefix that a conversation shares with its prefix group."""
+        return self._shared_prefix_tokens(self._first_message_tokens(conversation))
 
     def chunks_of(self, request_id: int) -> tuple[int, ...]:
         """Return the chunks that a prompt begins with, in order, or () without retrieval."""
@@ -255,34 +280,37 @@ class SyntheticPrompts(GeneratedPrompts):
             return 0
         return self._sample_tool_result(self._lengths_key, "tool", request_id)
 
-    def _shared_part_of(self, message_tokens: int) -> int:
+    def _shared_prefix_tokens(self, message_tokens: int) -> int:
         """Return how many tokens of a first message of a given length are a shared prefix.
 
         If the workload requests a share of cached tokens, the prefix and the chat template together
         are this share of the prompt, because the server caches the tokens of the template as well.
         The last words of a message are never shared, so that every prompt has a head of its own.
         """
-        if self._spec.cache is None:
-            return min(message_tokens, self._spec.shared_prefix_tokens)
-        cached_tokens = round(self._spec.cache * (message_tokens + self._template_tokens))
+        if self._workload_requests.cache is None:
+            return min(message_tokens, self._workload_requests.shared_prefix_tokens)
+        cached_tokens = round(
+            self._workload_requests.cache * (message_tokens + self._template_tokens)
+        )
         shared_tokens = cached_tokens - self._template_tokens
         return max(0, min(shared_tokens, message_tokens - HEAD_TOKENS))
 
     # -- texts -----------------------------------------------------------------------------------
 
     def _first_message(self, conversation: int) -> Text:
-        """Return the first user message of a conversation: a shared part and a unique part.
+        """Return the first user message of a conversation: a shared beginning and a unique rest.
 
-        The shared part is the chunks of a corpus or the prefix of the group, if there is one.
+        It begins with the chunks of a corpus, with the shared prefix of a group of conversations,
+        or, if the workload has neither, with words that no other message begins with.
         """
         tokens = self._first_message_tokens(conversation)
-        if self._has_plain_words_only:
+        if self._has_random_words_only:
             # This gives the same text as the general case below and is faster.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
         if self._corpus is not None:
             return self._message_with_chunks(conversation, tokens, self._corpus)
-        shared_tokens = self._shared_part_of(tokens)
+        shared_tokens = self._shared_prefix_tokens(tokens)
         if not shared_tokens:
             return self._unique_text(conversation, tokens)
         prefix = self._texts.shared_text("prefix", self.prefix_group(conversation), shared_tokens)
@@ -315,29 +343,31 @@ class SyntheticPrompts(GeneratedPrompts):
     def _build_turn(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
         """Build a request with all earlier messages of its conversation.
 
+        The messages are an optional system message, the first user message, and for each earlier
+        turn the response of the assistant and the result of a tool, sent as a user message.
+
         `replies` has the real response of each earlier turn by its turn. If it is None, responses
         that are drawn from the seed take their place.
         """
         conversation, turn = divmod(request_id, self.turns)
         messages: list[dict[str, Any]] = []
         tokens = 0
-        if self._spec.system_tokens:
-            system = self._texts.shared_text("system", 0, self._spec.system_tokens)
+        if self._workload_requests.system_tokens:
+            system = self._texts.shared_text("system", 0, self._workload_requests.system_tokens)
             messages.append({"role": "system", "content": system.text})
             tokens += system.tokens
         first_message = self._first_message(conversation)
         messages.append({"role": "user", "content": self._content(request_id, first_message.text)})
         tokens += first_message.tokens
-        for earlier in range(request_id - turn, request_id):
-            reply = self._reply_to(earlier, replies)
-            result = self._texts.history_text(
-                "tool", earlier + 1, self._tool_result_tokens(earlier + 1)
-            )
+        first_id = request_id - turn
+        for earlier_id in range(first_id, request_id):
+            reply = self._reply_to(earlier_id, replies)
+            tool_result = self._tool_result_before(earlier_id + 1)
             messages.append({"role": "assistant", "content": reply.text})
-            messages.append({"role": "user", "content": result.text})
-            tokens += reply.tokens + result.tokens
+            messages.append({"role": "user", "content": tool_result.text})
+            tokens += reply.tokens + tool_result.tokens
         # Only the server knows how many tokens an image or one of its own replies has.
-        has_known_length = replies is None and self._spec.images is None
+        has_known_length = replies is None and self._workload_requests.images is None
         return Request(
             id=self._wire_id(request_id),
             messages=messages,
@@ -356,9 +386,13 @@ class SyntheticPrompts(GeneratedPrompts):
             "reply", request_id, self.requested_output_tokens(request_id)
         )
 
+    def _tool_result_before(self, request_id: int) -> Text:
+        """Return the tool result that comes before a request."""
+        return self._texts.history_text("tool", request_id, self._tool_result_tokens(request_id))
+
     def _content(self, request_id: int, text: str) -> str | list[dict[str, Any]]:
         """Return the content of a first message: the text, with the images of the request."""
-        images = self._spec.images
+        images = self._workload_requests.images
         if images is None:
             return text
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}]

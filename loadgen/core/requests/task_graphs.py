@@ -33,25 +33,27 @@ class TaskRequest(Struct, frozen=True):
 
     Attributes:
         step: The name of the step.
-        after: The requests that must end before. Empty for the first request of the task.
-        context: The request whose messages and response it continues, or None for a new context.
-        joined: The requests whose responses it sends as results of tools.
+        predecessors: The requests that must end before. Empty for the first request of the task.
+        context_turn: The request whose messages and response it continues, or None for a new
+            context.
+        joined_turns: The requests whose responses it sends as results of tools, as it joins
+            parallel branches.
         tool: The tool whose result it sends, or "" if there is none.
         has_message: Whether it has a user message of its own.
         pause_ns: The time from the end of the last request it waits for to its own start: the work
             of the tool or the thinking of the user.
-        repeats_message_of: The earlier request whose user message it sends again, or None.
+        repeated_message_turn: The earlier request whose user message it sends again, or None.
         is_first_of_step: Whether it is the first turn of its step.
     """
 
     step: str
-    after: tuple[int, ...]
-    context: int | None
-    joined: tuple[int, ...]
+    predecessors: tuple[int, ...]
+    context_turn: int | None
+    joined_turns: tuple[int, ...]
     tool: str
     has_message: bool
     pause_ns: int
-    repeats_message_of: int | None = None
+    repeated_message_turn: int | None = None
     is_first_of_step: bool = True
 
 
@@ -85,7 +87,10 @@ class TaskGraphs:
     """
 
     def __init__(self, task: Task, seed: int) -> None:
-        """Prepare the samplers of all steps and tools. The seed decides all draws."""
+        """Prepare the samplers of the lengths, times and choices that all tasks draw.
+
+        `task` is the description in the workload, and `seed` decides all draws.
+        """
         self.task = task
         self.width = task.width
         self._key = derive_key(seed)
@@ -111,21 +116,22 @@ class TaskGraphs:
     def abandonment(self, task: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
 
-        The user leaves during the response to a chat: after its first token and before its last.
+        The workload says which share of tasks is abandoned. The user leaves during the response to
+        a chat, whose turn and token are drawn at random: after its first token, before its last.
         """
-        share = self.task.abandoned
-        if not share:
+        abandoned_share = self.task.abandoned
+        if not abandoned_share:
             return None
         uniform_number = random_integer(self._key, "leaves", task, 8) / 2**64
-        if uniform_number >= share:
+        if uniform_number >= abandoned_share:
             return None
-        chats = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
-        # One random number chooses both the turn and the token.
-        choice = random_integer(self._key, "leaves at", task, 16)
-        token_choice, chat_index = divmod(choice, len(chats))
-        turn = chats[chat_index]
-        tokens_before_last = max(1, self.output_tokens(task, turn) - 1)
-        return Abandonment(turn, 1 + token_choice % tokens_before_last)
+        chat_turns = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
+        # The remainder of one large random number chooses the turn, and its quotient the token.
+        random_number = random_integer(self._key, "leaves at", task, 16)
+        quotient, chat_index = divmod(random_number, len(chat_turns))
+        turn = chat_turns[chat_index]
+        possible_tokens = max(1, self.output_tokens(task, turn) - 1)
+        return Abandonment(turn, tokens=1 + quotient % possible_tokens)
 
     def draw_turns_and_copies(self, step: str, task: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
@@ -181,101 +187,111 @@ class _GraphBuilder:
         self._last_turns: dict[str, list[int]] = {}
 
     def add_step(self, name: str) -> None:
-        """Add the requests of all copies of a step."""
+        """Add the requests of a step: one or more turns, in one or more parallel copies.
+
+        The first turn of each copy waits for the last turns of all copies of the steps that the
+        step comes after. So these steps must have been added before.
+        """
         turns, copies = self._graphs.draw_turns_and_copies(name, self._task)
-        # A step waits for all copies of the steps before it.
-        awaited_turns = tuple(
-            turn
-            for step_before in self._steps[name].after
-            for turn in self._last_turns[step_before]
-        )
+        predecessors: list[int] = []
+        for step_before in self._steps[name].after:
+            predecessors += self._last_turns[step_before]
         self._last_turns[name] = []
         for _ in range(copies):
-            self.requests.append(self._first_request(name, awaited_turns))
+            self.requests.append(self._build_first_request(name, tuple(predecessors)))
             for _ in range(turns - 1):
-                self.requests.append(self._later_request(name))
+                self.requests.append(self._build_later_request(name))
             self._last_turns[name].append(len(self.requests) - 1)
 
-    def _first_request(self, name: str, after: tuple[int, ...]) -> TaskRequest:
-        """Return the first request of a copy of a step, which waits for the requests `after`."""
+    def _build_first_request(self, name: str, predecessors: tuple[int, ...]) -> TaskRequest:
+        """Return the first request of a copy of a step, which waits for its predecessors."""
         step = self._steps[name]
         has_message = step.input_tokens is not None
-        context = self._context_of_first(step, after)
+        context_turn = self._find_context_turn(step, predecessors)
         sends_tool_result = name in self._graphs.steps_with_tool_results
-        # A result answers a call in the response before it. It cannot begin a context, and a
-        # message of the user takes its place.
-        runs_no_tool = sends_tool_result and (has_message or context is None)
-        tool = "" if runs_no_tool else self._draw_tool(name)
+        # A tool result answers a call in the response before it, so it cannot begin a context. And
+        # a message of the user takes its place.
+        can_send_tool_result = not has_message and context_turn is not None
+        runs_tool = can_send_tool_result or not sends_tool_result
+        tool = self._draw_tool(name) if runs_tool else ""
+        has_think_time = has_message and len(predecessors) > 0
         return TaskRequest(
             step=name,
-            after=after,
-            context=context,
-            joined=self._joined_by_first(step, after, context),
+            predecessors=predecessors,
+            context_turn=context_turn,
+            joined_turns=self._find_joined_turns(step, predecessors, context_turn),
             tool=tool if sends_tool_result else "",
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(name, tool, thinks=has_message and bool(after)),
-            repeats_message_of=self._message_repeated_by_first(step, after),
+            pause_ns=self._draw_pause_ns(name, tool, has_think_time=has_think_time),
+            repeated_message_turn=self._find_repeated_message(step, predecessors),
             is_first_of_step=True,
         )
 
-    def _joined_by_first(
-        self, step: TaskStep, after: tuple[int, ...], context: int | None
-    ) -> tuple[int, ...]:
-        """Return the requests whose responses the first request of a step sends.
+    def _build_later_request(self, name: str) -> TaskRequest:
+        """Return a request of a step that continues the previous request of the same copy.
 
-        These are the chats that it waits for, without the one whose context it continues. A new
-        context with a message begins with that message alone, and an embedding or ranking is a text
-        alone.
+        It sends the result of a tool or, without one, a message of the user.
         """
-        begins_with_message = context is None and step.input_tokens is not None
-        if step.kind != "chat" or begins_with_message:
-            return ()
-        return tuple(turn for turn in after if self._is_chat(turn) and turn != context)
-
-    def _message_repeated_by_first(self, step: TaskStep, after: tuple[int, ...]) -> int | None:
-        """Return the request whose user message the first request of a step sends again, or None.
-
-        A step without a message repeats one if it is an embedding or ranking, which needs a text,
-        or if it waits for an embedding or ranking, which has no response that it could send. The
-        message is then that of the first embedding or ranking it waits for, else of the first chat.
-        """
-        if not after or step.input_tokens is not None:
-            return None
-        non_chats = [turn for turn in after if not self._is_chat(turn)]
-        if step.kind == "chat" and not non_chats:
-            return None
-        return _find_message(self.requests, non_chats[0] if non_chats else after[0])
-
-    def _later_request(self, name: str) -> TaskRequest:
-        """Return a request of a step that follows another one of the same copy."""
         step = self._steps[name]
-        previous = len(self.requests) - 1
+        previous_turn = len(self.requests) - 1
         sends_tool_result = name in self._graphs.steps_with_tool_results
         has_message = step.input_tokens is not None and not sends_tool_result
         tool = self._draw_tool(name)
         return TaskRequest(
             step=name,
-            after=(previous,),
-            context=previous,
-            joined=(),
+            predecessors=(previous_turn,),
+            context_turn=previous_turn,
+            joined_turns=(),
             tool=tool if sends_tool_result else "",
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(name, tool, thinks=has_message),
-            repeats_message_of=None,
+            pause_ns=self._draw_pause_ns(name, tool, has_think_time=has_message),
+            repeated_message_turn=None,
             is_first_of_step=False,
         )
 
-    def _context_of_first(self, step: TaskStep, after: tuple[int, ...]) -> int | None:
+    def _find_context_turn(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the request whose context the first request of a step continues.
 
-        Return None if it begins a new context.
+        It is the last request of the first step that the step comes after, if both are chats.
+        Return None if the step begins a new context.
         """
-        if not after or step.context == "new" or step.kind != "chat":
+        if not predecessors or step.context == "new" or step.kind != "chat":
             return None
-        continued = step.after[0]
-        if self._steps[continued].kind != "chat":
+        continued_step = step.after[0]
+        if self._steps[continued_step].kind != "chat":
             return None
-        return self._last_turns[continued][0]
+        return self._last_turns[continued_step][0]
+
+    def _find_joined_turns(
+        self, step: TaskStep, predecessors: tuple[int, ...], context_turn: int | None
+    ) -> tuple[int, ...]:
+        """Return the requests whose responses the first request of a step sends as tool results.
+
+        These are all chats among its predecessors, apart from the one whose context it continues
+        anyway. Two kinds of requests send none: a new context with a message, which begins with
+        that message alone, and an embedding or ranking, which is a text alone.
+        """
+        begins_with_message = context_turn is None and step.input_tokens is not None
+        if step.kind != "chat" or begins_with_message:
+            return ()
+        return tuple(turn for turn in predecessors if self._is_chat(turn) and turn != context_turn)
+
+    def _find_repeated_message(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
+        """Return the request whose user message the first request of a step sends again, or None.
+
+        Only a step without a message of its own repeats one. An embedding or ranking does, because
+        it needs a text. A chat does if it waits for an embedding or ranking, which has no response
+        that the chat could send. The first embedding or ranking among the predecessors leads to
+        the message, or the first predecessor if all are chats.
+        """
+        if not predecessors or step.input_tokens is not None:
+            return None
+        non_generative_turns = [turn for turn in predecessors if not self._is_chat(turn)]
+        if non_generative_turns:
+            return _find_message(self.requests, non_generative_turns[0])
+        if step.kind == "chat":
+            return None
+        return _find_message(self.requests, predecessors[0])
 
     def _is_chat(self, turn: int) -> bool:
         return self._steps[self.requests[turn].step].kind == "chat"
@@ -283,11 +299,11 @@ class _GraphBuilder:
     def _draw_tool(self, name: str) -> str:
         return self._graphs.draw_tool(name, self._task, len(self.requests))
 
-    def _draw_pause_ns(self, name: str, tool: str, *, thinks: bool) -> int:
+    def _draw_pause_ns(self, name: str, tool: str, *, has_think_time: bool) -> int:
         """Return the time that a tool works and that the user thinks before the next request."""
         turn = len(self.requests)
         pause_ns = self._graphs.draw_tool_time_ns(tool, self._task, turn)
-        if thinks:
+        if has_think_time:
             pause_ns += self._graphs.draw_think_time_ns(name, self._task, turn)
         return pause_ns
 
@@ -299,8 +315,8 @@ def _find_message(requests: list[TaskRequest], turn: int) -> int:
     they repeat, else to the first one that they wait for.
     """
     while not requests[turn].has_message:
-        repeated = requests[turn].repeats_message_of
-        turn = requests[turn].after[0] if repeated is None else repeated
+        repeated_turn = requests[turn].repeated_message_turn
+        turn = requests[turn].predecessors[0] if repeated_turn is None else repeated_turn
     return turn
 
 

@@ -66,8 +66,8 @@ class _Documents(NamedTuple):
         return len(self.chunks) * self.tokens_each
 
 
-class _Segment(NamedTuple):
-    """What one request of a task adds to the context that it continues.
+class _AddedLengths(NamedTuple):
+    """The lengths of what one request of a task adds to the context that it continues.
 
     Attributes:
         documents: The documents that it sends.
@@ -114,17 +114,24 @@ class TaskPrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
-        """Prepare the samplers, tool definitions and corpora that all tasks have in common."""
+        """Prepare what all tasks have in common.
+
+        These are the samplers of lengths by step or tool, the definitions of the tools, and the
+        document collections (corpora) of the steps that send documents. See `build_prompts` for the
+        arguments.
+        """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
         self.graphs = TaskGraphs(task, seed)
         self.turns: int = self.graphs.width
         self.history: str = task.history
         self._task = task
+
         self._sample_message = {
             name: length_sampler(step.input_tokens)
             for name, step in task.steps.items()
             if step.input_tokens
         }
+        # The tools whose results the model gets.
         known_tools = task.known_tools
         self._sample_result = {
             name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
@@ -134,13 +141,15 @@ class TaskPrompts(GeneratedPrompts):
             for name, tool in known_tools.items()
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in known_tools.values())
+
         self._corpora: dict[str, Corpus] = {}
         self._sample_document_count: dict[str, LengthSampler] = {}
         for name, step in task.steps.items():
             if step.documents is not None:
                 self._corpora[name] = _build_corpus(step.documents, self._lengths_key)
                 self._sample_document_count[name] = length_sampler(step.documents.count)
-        self._cached_segment = functools.lru_cache(LENGTHS_CACHED)(self._segment)
+
+        self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
         self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
             functools.partial(self._build_context, replies={})
         )
@@ -161,17 +170,15 @@ class TaskPrompts(GeneratedPrompts):
         """Return True if a request contains real responses of earlier requests."""
         task, turn = self.task_and_turn(request_id)
         request = self.graphs[task][turn]
-        has_earlier_responses = request.context is not None or len(request.joined) > 0
+        has_earlier_responses = request.context_turn is not None or len(request.joined_turns) > 0
         return self.history == "server" and has_earlier_responses
 
     def request_ids(self, count: int) -> Iterator[int]:
         """Return the ids of the first requests."""
-        all_numbers = itertools.chain.from_iterable(
-            self.task_request_numbers(task) for task in itertools.count()
-        )
-        return itertools.islice(all_numbers, count)
+        ids_by_task = (self.ids_of_task(task) for task in itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(ids_by_task), count)
 
-    def task_request_numbers(self, task: int) -> Iterator[int]:
+    def ids_of_task(self, task: int) -> Iterator[int]:
         """Yield the ids of the requests of a task."""
         first_id = task * self.turns
         last_turn = len(self.graphs[task]) - 1
@@ -225,72 +232,74 @@ class TaskPrompts(GeneratedPrompts):
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
-        """Return the parts of a prompt in order.
+        """Return the segments of a prompt in order.
 
         Prompts that begin with equal segments share that beginning, so a simulated prefix cache
         compares segments in place of texts. The first segment is the tool definitions and the
-        system message. Each request of the context adds its documents, and one segment for its
-        other messages and its response.
+        system message. Then each request of the context adds a segment for each of its documents,
+        and one for its other messages and its response.
         """
         task, turn = self.task_and_turn(request_id)
-        turns_of_context = self._turns_of_context(task, turn)
-        first_step = self.graphs[task][turns_of_context[0]].step
+        context_turns = self._context_turns(task, turn)
+        first_step = self.graphs[task][context_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
         first_id = task * self.turns
-        for context_turn in turns_of_context:
-            segment = self._cached_segment(task, context_turn)
-            documents = segment.documents
-            # A document is shared only after the same documents, so its owner includes them.
-            segments += [
-                PromptSegment(documents.chunks[:count], documents.tokens_each)
-                for count in range(1, len(documents.chunks) + 1)
-            ]
-            tokens = segment.other_tokens
+        for context_turn in context_turns:
+            lengths = self._cached_added_lengths(task, context_turn)
+            segments += _document_segments(lengths.documents)
+            tokens = lengths.other_tokens
             if context_turn != turn:
-                tokens += segment.output_tokens  # The response is a part of later prompts only.
+                tokens += lengths.output_tokens  # The response is a part of later prompts only.
             segments.append(PromptSegment(first_id + context_turn, tokens))
         return segments
 
-    def _turns_of_context(self, task: int, turn: int) -> list[int]:
+    def _context_turns(self, task: int, turn: int) -> list[int]:
         """Return the requests whose messages a request sends again, and last the request itself.
 
-        They are found from the request back to the one that began the context.
+        The first of them began the context.
         """
         graph = self.graphs[task]
         turns_from_last = [turn]
-        context = graph[turn].context
-        while context is not None:
-            turns_from_last.append(context)
-            context = graph[context].context
+        continued_turn = graph[turn].context_turn
+        while continued_turn is not None:
+            turns_from_last.append(continued_turn)
+            continued_turn = graph[continued_turn].context_turn
         return turns_from_last[::-1]
 
     def _context_tokens(self, task: int, turn: int) -> int:
         """Return the requested content tokens of all messages of a request.
 
-        They are those of the context that it continues, the response in it, and its new messages.
+        A new context has a system message and the new messages of the request. A continued one has
+        all messages of the continued request, the response to it, and the new messages.
         """
         request = self.graphs[task][turn]
-        tokens = self._new_tokens(task, turn)
-        if request.context is None:
-            return tokens + self._task.steps[request.step].system_tokens
-        response_tokens = self.graphs.output_tokens(task, request.context)
-        return tokens + self._context_tokens(task, request.context) + response_tokens
+        new_tokens = self._new_tokens(task, turn)
+        if request.context_turn is None:
+            return self._task.steps[request.step].system_tokens + new_tokens
+        continued_tokens = self._context_tokens(task, request.context_turn)
+        response_tokens = self.graphs.output_tokens(task, request.context_turn)
+        return continued_tokens + response_tokens + new_tokens
 
-    def _segment(self, task: int, turn: int) -> _Segment:
+    def _added_lengths(self, task: int, turn: int) -> _AddedLengths:
         """Return the lengths of what one request adds to its context."""
         documents = self._documents(task, turn)
-        return _Segment(
+        return _AddedLengths(
             documents,
             other_tokens=self._new_tokens(task, turn) - documents.tokens,
             output_tokens=self.graphs.output_tokens(task, turn),
         )
 
     def _new_tokens(self, task: int, turn: int) -> int:
-        """Return the content tokens that a request adds to its context, without system message."""
+        """Return the content tokens that a request adds to its context, without system message.
+
+        They are those of its documents, of the responses that it joins, of the result of a tool and
+        of its user message.
+        """
         request = self.graphs[task][turn]
         tokens = self._documents(task, turn).tokens
-        tokens += sum(self.graphs.output_tokens(task, joined) for joined in request.joined)
+        for joined_turn in request.joined_turns:
+            tokens += self.graphs.output_tokens(task, joined_turn)
         if request.tool:
             tokens += self._result_tokens(task, turn)
         if _sends_message(request):
@@ -308,44 +317,44 @@ class TaskPrompts(GeneratedPrompts):
         The tokens of the chat template are subtracted from a message that begins a chat, as in
         other workloads.
         """
-        author_turn = self._message_author(task, turn)
-        author = self.graphs[task][author_turn]
-        sample = self._sample_message[author.step]
-        tokens = sample(self._lengths_key, "input", self._request_id(task, author_turn))
-        if author.context is None and not self._is_non_generative(task, author_turn):
+        original_turn = self._original_turn_of_message(task, turn)
+        original = self.graphs[task][original_turn]
+        sample = self._sample_message[original.step]
+        tokens = sample(self._lengths_key, "input", self._request_id(task, original_turn))
+        begins_context = original.context_turn is None
+        if begins_context and not self._is_non_generative(task, original_turn):
             return self._subtract_template(tokens)
         return tokens
 
-    def _message_author(self, task: int, turn: int) -> int:
-        """Return the request whose user message a request sends."""
-        repeated = self.graphs[task][turn].repeats_message_of
-        return turn if repeated is None else repeated
+    def _original_turn_of_message(self, task: int, turn: int) -> int:
+        """Return the first request that sends the user message of a request, maybe itself."""
+        repeated_turn = self.graphs[task][turn].repeated_message_turn
+        return turn if repeated_turn is None else repeated_turn
 
     def _documents(self, task: int, turn: int) -> _Documents:
-        """Return the documents that are retrieved for a request, or the best of a ranking.
+        """Return the documents that a request sends. Only the first request of a step sends any.
 
-        The best documents are the first ones that were drawn. The response of the server to the
-        ranking is not read.
+        They are the `best` documents of the ranking before it, or documents that are drawn from the
+        corpus of the step. The best documents of a ranking are the first ones that were drawn for
+        it, because the response of the server to the ranking is not read.
         """
-        graph = self.graphs[task]
-        request = graph[turn]
+        request = self.graphs[task][turn]
         step = self._task.steps[request.step]
         if not request.is_first_of_step:
             return NO_DOCUMENTS
         if step.best is not None:
             ranking_turn = next(
-                awaited
-                for awaited in request.after
-                if self._task.steps[graph[awaited].step].kind == "rerank"
+                predecessor
+                for predecessor in request.predecessors
+                if self._step(task, predecessor).kind == "rerank"
             )
             ranked = self._documents(task, ranking_turn)
             return _Documents(ranked.chunks[: step.best], ranked.tokens_each)
         if step.documents is None:
             return NO_DOCUMENTS
         request_id = self._request_id(task, turn)
-        count = self._sample_document_count[request.step](
-            self._lengths_key, "documents", request_id
-        )
+        sample_count = self._sample_document_count[request.step]
+        count = sample_count(self._lengths_key, "documents", request_id)
         chunks = self._corpora[request.step].chunks_of(request_id)[:count]
         return _Documents(chunks, step.documents.tokens)
 
@@ -364,7 +373,7 @@ class TaskPrompts(GeneratedPrompts):
 
     def _message_text(self, task: int, turn: int) -> Text:
         """Return the user message that a request sends, its own or a repeated one."""
-        request_id = self._request_id(task, self._message_author(task, turn))
+        request_id = self._request_id(task, self._original_turn_of_message(task, turn))
         return self._texts.history_text("user", request_id, self._message_tokens(task, turn))
 
     def _document_texts(self, task: int, turn: int) -> list[Text]:
@@ -424,7 +433,9 @@ class TaskPrompts(GeneratedPrompts):
         fields: dict[str, Any] = {}
         if self._tools:
             fields["tools"] = self._tools
-        calls_tool = any(request.context == turn and request.tool for request in self.graphs[task])
+        calls_tool = any(
+            request.context_turn == turn and request.tool for request in self.graphs[task]
+        )
         if self._task.tool_choice is not None and calls_tool:
             fields["tool_choice"] = self._task.tool_choice
         return fields
@@ -441,34 +452,38 @@ class TaskPrompts(GeneratedPrompts):
     def _build_context(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> _Context:
-        """Build the messages of a request on those of the request whose context it continues.
+        """Build all messages of a request.
 
-        A new context has its documents, message and joined responses in one user message. Otherwise
-        the response to the continued request follows with results of its tool calls, and then each
-        document and the message as a user message.
+        If the request begins a new context, they are a system message and one user message.
+        Otherwise they are, in this order, the messages of the continued request, the response to
+        it, the results of tools, and a user message for each document and for the message itself.
+
+        Args:
+            task: The number of the task.
+            turn: The request of the task.
+            replies: The real responses of earlier turns. Other responses come from the seed.
         """
         request = self.graphs[task][turn]
         results = self._tool_results(task, turn, replies)
         user_texts = self._document_texts(task, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task, turn))
-        if request.context is None:
-            step = self._task.steps[request.step]
-            texts = [*user_texts, *(result.text for result in results)]
-            return self._new_context(request.step, step.system_tokens, texts)
-        context = self._context(task, request.context, replies)
-        response = self._response(task, request.context, replies)
-        messages = [
-            *context.messages,
-            *self._response_messages(self._request_id(task, turn), response.turn, results),
-            *({"role": "user", "content": text.text} for text in user_texts),
-        ]
-        tokens = context.tokens + response.tokens
+        if request.context_turn is None:
+            system_tokens = self._task.steps[request.step].system_tokens
+            texts = user_texts + [result.text for result in results]
+            return self._build_new_context(request.step, system_tokens, texts)
+
+        continued = self._context(task, request.context_turn, replies)
+        response = self._response(task, request.context_turn, replies)
+        messages = list(continued.messages)
+        messages += self._response_messages(self._request_id(task, turn), response.turn, results)
+        messages += [{"role": "user", "content": text.text} for text in user_texts]
+        tokens = continued.tokens + response.tokens
         tokens += sum(result.text.tokens for result in results)
         tokens += sum(text.tokens for text in user_texts)
         return _Context(messages, tokens)
 
-    def _new_context(self, step: str, system_tokens: int, texts: list[Text]) -> _Context:
+    def _build_new_context(self, step: str, system_tokens: int, texts: list[Text]) -> _Context:
         """Return a system message, if the step has one, and one user message with all texts.
 
         It is one message, because chat templates may require that roles alternate.
@@ -485,13 +500,17 @@ class TaskPrompts(GeneratedPrompts):
     def _tool_results(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> list[_ToolResult]:
-        """Return the results that a request sends: of other steps first, then of a tool."""
+        """Return the results of tools that a request sends.
+
+        The responses of other steps that the request joins come first. They are sent as if the step
+        were a tool. The result of the tool that the request itself runs is last.
+        """
         request = self.graphs[task][turn]
         results = []
-        for joined in request.joined:
-            response = self._response(task, joined, replies)
+        for joined_turn in request.joined_turns:
+            response = self._response(task, joined_turn, replies)
             text = Text(response.turn.text, response.tokens)
-            results.append(_ToolResult(self.graphs[task][joined].step, text))
+            results.append(_ToolResult(self.graphs[task][joined_turn].step, text))
         if request.tool:
             request_id = self._request_id(task, turn)
             text = self._texts.history_text("tool", request_id, self._result_tokens(task, turn))
@@ -508,15 +527,16 @@ class TaskPrompts(GeneratedPrompts):
     def _response_messages(
         self, request_id: int, response: AssistantTurn, results: list[_ToolResult]
     ) -> list[dict[str, Any]]:
-        """Return the message of the assistant with a call for each result, and the results.
+        """Return the message of the assistant and a message for each tool result after it.
 
-        The calls are those of the real response as far as it has any. Missing calls are added.
+        Each result must answer a tool call in the message of the assistant. The first calls are
+        those that the response really has, and calls for the other results are added.
         """
         if not results:
             return [{"role": "assistant", "content": response.text}]
         calls = list(response.calls[: len(results)])
         calls += [
-            self._tool_call(request_id, index, results[index].tool, response)
+            self._make_tool_call(request_id, index, results[index].tool, response)
             for index in range(len(calls), len(results))
         ]
         # The text of a response without calls is the argument of the first call.
@@ -530,7 +550,7 @@ class TaskPrompts(GeneratedPrompts):
             )
         return messages
 
-    def _tool_call(
+    def _make_tool_call(
         self, request_id: int, index: int, tool: str, response: AssistantTurn
     ) -> dict[str, Any]:
         """Return a tool call that the response lacks.
@@ -547,9 +567,21 @@ class TaskPrompts(GeneratedPrompts):
         }
 
 
+def _document_segments(documents: _Documents) -> list[PromptSegment]:
+    """Return a segment for each document of a request.
+
+    A prefix cache can reuse a document only after the same documents. So the owner of a segment is
+    the document together with all documents before it.
+    """
+    return [
+        PromptSegment(documents.chunks[:count], documents.tokens_each)
+        for count in range(1, len(documents.chunks) + 1)
+    ]
+
+
 def _sends_message(request: TaskRequest) -> bool:
     """Return True if a request sends a user message, its own or a repeated one."""
-    return request.has_message or request.repeats_message_of is not None
+    return request.has_message or request.repeated_message_turn is not None
 
 
 def _build_corpus(documents: Documents, key: bytes) -> Corpus:

@@ -63,11 +63,19 @@ class TracePrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
-        """Replay a trace request by request, or its sessions if `source` is its sessions."""
+        """Replay a trace request by request, or session by session.
+
+        Args:
+            source: The trace, or its sessions if the conversations in it are replayed as such.
+            seed: Decides choices. The lengths are those of the trace.
+            salt: Decides the texts, together with the seed.
+            tokenizer: Counts tokens and supplies the words of the texts.
+            target: What is known of the server that the requests are sent to.
+        """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
         if isinstance(source, TraceSessions):
             self.trace = source.trace
-            self.turns = source.turns
+            self.turns = source.max_turns
             self._sessions: TraceSessions | None = source
         else:
             self.trace = source
@@ -78,6 +86,7 @@ class TracePrompts(GeneratedPrompts):
         self._cached_block_text = functools.lru_cache(BLOCKS_CACHED)(self._block_text)
 
     def __getitem__(self, request_id: int) -> Request:
+        """Build a request with the lengths and the body fields of its row in the trace."""
         request = self.locate(request_id)
         text = self._prompt_text(request_id, request)
         return Request(
@@ -94,20 +103,23 @@ class TracePrompts(GeneratedPrompts):
     def locate(self, request_id: int) -> TraceRequest:
         """Return which request of the trace an id stands for.
 
-        Raises IndexError for an id that its session does not use.
+        The trace is replayed in cycles: after its last request or session it begins again. In a
+        replay of sessions, each session has `turns` ids in a row, of which a shorter one does not
+        use all. Raises IndexError for an id that is not used.
         """
         if self._sessions is None:
             cycle, row = divmod(request_id, len(self.trace))
             return TraceRequest(cycle, row)
-        # A start is a session in one of the cycles, or a request that belongs to no session.
-        start, position = divmod(request_id, self.turns)
-        cycle, session_index = divmod(start, len(self._sessions))
+        # Sessions are numbered through all cycles.
+        session_number, position = divmod(request_id, self.turns)
+        cycle, session_index = divmod(session_number, len(self._sessions))
         turn = self._turn_at(self._sessions, session_index, position)
         if turn is None:
             raise IndexError(request_id)
         row = int(self._sessions.rows(session_index)[turn])
-        is_session = bool(self._sessions.is_session[session_index])
-        return TraceRequest(cycle, row, start if is_session else SINGLE_REQUEST_SESSION, turn)
+        if not self._sessions.is_session[session_index]:
+            return TraceRequest(cycle, row, SINGLE_REQUEST_SESSION, turn)
+        return TraceRequest(cycle, row, session_number, turn)
 
     def _turn_at(self, sessions: TraceSessions, session_index: int, position: int) -> int | None:
         """Return the turn of a session at a position, or None if the position is not used.
@@ -118,8 +130,9 @@ class TracePrompts(GeneratedPrompts):
         """
         if not sessions.is_session[session_index]:
             return 0 if position == 0 else None
-        last_turn = int(sessions.sizes[session_index]) - 1
-        if position == self.turns - 1:
+        last_position = self.turns - 1
+        last_turn = int(sessions.turn_counts[session_index]) - 1
+        if position == last_position:
             return last_turn
         return position if position < last_turn else None
 
@@ -127,20 +140,22 @@ class TracePrompts(GeneratedPrompts):
         """Return the ids of the first requests."""
         if self._sessions is None:
             return range(count)
-        return itertools.islice(self._numbers_by_session(self._sessions), count)
+        return itertools.islice(self._ids_by_session(self._sessions), count)
 
-    def _numbers_by_session(self, sessions: TraceSessions) -> Iterator[int]:
-        """Yield the ids of all requests, one session after the other.
+    def _ids_by_session(self, sessions: TraceSessions) -> Iterator[int]:
+        """Yield the ids of all requests, one session after the other, without end.
 
-        The last request of a session has the last of its ids, however many are between.
+        Each session has `turns` ids. Its last request has the last of them, and the others have the
+        first ones. A request that belongs to no session has the first one.
         """
-        for start in itertools.count():
-            session = start % len(sessions)
-            first_id = start * self.turns
-            if not sessions.is_session[session]:
+        for session_number in itertools.count():
+            session_index = session_number % len(sessions)
+            first_id = session_number * self.turns
+            if not sessions.is_session[session_index]:
                 yield first_id
                 continue
-            yield from range(first_id, first_id + int(sessions.sizes[session]) - 1)
+            turn_count = int(sessions.turn_counts[session_index])
+            yield from range(first_id, first_id + turn_count - 1)
             yield first_id + self.turns - 1
 
     def with_replies(
@@ -175,52 +190,54 @@ class TracePrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _prompt_text(self, request_id: int, request: TraceRequest) -> Text:
-        """Return a prompt: the text of each block that has a hash, then a text of its own.
+        """Return a prompt: a text for each block that has a hash, and a unique text after them.
 
-        A prompt without hashes shares nothing, so it gets a unique head.
+        A hash of the trace stands for a block of tokens that other prompts with this hash have as
+        well. A prompt without hashes shares nothing, so it is all unique.
         """
         requested_tokens = self.requested_input_tokens(request_id)
+        block_texts: list[str] = []
         remaining_tokens = requested_tokens
-        pieces: list[str] = []
-        for position, block in enumerate(self.trace.blocks(request.row)):
-            block_tokens = min(remaining_tokens, self.trace.tokens_of[block])
-            if block_tokens:
+        for position, block_hash in enumerate(self.trace.block_hashes(request.row)):
+            tokens = min(remaining_tokens, self.trace.tokens_by_hash[block_hash])
+            if tokens:
                 is_first = position == 0
-                pieces.append(
-                    self._cached_block_text(request.cycle, block, block_tokens, is_first=is_first)
+                block_texts.append(
+                    self._cached_block_text(request.cycle, block_hash, tokens, is_first=is_first)
                 )
-                remaining_tokens -= block_tokens
-        if not pieces:
+                remaining_tokens -= tokens
+        if not block_texts:
             head = self._texts.unique_head(request_id, requested_tokens)
             return self._texts.exact_text("user", request_id, requested_tokens, head)
+
+        unique_text = ""
         if remaining_tokens:
             head = [" " + self._texts.start_word(request_id)]
-            pieces.append(self._texts.random_text("own", request_id, remaining_tokens, head))
-        text = "".join(pieces)
-        if self._tokenizer.additive:
-            return Text(text, requested_tokens)
-        return Text(text, self._tokenizer.count(text))
+            unique_text = self._texts.random_text("own", request_id, remaining_tokens, head)
+        text = "".join([*block_texts, unique_text])
+        # Without an additive tokenizer, the tokens of the blocks do not add up exactly.
+        is_exact = self._tokenizer.additive
+        return Text(text, requested_tokens if is_exact else self._tokenizer.count(text))
 
-    def _block_text(self, cycle: int, block: int, tokens: int, *, is_first: bool) -> str:
-        """Return the text of a block, which is another one in each cycle.
+    def _block_text(self, cycle: int, block_hash: int, tokens: int, *, is_first: bool) -> str:
+        """Return the text of the block with a hash, which is another one in each cycle.
 
         Words inside a prompt begin with a space, so only the first block begins without one.
         """
-        head = self._texts.start_word(block)
+        head = self._texts.start_word(block_hash)
         if not is_first:
             head = " " + head
-        return self._texts.random_text(f"block {cycle}", block, tokens, (head,))
+        return self._texts.random_text(f"block {cycle}", block_hash, tokens, (head,))
 
     def _extra_fields(self, row: int) -> dict[str, Any]:
         """Return the body fields that a row requests, without a model that the server lacks."""
         fields_index = int(self.trace.fields_index[row])
         if fields_index == NO_VALUE:
             return {}
-        return {
-            name: value
-            for name, value in self.trace.fields[fields_index].items()
-            if name != "model" or value in self._models
-        }
+        fields = dict(self.trace.fields[fields_index])
+        if fields.get("model") not in self._models:
+            fields.pop("model", None)
+        return fields
 
     # -- warnings --------------------------------------------------------------------------------
 
@@ -240,7 +257,11 @@ class TracePrompts(GeneratedPrompts):
             yield f"{requests} from a trace of {len(self.trace):,}: it comes again with other text"
 
     def _warn_of_sessions(self) -> Iterator[str]:
-        """Yield a warning if sessions are not replayed as such, or their prompts share nothing."""
+        """Yield a warning about the sessions of the trace, if there is a reason.
+
+        One warns if conversations are sent as unrelated requests. The other one warns if sessions
+        are replayed, and the trace has no hashes that say what their prompts share.
+        """
         if self._sessions is None:
             session_count = self._count_sessions()
             if session_count:
@@ -263,16 +284,16 @@ class TracePrompts(GeneratedPrompts):
 
     def _warn_of_omitted_rows(self) -> Iterator[str]:
         """Yield a warning for each reason why rows of the trace are left out."""
-        if self.trace.skipped:
+        if self.trace.rows_without_output:
             rows = format.counted(
-                self.trace.skipped, "row of the trace had", "rows of the trace had"
+                self.trace.rows_without_output, "row of the trace had", "rows of the trace had"
             )
             yield f"{rows} no answer: left out"
         if self.trace.bad_rows:
             rows = format.counted(
                 self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are"
             )
-            yield f"{rows} left out, the first {self.trace.first_bad}"
+            yield f"{rows} left out, the first {self.trace.first_error}"
 
     def _warn_of_requested_fields(self) -> Iterator[str]:
         """Yield warnings about body fields and models that rows of the trace request."""
@@ -280,9 +301,9 @@ class TracePrompts(GeneratedPrompts):
         if names:
             yield f"rows of the trace ask for {', '.join(names)}, which is sent"
         models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
-        unlisted = sorted(models.difference(self._models))
-        if unlisted:
+        unlisted_models = sorted(models.difference(self._models))
+        if unlisted_models:
             yield (
-                f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the "
+                f"the server lists no {', '.join(unlisted_models)}: rows that ask for it go to the "
                 "run's model"
             )

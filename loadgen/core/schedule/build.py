@@ -203,7 +203,7 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
             # Runs without a trace do not need this module.
             from loadgen.core.workload import trace_sessions
 
-            recorded = trace_sessions.replay_starts(replay)
+            recorded = trace_sessions.read_replay_source(replay)
             return arrivals.replayed_arrivals(
                 recorded.due_ns, recorded.end_ns, speed=speed, loop=loop, **bounds
             )

@@ -247,8 +247,8 @@ class Tasks(SessionSequence):
         """Return a task as a session, in which each node of its graph is a turn."""
         nodes = self._graphs[index]
         return Session(
-            predecessor_counts=tuple(len(node.after) for node in nodes),
-            successors=_successors([node.after for node in nodes]),
+            predecessor_counts=tuple(len(node.predecessors) for node in nodes),
+            successors=_successors([node.predecessors for node in nodes]),
             pauses_ns=tuple(node.pause_ns for node in nodes),
             abandonment=self._graphs.abandonment(index),
         )
@@ -263,7 +263,7 @@ class Tasks(SessionSequence):
         """Return `count` tasks, from task `first` on, as columns in which each node is a turn."""
         graphs = [self._graphs[index] for index in range(first, first + count)]
         nodes = [node for graph in graphs for node in graph]
-        predecessors = [max(node.after, default=NOT_APPLICABLE) for node in nodes]
+        predecessors = [max(node.predecessors, default=NOT_APPLICABLE) for node in nodes]
         return SessionColumns(
             turn_counts=np.array([len(graph) for graph in graphs], np.int64),
             is_single_request=np.zeros(count, np.bool_),
@@ -277,7 +277,7 @@ class ReplayedSessions(SessionSequence):
 
     def __init__(self, sessions: TraceSessions) -> None:
         self._sessions = sessions
-        self.max_turns = sessions.turns
+        self.max_turns = sessions.max_turns
         self.max_parallel_turns = sessions.max_concurrent_requests
         self._cached_session = functools.lru_cache(maxsize=_CACHED_SESSIONS)(self._build_session)
 
@@ -291,12 +291,12 @@ class ReplayedSessions(SessionSequence):
         if not self._sessions.is_session[recorded_index]:
             return SINGLE_REQUEST
         graph = self._sessions.graph(recorded_index)
-        predecessor_counts = tuple(len(predecessors) for predecessors in graph.waits)
-        return Session(predecessor_counts, _successors(graph.waits), graph.pauses)
+        predecessor_counts = tuple(len(predecessors) for predecessors in graph.predecessors)
+        return Session(predecessor_counts, _successors(graph.predecessors), graph.pauses_ns)
 
     @override
     def turn_counts(self, first: int, count: int) -> Ints:
-        counts: Ints = self._sessions.sizes[self._recorded_indexes(first, count)]
+        counts: Ints = self._sessions.turn_counts[self._recorded_indexes(first, count)]
         return counts
 
     @override
@@ -307,10 +307,10 @@ class ReplayedSessions(SessionSequence):
         pauses_ns: list[int] = []
         for recorded_index in recorded_indexes.tolist():
             graph = self._sessions.graph(recorded_index)
-            predecessors.extend(max(turns, default=NOT_APPLICABLE) for turns in graph.waits)
-            pauses_ns.extend(graph.pauses)
+            predecessors.extend(max(turns, default=NOT_APPLICABLE) for turns in graph.predecessors)
+            pauses_ns.extend(graph.pauses_ns)
         return SessionColumns(
-            turn_counts=self._sessions.sizes[recorded_indexes],
+            turn_counts=self._sessions.turn_counts[recorded_indexes],
             is_single_request=~self._sessions.is_session[recorded_indexes],
             predecessor=np.array(predecessors, np.int64),
             pause_ns=np.array(pauses_ns, np.int64),

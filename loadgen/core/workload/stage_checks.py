@@ -93,10 +93,10 @@ def _planned_starts(stage: Stage) -> float:
 
 def _planned_replays(arrival: Replay, duration_ns: int) -> float:
     """Return at most how many starts of a trace come in a duration."""
-    from loadgen.core.workload.trace_sessions import replay_starts
+    from loadgen.core.workload.trace_sessions import read_replay_source
     from loadgen.core.workload.traces import read_replayed_trace
 
-    starts_per_loop = len(replay_starts(arrival))
+    starts_per_loop = len(read_replay_source(arrival))
     rate_per_s = read_replayed_trace(arrival).rate * arrival.speed
     starts_in_duration = rate_per_s * duration_ns / NS_PER_S + starts_per_loop
     return min(starts_per_loop * arrival.loop, starts_in_duration)

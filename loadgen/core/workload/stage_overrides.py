@@ -373,12 +373,12 @@ def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
 
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
-    from loadgen.core.workload.trace_sessions import replay_starts
+    from loadgen.core.workload.trace_sessions import read_replay_source
 
     measured = [stage for stage in stages if stage.measured]
     row_count: int | None = None
     if isinstance(requests, FromTrace):
-        row_count = len(replay_starts(requests))
+        row_count = len(read_replay_source(requests))
     elif isinstance(requests, FromFile) and any(stage.duration_ns is None for stage in measured):
         row_count = _count_rows(requests.path)
     new_stages = []
@@ -386,7 +386,7 @@ def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
         count: int | None = None
         if stage.duration_ns is None and stage.count is None:
             if isinstance(stage.arrival, Replay):
-                count = len(replay_starts(stage.arrival)) * stage.arrival.loop
+                count = len(read_replay_source(stage.arrival)) * stage.arrival.loop
             elif stage.measured and len(measured) == 1:
                 count = row_count
         new_stages.append(stage.model_copy(update={"count": count}) if count else stage)

@@ -47,8 +47,9 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         output_tokens: The tokens of each response.
         session: The number of the conversation or agent, NO_VALUE if the trace names none.
         hashes: The hashes of all prompts, one request after the other.
-        starts: The index of the first hash of each request, and the number of hashes at the end.
-        tokens_of: The tokens that each hash covers.
+        hash_starts: The index of the first hash of each request, and the number of hashes at the
+            end.
+        tokens_by_hash: The tokens of the block that each hash stands for.
         group: The number of the session with all its sub-agents, NO_VALUE if there is none.
         took_ns: The time from each request to the end of its response, UNKNOWN_NS if not known.
         pause_ns: The time from the end of the response before it in its session, UNKNOWN_NS if not
@@ -57,11 +58,11 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         fields_index: The index of its further body fields in `fields`, NO_VALUE if it has none.
         labels: The names of the kinds of requests.
         fields: Further body fields that requests have.
-        untimed: The number of rows that only say what they wait for.
-        skipped: The number of rows without output tokens, which are left out.
+        untimed_rows: The number of rows that only say what they wait for.
+        rows_without_output: The number of rows without output tokens, which are left out.
         time_unit: The unit that was assumed for times and why, if the format leaves it open.
         bad_rows: The number of rows with a mistake, which are left out.
-        first_bad: The first such mistake and its place.
+        first_error: The first such mistake and its place.
     """
 
     path: Path
@@ -71,8 +72,8 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     output_tokens: NDArray[np.int32]
     session: Integers
     hashes: Integers
-    starts: Integers
-    tokens_of: dict[int, int]
+    hash_starts: Integers
+    tokens_by_hash: dict[int, int]
     group: Integers
     took_ns: Integers
     pause_ns: Integers
@@ -80,25 +81,27 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     fields_index: Integers
     labels: tuple[str, ...] = ()
     fields: tuple[dict[str, Any], ...] = ()
-    untimed: int = 0
-    skipped: int = 0
+    untimed_rows: int = 0
+    rows_without_output: int = 0
     time_unit: str = ""
     bad_rows: int = 0
-    first_bad: str = ""
+    first_error: str = ""
 
     def __len__(self) -> int:
         return len(self.due_ns)
 
-    def blocks(self, index: int) -> Sequence[int]:
+    def block_hashes(self, index: int) -> Sequence[int]:
         """Return the hashes of the prompt of a request, in the order of the text."""
-        hashes: list[int] = self.hashes[self.starts[index] : self.starts[index + 1]].tolist()
+        hashes: list[int] = self.hashes[
+            self.hash_starts[index] : self.hash_starts[index + 1]
+        ].tolist()
         return hashes
 
     def reused_share(self, request_count: int | None = None) -> float | None:
-        """Return which share of the prompt tokens is in earlier prompts, according to the hashes.
+        """Return the share of prompt tokens that an unlimited prefix cache would know already.
 
-        An unlimited prefix cache would contain this share. A block is new where its hash occurs
-        first, and its tokens are reused at each later occurrence.
+        The hashes of the trace tell it: a block is new where its hash occurs first, and all its
+        tokens are reused at each later occurrence.
 
         Args:
             request_count: The number of first requests to look at, or None for all.
@@ -107,11 +110,11 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
             A share from 0 to 1, or None for a trace without hashes.
         """
         end = len(self) if request_count is None else min(request_count, len(self))
-        hashes = self.hashes[self.starts[0] : self.starts[end]]
+        hashes = self.hashes[self.hash_starts[0] : self.hash_starts[end]]
         distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
         if not len(distinct_hashes):
             return None
-        block_tokens = np.array([self.tokens_of[block] for block in distinct_hashes.tolist()])
+        block_tokens = np.array([self.tokens_by_hash[value] for value in distinct_hashes.tolist()])
         reused_tokens = float((block_tokens * (occurrences - 1)).sum())
         prompt_tokens = float(self.input_tokens[:end].sum(dtype=np.int64))
         # The tokens of a block can be rounded up, so that the sum can exceed that of the prompts.
@@ -120,7 +123,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def end_ns(self) -> int:
         """The end of the trace: one mean gap after the last request, 0 for an empty trace."""
-        return end_of_starts_ns(self.due_ns)
+        return end_of_arrivals_ns(self.due_ns)
 
     @property
     def rate(self) -> float:
@@ -132,15 +135,15 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
 
         Their times are not changed, so the first request may not be at 0.
         """
-        hashes, starts = reorder_hashes(self.hashes, self.starts, rows)
+        hashes, hash_starts = select_hashes(self.hashes, self.hash_starts, rows)
         columns = {name: getattr(self, name)[rows] for name in ("due_ns", *_COLUMNS)}
-        return replace(self, hashes=hashes, starts=starts, **columns)
+        return replace(self, hashes=hashes, hash_starts=hash_starts, **columns)
 
-    def within(self, begin_ns: int, end_ns: int | None) -> Trace:
-        """Return the requests that were sent from `begin_ns` until before `end_ns`.
+    def select_times(self, begin_ns: int, end_ns: int | None) -> Trace:
+        """Return a trace of the requests that were sent from `begin_ns` until before `end_ns`.
 
-        Times in the result are relative to its first request. The hashes of all requests are kept,
-        and `starts` points to those of the requests in this part.
+        Times in the result are relative to its first request. To save a copy, `hashes` stays as it
+        is, and only `hash_starts` is cut to the requests of the result.
 
         Args:
             begin_ns: The begin of the part, from the first request of the trace on.
@@ -160,39 +163,47 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return replace(
             self,
             due_ns=self.due_ns[first:end] - self.due_ns[first],
-            starts=self.starts[first : end + 1],
+            hash_starts=self.hash_starts[first : end + 1],
             **columns,
         )
 
 
-def end_of_starts_ns(due_ns: Integers) -> int:
-    """Return the end of a series of starts that begins at 0: one mean gap after the last one.
+def end_of_arrivals_ns(due_ns: Integers) -> int:
+    """Return the end of a series of arrivals that begins at 0: one mean gap after the last one.
 
-    With this end the series has the mean rate of its starts, and it can be repeated without a
-    shorter gap between two passes. The end of a single start is the start itself.
+    With this end the series has the mean rate of its arrivals, and it can be repeated without a
+    shorter gap between two passes. A single arrival has no gap, so its end is the arrival itself.
     """
     if not len(due_ns):
         return 0
     last_ns = int(due_ns[-1])
-    gaps = len(due_ns) - 1
-    return last_ns + last_ns // gaps if gaps else last_ns
+    gap_count = len(due_ns) - 1
+    if gap_count == 0:
+        return last_ns
+    mean_gap_ns = last_ns // gap_count
+    return last_ns + mean_gap_ns
 
 
-def reorder_hashes(hashes: Integers, starts: Integers, rows: Integers) -> tuple[Integers, Integers]:
-    """Return the hashes of `rows` in their order, and where the hashes of each row start.
+def select_hashes(
+    hashes: Integers, hash_starts: Integers, rows: Integers
+) -> tuple[Integers, Integers]:
+    """Return the hashes of some rows, in the order of `rows`, and where those of each row start.
+
+    For example, rows 1 and 0 of the hashes [a, b, c] with the starts [0, 1, 3] have the hashes
+    [b, c, a] with the starts [0, 2, 3].
 
     Args:
         hashes: The hashes of all rows, one row after the other.
-        starts: The index of the first hash of each row, and the number of hashes at the end.
+        hash_starts: The index of the first hash of each row, and the number of hashes at the end.
         rows: The rows to return.
 
     Returns:
         Hashes and starts in the form of the arguments.
     """
-    hash_counts = np.diff(starts)[rows]
-    new_ends = np.cumsum(hash_counts)
-    new_starts = new_ends - hash_counts
+    hash_counts = np.diff(hash_starts)[rows]
+    new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])
     # Each hash of the result is at the old start of its row plus its offset within the row.
-    offsets_in_row = np.arange(int(hash_counts.sum())) - np.repeat(new_starts, hash_counts)
-    old_indices = np.repeat(starts[:-1][rows], hash_counts) + offsets_in_row
-    return hashes[old_indices], np.concatenate([np.zeros(1, np.int64), new_ends])
+    index = np.arange(int(hash_counts.sum()))
+    offset_in_row = index - np.repeat(new_starts[:-1], hash_counts)
+    old_index = np.repeat(hash_starts[:-1][rows], hash_counts) + offset_in_row
+    return hashes[old_index], new_starts

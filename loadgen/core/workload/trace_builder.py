@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.units import LONGEST_NS, NS_PER_S, InvalidValueError
 from loadgen.core.workload import trace_formats
-from loadgen.core.workload.trace import NO_VALUE, Trace, reorder_hashes
+from loadgen.core.workload.trace import NO_VALUE, Trace
 from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceColumns, TraceRow
 
 NS_PER_DAY = 86_400 * NS_PER_S
@@ -85,9 +87,12 @@ class TraceBuilder:
     """
 
     def __init__(self, path: Path, *, skip_bad: bool, in_order: bool) -> None:
+        """Start with an empty trace."""
         self.path = path
         self._skip_bad = skip_bad
         self._in_order = in_order
+
+        # Columns with one value per row.
         self._at_ns = array("q")
         self._input_tokens = array("i")
         self._output_tokens = array("i")
@@ -98,14 +103,20 @@ class TraceBuilder:
         self._label = _OptionalColumn(NO_VALUE)
         self._fields_index = _OptionalColumn(NO_VALUE)
         self._block_tokens = _OptionalColumn(0.0, "d")
+        # Columns of names contain the numbers of the names.
         self._session_numbers = _Numbering()
         self._group_numbers = _Numbering()
         self._label_numbers = _Numbering()
         self._fields_numbers = _Numbering()
+        # The hashes of all rows one after the other, and where those of each row start. None until
+        # a row has hashes.
         self._hashes = array("q")
         self._hash_starts: array[int] | None = None
+
+        # The times of the first row and of the latest row, for the checks of later rows.
         self._first_ns: int | None = None
         self._latest_ns = 0
+
         self._rows_without_output = 0
         self._bad_rows = 0
         self._untimed_rows = 0
@@ -117,7 +128,7 @@ class TraceBuilder:
     # -- adding rows -----------------------------------------------------------------------------
 
     def add(self, row: TraceRow) -> None:
-        """Add a row that was checked by itself.
+        """Add a row whose values are valid, or count it if its request has no output.
 
         Raises InvalidValueError if its time does not fit those of the rows before it.
         """
@@ -126,14 +137,16 @@ class TraceBuilder:
             # BurstGPT marks failures this way. There is no output to request.
             self._rows_without_output += 1
             return
-        rows_before = len(self)
         if not row.timed:
             self._untimed_rows += 1
+        rows_before = len(self)
         self._at_ns.append(row.at_ns)
         self._input_tokens.append(row.input_tokens)
         self._output_tokens.append(row.output_tokens)
         self._session.add(self._session_numbers.number_of(row.session), rows_before)
-        self._group.add(self._group_numbers.number_of(row.group or row.session), rows_before)
+        # A session without sub-agents has no name for the group of all its agents.
+        group_name = row.group or row.session
+        self._group.add(self._group_numbers.number_of(group_name), rows_before)
         self._block_tokens.add(row.block, rows_before)
         self._took_ns.add(row.took_ns, rows_before)
         self._pause_ns.add(row.pause_ns, rows_before)
@@ -173,7 +186,11 @@ class TraceBuilder:
         return is_ascending and int(at_ns[-1]) - first_ns <= LONGEST_NS
 
     def add_columns(self, columns: TraceColumns) -> None:
-        """Add rows that were checked, and that follow those so far."""
+        """Add many rows at once, apart from those without output, which are only counted.
+
+        Their values must be valid, and their times must fit those of the rows before
+        (`can_continue_with`).
+        """
         if not len(columns.at_ns):
             return
         if self._first_ns is None:
@@ -190,7 +207,10 @@ class TraceBuilder:
         self._add_hashes(columns, rows_before)
 
     def _add_optional_columns(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the columns that few traces have, or defaults for those that are not in `columns`."""
+        """Add the columns that few traces have, or defaults for those that are not in `columns`.
+
+        Rows that are read in this way have no sub-agents, so the group of a row is its session.
+        """
         added_rows = len(columns.at_ns)
         if columns.sessions:
             for index, name in enumerate(columns.sessions):
@@ -229,7 +249,8 @@ class TraceBuilder:
         Otherwise the first mistakes are kept to be reported together.
         """
         self._bad_rows += 1
-        if not self._skip_bad or not self._errors:
+        is_error_shown = not self._skip_bad or not self._errors
+        if is_error_shown:
             error = UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key)
             self._errors.append(error)
         return not self._skip_bad and has_too_many(self._errors, str(self.path))
@@ -255,45 +276,51 @@ class TraceBuilder:
             problem = f"no requests in the trace{self._reason_for_no_rows()}"
             hint = trace_formats.known_formats()
             raise UserError("empty_file", problem, str(self.path), hint)
-        rows = len(self)
-        at_ns = _to_numpy(self._at_ns)
-        columns: dict[str, Any] = {
-            "input_tokens": _to_numpy(self._input_tokens),
-            "output_tokens": _to_numpy(self._output_tokens),
-            "session": self._session.to_numpy(rows),
-            "group": self._group.to_numpy(rows),
-            "took_ns": self._took_ns.to_numpy(rows),
-            "pause_ns": self._pause_ns.to_numpy(rows),
-            "label": self._label.to_numpy(rows),
-            "fields_index": self._fields_index.to_numpy(rows),
-        }
-        block_tokens = self._block_tokens.to_numpy(rows)
-        hashes: Integers = _to_numpy(self._hashes)
-        starts: Integers = np.broadcast_to(np.int64(0), rows + 1)
-        if self._hash_starts is not None:
-            starts = _to_numpy(self._hash_starts)
-        is_unordered = (at_ns[1:] < at_ns[:-1]).any()
+        trace = self._build_in_file_order(format_name)
+        block_tokens = self._block_tokens.to_numpy(len(self))
+        is_unordered = (np.diff(trace.due_ns) < 0).any()
         if is_unordered:
-            order = np.argsort(at_ns, kind="stable")
-            at_ns = at_ns[order]
+            order = np.argsort(trace.due_ns, kind="stable")
+            trace = trace.select(order)
             block_tokens = block_tokens[order]
-            columns = {name: column[order] for name, column in columns.items()}
-            hashes, starts = reorder_hashes(hashes, starts, order)
-        first_error = self._errors[0] if self._errors else None
+        return replace(
+            trace,
+            due_ns=trace.due_ns - trace.due_ns[0],
+            tokens_by_hash=_count_tokens_by_hash(
+                trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
+            ),
+        )
+
+    def _build_in_file_order(self, format_name: str) -> Trace:
+        """Return the rows in the order of the file, with absolute times in `due_ns`."""
+        rows = len(self)
+        hash_starts: Integers = np.broadcast_to(np.int64(0), rows + 1)
+        if self._hash_starts is not None:
+            hash_starts = _to_numpy(self._hash_starts)
+        first_error = ""
+        if self._errors:
+            first_error = f"{self._errors[0].where}: {self._errors[0].what}"
         return Trace(
             path=self.path,
             format=format_name,
-            due_ns=at_ns - at_ns[0],
-            **columns,
-            hashes=hashes,
-            starts=starts,
-            tokens_of=_tokens_of_hashes(hashes, starts, columns["input_tokens"], block_tokens),
+            due_ns=_to_numpy(self._at_ns),
+            input_tokens=_to_numpy(self._input_tokens),
+            output_tokens=_to_numpy(self._output_tokens),
+            session=self._session.to_numpy(rows),
+            group=self._group.to_numpy(rows),
+            took_ns=self._took_ns.to_numpy(rows),
+            pause_ns=self._pause_ns.to_numpy(rows),
+            label=self._label.to_numpy(rows),
+            fields_index=self._fields_index.to_numpy(rows),
+            hashes=_to_numpy(self._hashes),
+            hash_starts=hash_starts,
+            tokens_by_hash={},
             labels=self._label_numbers.texts(),
             fields=tuple(json.loads(fields) for fields in self._fields_numbers.texts()),
-            untimed=self._untimed_rows,
-            skipped=self._rows_without_output,
+            untimed_rows=self._untimed_rows,
+            rows_without_output=self._rows_without_output,
             bad_rows=self._bad_rows,
-            first_bad=f"{first_error.where}: {first_error.what}" if first_error else "",
+            first_error=first_error,
         )
 
     def _reason_for_no_rows(self) -> str:
@@ -316,7 +343,10 @@ def _extend(column: array[int], values: Integers) -> None:
 
 
 def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> TraceColumns:
-    """Return the rows for which `is_selected` is True, with their hashes."""
+    """Return the rows for which `is_selected` is True, with their hashes.
+
+    Columns that the trace does not have are empty, and stay so.
+    """
     if is_selected.all():
         return columns
     hashes: list[int] = []
@@ -326,47 +356,52 @@ def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> Trace
         is_hash_selected = np.repeat(is_selected, counts)
         hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
         hash_counts = counts[is_selected].tolist()
-    indices = np.flatnonzero(is_selected).tolist()
+    # `compress` ends with the shorter sequence, so an empty column has no selected values.
+    selected_flags = is_selected.tolist()
     return TraceColumns(
         columns.at_ns[is_selected],
         columns.input_tokens[is_selected],
         columns.output_tokens[is_selected],
         hashes,
         hash_counts,
-        sessions=[columns.sessions[index] for index in indices] if columns.sessions else (),
-        took_ns=[columns.took_ns[index] for index in indices] if columns.took_ns else (),
+        sessions=list(itertools.compress(columns.sessions, selected_flags)),
+        took_ns=list(itertools.compress(columns.took_ns, selected_flags)),
     )
 
 
-def _tokens_of_hashes(
+def _count_tokens_by_hash(
     hashes: Integers,
-    starts: Integers,
+    hash_starts: Integers,
     input_tokens: NDArray[np.int32],
     block_tokens: NDArray[Any],
 ) -> dict[int, int]:
-    """Return the tokens that each hash covers: a block, or what is left of the prompt.
+    """Return the tokens of the block that each hash stands for.
 
-    The first request with a hash decides.
+    A prompt is divided into blocks of equal size, of which the last one may be smaller. If requests
+    differ in the tokens of a block with the same hash, the first one of them decides.
 
     Args:
         hashes: The hashes of all prompts, one request after the other.
-        starts: The index of the first hash of each request, and the number of hashes at the end.
+        hash_starts: The index of the first hash of each request, and the number of hashes at the
+            end.
         input_tokens: The tokens of each prompt.
-        block_tokens: The tokens of a block in each request. They can be a fraction, and 0 means the
+        block_tokens: The size of the blocks of each request. It can be a fraction, and 0 means the
             size of blocks that is inferred for the whole file.
     """
     if not len(hashes):
         return {}
     distinct_hashes, first_indices = np.unique(hashes, return_index=True)
-    rows = np.searchsorted(starts, first_indices, side="right") - 1
-    inferred_tokens = _infer_block_tokens(np.diff(starts), input_tokens)
-    tokens_per_block = np.where(block_tokens[rows] > 0, block_tokens[rows], inferred_tokens)
-    # The block at position p of a prompt covers its tokens from p to p + 1 times the block size,
-    # but not more than the prompt has.
-    positions = first_indices - starts[rows]
+    # The request in which each hash occurs first, and the position of its block in that prompt.
+    rows = np.searchsorted(hash_starts, first_indices, side="right") - 1
+    positions = first_indices - hash_starts[rows]
+    inferred_size = _infer_block_tokens(np.diff(hash_starts), input_tokens)
+    block_sizes = np.where(block_tokens[rows] > 0, block_tokens[rows], inferred_size)
+
+    # The block at position p of a prompt covers its tokens from p * size to (p + 1) * size, but not
+    # more than the prompt has.
     prompt_tokens = input_tokens[rows]
-    begins = np.minimum(prompt_tokens, np.rint(positions * tokens_per_block))
-    ends = np.minimum(prompt_tokens, np.rint((positions + 1) * tokens_per_block))
+    begins = np.minimum(prompt_tokens, np.rint(positions * block_sizes))
+    ends = np.minimum(prompt_tokens, np.rint((positions + 1) * block_sizes))
     # A trace may have more hashes than fit into its prompts. Each covers at least one token.
     covered_tokens = np.maximum(1, ends - begins).astype(np.int64)
     return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.tasks import MAX_TASK_REQUESTS
-from loadgen.core.workload.trace import NO_VALUE, Trace, end_of_starts_ns
+from loadgen.core.workload.trace import NO_VALUE, Trace, end_of_arrivals_ns
 from loadgen.core.workload.traces import read_replayed_trace
 
 GRAPHS_CACHED = 4096  # Sessions in progress have nearby numbers.
@@ -34,12 +33,12 @@ class SessionGraph(NamedTuple):
     """The graph of the requests of a session, in order of time.
 
     Attributes:
-        waits: For each request, those that it waits for.
-        pauses: For each request, the pause in ns after the last of them has ended.
+        predecessors: For each request, those that it waits for.
+        pauses_ns: For each request, the pause after the last of its predecessors has ended.
     """
 
-    waits: tuple[tuple[int, ...], ...]
-    pauses: tuple[int, ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    pauses_ns: tuple[int, ...]
 
 
 class TraceSessions:
@@ -49,58 +48,56 @@ class TraceSessions:
 
     Attributes:
         trace: The trace.
-        sizes: The number of requests of each session.
+        turn_counts: The number of requests of each session.
         due_ns: When the first request of each session was sent.
         is_session: False for a request that belongs to no session.
-        turns: The number of requests of the largest session.
+        max_turns: The number of requests of the largest session.
         max_concurrent_requests: The largest number of agents in a session.
+        graph: Returns the graph of a session by its number.
     """
 
     def __init__(self, trace: Trace) -> None:
-        """Find the sessions of a trace.
+        """Group the rows of a trace by session, and check that the sessions can be replayed.
 
         Raises UserError if the trace does not say how long responses took, or if a session is too
         long.
         """
         self.trace = trace
-        # Rows are grouped by session with a stable sort, so they stay in order of time. The rows of
-        # session n are the `sizes[n]` rows from `_starts[n]` on in `_rows_by_session`.
+        # A stable sort groups the rows by session and keeps those of a session in order of time.
+        # The rows of session n are the `turn_counts[n]` rows from `_starts[n]` on.
         session_of_row = _number_sessions(trace)
         self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
-        self.sizes: Integers = np.bincount(session_of_row)
-        self._starts: Integers = np.cumsum(self.sizes) - self.sizes
+        self.turn_counts: Integers = np.bincount(session_of_row)
+        self._starts: Integers = np.cumsum(self.turn_counts) - self.turn_counts
+
         first_rows = self._rows_by_session[self._starts]
         self.due_ns: Integers = trace.due_ns[first_rows]
         self.is_session: NDArray[np.bool_] = trace.group[first_rows] != NO_VALUE
-        self.turns = int(self.sizes.max())
-        # Each agent has one request in flight at a time. An agent is a pair of a session and the
-        # name of a conversation in it.
-        agents = np.unique(np.stack((session_of_row, trace.session)), axis=1)
-        session_of_agent = agents[0]
-        self.max_concurrent_requests = int(np.bincount(session_of_agent).max())
+        self.max_turns = int(self.turn_counts.max())
+        self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
+
         self._check_size()
         self._check_durations(session_of_row)
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.turn_counts)
 
     @property
     def end_ns(self) -> int:
-        """The end of the starts: one mean gap after the last."""
-        return end_of_starts_ns(self.due_ns)
+        """The end of the arrivals of sessions: one mean gap after the last."""
+        return end_of_arrivals_ns(self.due_ns)
 
     def rows(self, session: int) -> Integers:
         """Return the rows of a session in order of time."""
         start = self._starts[session]
-        return self._rows_by_session[start : start + self.sizes[session]]
+        return self._rows_by_session[start : start + self.turn_counts[session]]
 
     def _check_size(self) -> None:
         """Raise UserError if a session has more requests than a task may have."""
-        if self.turns > MAX_TASK_REQUESTS:
-            problem = (
-                f"a session of the trace has {self.turns:,} requests, at most {MAX_TASK_REQUESTS:,}"
-            )
+        if self.max_turns > MAX_TASK_REQUESTS:
+            requests = f"{self.max_turns:,} requests"
+            problem = f"a session of the trace has {requests}, at most {MAX_TASK_REQUESTS:,}"
             hint = "--set trace_slice=..10m, or --set trace_replay=instants"
             raise UserError("too_large", problem, str(self.trace.path), hint)
 
@@ -109,12 +106,13 @@ class TraceSessions:
 
         A session needs them if a later request of it has no recorded pause.
         """
-        is_later_row = np.ones(len(self.trace), bool)
-        is_later_row[self._rows_by_session[self._starts]] = False
-        # Unknown durations are negative.
-        lacks_pause = is_later_row & (self.trace.pause_ns < 0)
-        needs_durations = self._any_row(session_of_row, lacks_pause)
-        lacks_durations = self._any_row(session_of_row, self.trace.took_ns < 0)
+        is_later_request = np.ones(len(self.trace), bool)
+        is_later_request[self._rows_by_session[self._starts]] = False
+        # Unknown pauses and durations are negative.
+        lacks_pause = is_later_request & (self.trace.pause_ns < 0)
+        lacks_duration = self.trace.took_ns < 0
+        needs_durations = self._has_row_with(lacks_pause, session_of_row)
+        lacks_durations = self._has_row_with(lacks_duration, session_of_row)
         bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
         if bad_sessions:
             problem = (
@@ -127,7 +125,9 @@ class TraceSessions:
             )
             raise UserError("unsupported", problem, str(self.trace.path), hint)
 
-    def _any_row(self, session_of_row: Integers, condition: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _has_row_with(
+        self, condition: NDArray[np.bool_], session_of_row: Integers
+    ) -> NDArray[np.bool_]:
         """Return for each session whether a condition holds for any of its rows."""
         return np.bincount(session_of_row[condition], minlength=len(self)) > 0
 
@@ -135,109 +135,136 @@ class TraceSessions:
         """Return the graph of a session, whose requests are numbered by their turns from 0 on."""
         rows = self.rows(session)
         times = _RequestTimes.of_rows(self.trace, rows)
-        turns_of_agents: dict[int, list[int]] = {}
+        turns_by_agent: dict[int, list[int]] = {}
         for turn, agent in enumerate(self.trace.session[rows].tolist()):
-            turns_of_agents.setdefault(agent, []).append(turn)
-        waits = _find_waits(list(turns_of_agents.values()), times)
-        pauses = [_pause_ns(turn, awaited, times) for turn, awaited in enumerate(waits)]
-        return SessionGraph(tuple(tuple(sorted(awaited)) for awaited in waits), tuple(pauses))
+            turns_by_agent.setdefault(agent, []).append(turn)
+        predecessors = _find_predecessors(list(turns_by_agent.values()), times)
+        pauses_ns = [_pause_ns(turn, turns, times) for turn, turns in enumerate(predecessors)]
+        return SessionGraph(
+            predecessors=tuple(tuple(sorted(turns)) for turns in predecessors),
+            pauses_ns=tuple(pauses_ns),
+        )
 
 
 class _RequestTimes(NamedTuple):
-    """The recorded times of the requests of a session in ns.
+    """The recorded times of the requests of a session.
 
     Attributes:
-        sent: When each request was sent.
-        ended: When its response ended, or when it was sent if that is not known.
-        pauses: The recorded pause before it, negative if there is none.
+        sent_ns: When each request was sent.
+        end_ns: When its response ended, or when it was sent if that is not known.
+        pause_ns: The recorded pause before it, negative if there is none.
     """
 
-    sent: list[int]
-    ended: list[int]
-    pauses: list[int]
+    sent_ns: list[int]
+    end_ns: list[int]
+    pause_ns: list[int]
 
     @classmethod
     def of_rows(cls, trace: Trace, rows: Integers) -> _RequestTimes:
         """Return the times of some rows of a trace."""
-        sent = trace.due_ns[rows]
+        sent_ns = trace.due_ns[rows]
         # An unknown duration is negative and counts as 0.
-        ended = sent + np.maximum(trace.took_ns[rows], 0)
-        return cls(sent.tolist(), ended.tolist(), trace.pause_ns[rows].tolist())
+        end_ns = sent_ns + np.maximum(trace.took_ns[rows], 0)
+        return cls(sent_ns.tolist(), end_ns.tolist(), trace.pause_ns[rows].tolist())
 
 
 def _number_sessions(trace: Trace) -> Integers:
     """Return the number of the session of each row.
 
-    Sessions are numbered from 0 on in order of their first requests. A row that belongs to no group
-    is a session by itself.
+    The trace has a group number for the rows of a session with all its agents. Sessions are
+    numbered anew, from 0 on in order of their first requests. A row that belongs to no group is a
+    session by itself.
     """
     belongs_to_group = trace.group != NO_VALUE
     first_unused_group = int(trace.group.max(initial=NO_VALUE)) + 1
-    group_of_own = first_unused_group + np.arange(len(trace))
-    groups = np.where(belongs_to_group, trace.group, group_of_own)
+    group_of_single_row = first_unused_group + np.arange(len(trace))
+    groups = np.where(belongs_to_group, trace.group, group_of_single_row)
     _, first_rows, group_index = np.unique(groups, return_index=True, return_inverse=True)
-    # Sorting twice gives the rank of each group by its first row.
-    rank_of_group = np.argsort(np.argsort(first_rows))
-    session_of_row: Integers = rank_of_group[group_index]
-    return session_of_row
+
+    # The session number of a group is its rank by first row, the inverse of the sorting order.
+    groups_in_order = np.argsort(first_rows)
+    session_of_group = np.empty(len(groups_in_order), np.int64)
+    session_of_group[groups_in_order] = np.arange(len(groups_in_order))
+    return session_of_group[group_index]
 
 
-def _find_waits(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[set[int]]:
+def _max_agents(session_of_row: Integers, agent_of_row: Integers) -> int:
+    """Return the largest number of agents in a session.
+
+    Each agent has one request in flight at a time. An agent is a pair of a session and the number
+    of a conversation in it.
+    """
+    agents = np.unique(np.stack((session_of_row, agent_of_row)), axis=1)
+    session_of_agent = agents[0]
+    return int(np.bincount(session_of_agent).max())
+
+
+def _find_predecessors(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[set[int]]:
     """Return for each request of a session the requests that it waits for.
 
-    The module docstring describes the rules. `turns_of_agents` has the turns of each agent. The
-    first of them is the main agent, which sent the first request of the session.
+    Three rules apply. The requests of an agent follow each other. A sub-agent runs between two
+    requests of the main agent (see `_join_sub_agent`). The last request of the session waits for
+    all requests that no other request waits for, so that the session ends with one request.
+
+    `turns_of_agents` has the turns of each agent. The first of them is the main agent, which sent
+    the first request of the session.
     """
-    waits: list[set[int]] = [set() for _ in times.sent]
+    predecessors: list[set[int]] = [set() for _ in times.sent_ns]
     for turns in turns_of_agents:
-        for earlier, later in itertools.pairwise(turns):
-            waits[later].add(earlier)
+        for earlier_turn, later_turn in itertools.pairwise(turns):
+            predecessors[later_turn].add(earlier_turn)
     main_turns, *turns_of_sub_agents = turns_of_agents
     for turns in turns_of_sub_agents:
-        _join_sub_agent(waits, main_turns, turns, times)
-    # A session ends with one request, which waits for all that nothing else waits for.
-    last = len(waits) - 1
-    awaited = set[int]().union(*waits)
-    waits[last].update(turn for turn in range(last) if turn not in awaited)
-    return waits
+        _join_sub_agent(predecessors, main_turns, turns, times)
+
+    last_turn = len(predecessors) - 1
+    turns_with_successor = set[int]().union(*predecessors)
+    predecessors[last_turn].update(set(range(last_turn)) - turns_with_successor)
+    return predecessors
 
 
 def _join_sub_agent(
-    waits: list[set[int]], main_turns: list[int], turns: list[int], times: _RequestTimes
+    predecessors: list[set[int]],
+    main_turns: list[int],
+    sub_agent_turns: list[int],
+    times: _RequestTimes,
 ) -> None:
-    """Add what the first request of a sub-agent waits for, and what waits for its last request.
+    """Add to `predecessors` how a sub-agent begins and ends between requests of the main agent.
 
-    The sub-agent begins after the last request of the main agent that had ended before it, or else
-    that had been sent before it. There is one, as the main agent sent the first request of all. The
-    first request that the main agent sent after the end of the sub-agent waits for it, if there is
-    one.
+    The first request of the sub-agent waits for the last request of the main agent that had ended
+    before it or, if none had, for the last one that had been sent before it. There is one, as the
+    main agent sent the first request of all. The first request that the main agent sent after the
+    end of the sub-agent, if there is one, waits for the last request of the sub-agent.
     """
-    first = turns[0]
-    last = turns[-1]
-    sent_before = main_turns[: bisect_left(main_turns, first)]
-    ended_before = [turn for turn in sent_before if times.ended[turn] <= times.sent[first]]
-    waits[first].add(ended_before[-1] if ended_before else sent_before[-1])
-    # Turns are in order of time. The next main request has a later turn, which also avoids cycles
-    # among requests with equal times, and it was sent when the sub-agent had ended.
-    main_sent_times = [times.sent[turn] for turn in main_turns]
-    first_position_by_turn = bisect_left(main_turns, last)
-    first_position_by_time = bisect_left(main_sent_times, times.ended[last])
-    position = max(first_position_by_turn, first_position_by_time)
-    if position < len(main_turns):
-        waits[main_turns[position]].add(last)
+    first_turn = sub_agent_turns[0]
+    last_turn = sub_agent_turns[-1]
+    begin_ns = times.sent_ns[first_turn]
+    end_ns = times.end_ns[last_turn]
+
+    sent_before = [turn for turn in main_turns if turn < first_turn]
+    ended_before = [turn for turn in sent_before if times.end_ns[turn] <= begin_ns]
+    predecessors[first_turn].add(ended_before[-1] if ended_before else sent_before[-1])
+
+    # Turns are in order of time, but several may have the same time. The comparison of turns makes
+    # sure that no request waits for a later turn, which could be a cycle.
+    for turn in main_turns:
+        if turn > last_turn and times.sent_ns[turn] >= end_ns:
+            predecessors[turn].add(last_turn)
+            return
 
 
-def _pause_ns(turn: int, awaited: set[int], times: _RequestTimes) -> int:
-    """Return the pause before a request, after the last request that it waits for has ended.
+def _pause_ns(turn: int, predecessors: set[int], times: _RequestTimes) -> int:
+    """Return the pause before a request, after the last of its predecessors has ended.
 
     A recorded pause counts from the end of one request, so it is not used if there are several.
     """
-    has_recorded_pause = times.pauses[turn] >= 0 and len(awaited) == 1
+    has_recorded_pause = times.pause_ns[turn] >= 0 and len(predecessors) == 1
     if has_recorded_pause:
-        return times.pauses[turn]
-    if not awaited:
+        return times.pause_ns[turn]
+    if not predecessors:
         return 0
-    return max(0, times.sent[turn] - max(times.ended[earlier] for earlier in awaited))
+    last_end_ns = max(times.end_ns[predecessor] for predecessor in predecessors)
+    return max(0, times.sent_ns[turn] - last_end_ns)
 
 
 @functools.lru_cache(TRACES_CACHED)
@@ -246,18 +273,19 @@ def build_sessions(trace: Trace) -> TraceSessions:
     return TraceSessions(trace)
 
 
-def replay_starts(replay: FromTrace | Replay) -> Trace | TraceSessions:
-    """Return what starts when a trace is replayed: its requests or its sessions.
+def read_replay_source(replay: FromTrace | Replay) -> Trace | TraceSessions:
+    """Return what arrives when a trace is replayed: its requests, or its sessions.
 
-    Both have `due_ns` and `end_ns`. Raises UserError if the trace does not say when they started.
+    Both have a length, the times of arrival (`due_ns`) and the end of the arrivals (`end_ns`).
+    Raises UserError if the trace does not say when its requests were sent.
     """
     trace = read_replayed_trace(replay)
     if replay.replay == "sessions":
         return build_sessions(trace)
-    if trace.untimed:
+    if trace.untimed_rows:
         problem = (
-            f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before "
-            "them in their session"
+            f"{trace.untimed_rows:,} of {len(trace):,} rows have no timestamp, "
+            "but the pause before them in their session"
         )
         hint = "--set trace_replay=sessions"
         raise UserError("unsupported", problem, str(trace.path), hint)

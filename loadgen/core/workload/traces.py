@@ -80,7 +80,7 @@ def read_replayed_trace(replay: FromTrace | Replay) -> Trace:
 @functools.lru_cache(TRACES_CACHED)
 def _cut_cached(trace: Trace, part: TimeSlice) -> Trace:
     """Return a part of a trace, the same object for the same part."""
-    return trace.within(*part)
+    return trace.select_times(*part)
 
 
 @functools.lru_cache(TRACES_CACHED)

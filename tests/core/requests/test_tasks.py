@@ -168,22 +168,26 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
     for number in range(200):
         nodes = graphs[number]
         looks = [turn for turn, node in enumerate(nodes) if node.step == "look"]
-        begins = [turn for turn in looks if nodes[turn].context is None]
+        begins = [turn for turn in looks if nodes[turn].context_turn is None]
         ends = [turn for turn in looks if turn + 1 not in looks or turn + 1 in begins]
         copies.add(len(begins))
         turns.add(len(looks) / len(begins))
         write = nodes[-2]
-        assert (write.step, write.after, write.context, write.joined) == (
+        assert (write.step, write.predecessors, write.context_turn, write.joined_turns) == (
             "write",
             (0, *ends),
             0,
             tuple(ends),
         )
         assert all(
-            nodes[turn].after == (0,) and nodes[turn].pause_ns == 5_000_000 for turn in begins
+            nodes[turn].predecessors == (0,) and nodes[turn].pause_ns == 5_000_000
+            for turn in begins
         )
         for turn in set(looks) - set(begins):
-            assert nodes[turn].after == (turn - 1,) and nodes[turn].tool in ("search", "fetch")
+            assert nodes[turn].predecessors == (turn - 1,) and nodes[turn].tool in (
+                "search",
+                "fetch",
+            )
             if nodes[turn].tool == "search":
                 assert 100_000_000 <= nodes[turn].pause_ns <= 900_000_000
     assert copies == {1, 2, 3} and turns == {1, 2, 3, 4}
@@ -229,17 +233,17 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
                 "system",
                 "user",
                 "assistant",
-                *["tool"] * len(node.joined),
+                *["tool"] * len(node.joined_turns),
             ]
 
 
 def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
     made = prompts(load("coding-agent"))
-    numbers = list(made.task_request_numbers(0))
+    numbers = list(made.ids_of_task(0))
     assert len(numbers) > 5 and sum(
         len(list(made.prompt_segments(number))) for number in numbers
     ) > 3 * len(numbers)
-    assert made._cached_segment.cache_info().misses == len(numbers)
+    assert made._cached_added_lengths.cache_info().misses == len(numbers)
 
 
 class Clock:
@@ -279,9 +283,9 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
     continued = 0
     for number, request in requests.items():
         node = made.graphs[request.session][request.turn]
-        if node.context is None:
+        if node.context_turn is None:
             continue
-        before = requests.get(number - request.turn + node.context)
+        before = requests.get(number - request.turn + node.context_turn)
         if before is not None:
             continued += all(
                 one is other for one, other in zip(before.messages, request.messages, strict=False)
@@ -314,8 +318,10 @@ def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, st
             start.turn,
             NOT_APPLICABLE if start.virtual_user is None else start.virtual_user,
         )
-        if nodes[start.turn].after:
-            ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]
+        if nodes[start.turn].predecessors:
+            ends = [
+                ran.ended[start.session * width + turn] for turn in nodes[start.turn].predecessors
+            ]
             assert start.due_ns == max(ends) + nodes[start.turn].pause_ns
     if stages == CLOSED:
         lanes = defaultdict(list)
@@ -415,8 +421,8 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
             made.requested_output_tokens(number),
         )
         assert row["input_tokens"] == made.requested_input_tokens(number)
-        if node.after:
-            ends = [by_number[task * made.turns + before]["end_ns"] for before in node.after]
+        if node.predecessors:
+            ends = [by_number[task * made.turns + before]["end_ns"] for before in node.predecessors]
             assert row["due_ns"] == max(ends) + node.pause_ns
     assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
     assert summary.requests.scheduled == len(rows)
@@ -504,22 +510,22 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
         task, turn = made.task_and_turn(number)
         node, messages = made.graphs[task][turn], body["messages"]
         assert [tool["function"]["name"] for tool in body["tools"]] == ["search", "fetch"]
-        if node.after:
-            ends = [rows[task * made.turns + before]["done_ns"] for before in node.after]
+        if node.predecessors:
+            ends = [rows[task * made.turns + before]["done_ns"] for before in node.predecessors]
             assert rows[number]["due_ns"] == max(ends) + node.pause_ns <= rows[number]["sent_ns"]
         path = [turn]
-        while made.graphs[task][path[-1]].context is not None:
-            path.append(made.graphs[task][path[-1]].context)
+        while made.graphs[task][path[-1]].context_turn is not None:
+            path.append(made.graphs[task][path[-1]].context_turn)
         answers = [message for message in messages if message["role"] == "assistant"]
         assert len(answers) == len(path) - 1
         for answer, follower in zip(answers, reversed(path[:-1]), strict=True):
             follows = made.graphs[task][follower]
-            assert len(answer["tool_calls"]) == len(follows.joined) + bool(follows.tool)
+            assert len(answer["tool_calls"]) == len(follows.joined_turns) + bool(follows.tool)
             if history == "server":
                 assert (answer["content"], answer["tool_calls"][0]) == ("so be it", call)
         results = [message["content"] for message in messages if message["role"] == "tool"]
-        if node.joined:
-            assert len(results) == len(node.joined)
+        if node.joined_turns:
+            assert len(results) == len(node.joined_turns)
             assert (set(results) == {"so be it"}) == (history == "server")
 
 
@@ -625,7 +631,7 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
     made = prompts(requested_workload)
     for row in store.read_run(folder).rows:
         task, turn = made.task_and_turn(int(row["slot"]))
-        called = any(node.context == turn and node.tool for node in made.graphs[task])
+        called = any(node.context_turn == turn and node.tool for node in made.graphs[task])
         assert (
             row["status"] == STATUS["ok"]
             and (row["finish_reason"] == FINISH["tool_calls"]) == called

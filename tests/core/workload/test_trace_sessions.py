@@ -230,7 +230,7 @@ def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) ->
     }
     assert by_session == {0: [1536, 1536 + 320 + 768, 2624 + 180 + 100], 1: [1600], 2: [200, 320]}
     first, second, third, other, talk, more = (
-        list(trace.blocks(row)) for row in np.lexsort((trace.due_ns, trace.session))
+        list(trace.block_hashes(row)) for row in np.lexsort((trace.due_ns, trace.session))
     )
     assert (
         second[: len(first)] == first
