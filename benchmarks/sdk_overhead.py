@@ -230,7 +230,7 @@ def time_stub_calls(
 def create_stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return a method that responds at once, and the same method measured by the SDK."""
     from loadgen_sdk.app.call import CallSettings
-    from loadgen_sdk.app.measured_method import head_arrived, measure_method
+    from loadgen_sdk.app.measured_method import measure_method, record_response_headers
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
@@ -245,12 +245,12 @@ def create_stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], C
 
     def respond_with_headers(**_: Any) -> Any:
         """Report the response headers and return the completion."""
-        head_arrived(headers)
+        record_response_headers(headers)
         return completion
 
     policy = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
     return plain, measure_method(
-        respond_with_headers, "chat", CallSettings(policy, "h:1", "k", False), blocking=True
+        respond_with_headers, "chat", CallSettings(policy, "h:1", "k", False), is_blocking=True
     )
 
 

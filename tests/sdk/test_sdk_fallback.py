@@ -22,7 +22,7 @@ from loadgen_sdk import (
     WrongUse,
     instrument,
 )
-from loadgen_sdk.app.fallback import Circuit
+from loadgen_sdk.app.fallback import CircuitBreaker
 from scripted_server import CHAT, CHAT_EVENTS, answer, cut, events, serving
 
 ASK: dict[str, Any] = {"model": "large", "messages": [{"role": "user", "content": "Hello"}]}
@@ -35,18 +35,18 @@ def blocking(url: str) -> openai.OpenAI:
 
 
 def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
-    circuit = Circuit(failures=2, open_ns=100)
+    circuit = CircuitBreaker(max_failures=2, open_ns=100)
     for now in (0, 1):
-        assert circuit.admits(now)
-        circuit.failed(now)
-    assert not circuit.admits(100) and circuit.admits(101)
-    assert not circuit.admits(102)  # the one that tries is under way
-    circuit.failed(103)
-    assert not circuit.admits(202) and circuit.admits(203)
-    circuit.undone()  # cancelled: the next one tries
-    assert circuit.admits(204)
-    circuit.answered()
-    assert circuit.admits(205) and circuit.admits(206)
+        assert circuit.allows_call(now)
+        circuit.record_failure(now)
+    assert not circuit.allows_call(100) and circuit.allows_call(101)
+    assert not circuit.allows_call(102)  # the one that tries is under way
+    circuit.record_failure(103)
+    assert not circuit.allows_call(202) and circuit.allows_call(203)
+    circuit.record_cancellation()  # cancelled: the next one tries
+    assert circuit.allows_call(204)
+    circuit.record_success()
+    assert circuit.allows_call(205) and circuit.allows_call(206)
 
 
 def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> None:

@@ -28,7 +28,7 @@ from loadgen_sdk import (
 )
 from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.budget import MemoryBudgetStore
-from loadgen_sdk.app.fallback import Circuit
+from loadgen_sdk.app.fallback import CircuitBreaker
 from scripted_server import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
 from test_sdk_packages import ASKED, MESSAGE_EVENTS
 
@@ -199,7 +199,7 @@ def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
         usage = observed.tracker.usage
 
         def meanwhile() -> Any:
-            other = threading.Thread(target=observed.abandoned)
+            other = threading.Thread(target=observed.report_abandoned)
             observed.tracker.usage = usage
             other.start()
             other.join()
@@ -371,7 +371,7 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
     ("owner", "use"),
     [
         (Retry(), lambda retry: retry.call_started()),
-        (Circuit(1, 1), lambda one: one.admits(0)),
+        (CircuitBreaker(1, 1), lambda one: one.allows_call(0)),
         (MemoryBudgetStore(), lambda one: one.add("ever", 0.0, 1.0)),
     ],
 )

@@ -31,7 +31,7 @@ from loadgen_sdk import (
     record_shape,
 )
 from loadgen_sdk.app.background import flush
-from loadgen_sdk.app.measurement import attach
+from loadgen_sdk.app.measurement import attach_measurement
 from loadgen_sdk.app.prompt_text import read_prompt
 from scripted_server import (
     CHAT,
@@ -255,7 +255,7 @@ def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
 
     one, other = Answer(id="a"), Answer(id="b")
     measured = Measurement(api="chat", streamed=False, status="ok", started=0, started_unix_ns=0)
-    attach(one, measured)
+    attach_measurement(one, measured)
     assert one.measurement is measured and measurement_of(one) is measured
     assert one.dict() == {"id": "a"} and json.loads(one.json()) == {"id": "a"} and one != other
     assert not hasattr(other, "measurement") and measurement_of(other) is None

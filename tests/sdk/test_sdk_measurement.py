@@ -13,9 +13,10 @@ from loadgen_sdk.request import Failure, Usage
 
 def test_every_field_is_in_its_place() -> None:
     policy = Policy(prices=TokenPrice(1, 2), labels={"a": "b"})
-    call = Call(CallSettings(policy, "h:1", "k"), "chat", "asked", {"temperature": 0.5}, True, None)
+    settings = CallSettings(policy, "h:1", "k")
+    call = Call(settings, "chat", "asked", {"temperature": 0.5}, is_streamed=True, labels=None)
     call.instants, call.attempt_started, call.started, call.started_unix_ns = [12, 13], 11, 10, 9
-    call.head_received({"x-request-id": "r-1", "server-timing": "s;dur=1"})
+    call.record_headers({"x-request-id": "r-1", "server-timing": "s;dur=1"})
     seen: dict[str, Any] = {
         "sent": 11,
         "first_token": 12,

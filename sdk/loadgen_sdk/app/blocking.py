@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from ..errors import ClientError
 from ..request import Completion
-from .client import LOOP_LEFT, Askable, Client, Event
+from .client import LOOP_LEFT, Client, Event, RequestLike
 from .labels import Labels
-from .measurement import latest_measurement, take_latest, tell_latest
+from .measurement import copy_latest_measurement, latest_measurement, set_latest_measurement
 
 ResultT = TypeVar("ResultT")
 
@@ -77,7 +77,7 @@ class BlockingClient:
         self._wait_for(self.client.open())
 
     def complete(
-        self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
+        self, request: RequestLike, *, labels: Labels | None = None, raise_on_failure: bool = False
     ) -> Completion:
         """Send a request and wait for its completion.
 
@@ -97,7 +97,7 @@ class BlockingClient:
             self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure)
         )
 
-    def stream(self, request: Askable, *, labels: Labels | None = None) -> Iterator[Event]:
+    def stream(self, request: RequestLike, *, labels: Labels | None = None) -> Iterator[Event]:
         """Yield the output events as they arrive. Leaving the loop ends the request.
 
         Args:
@@ -112,13 +112,15 @@ class BlockingClient:
         future = self._submit(relay.run(), context)
         try:
             yield from relay.events()
-            future.result()
-            take_latest(context)
+            future.result()  # raises the error of a failed request
+            copy_latest_measurement(context)
         finally:
-            if future.done() or relay.task is None or self._loop.is_closed():
+            task = relay.task
+            if task is None or future.done() or self._loop.is_closed():
                 future.cancel()
             else:
-                self._loop.call_soon_threadsafe(relay.task.cancel, LOOP_LEFT)
+                # The caller has left the loop, and the client's thread still reads the stream.
+                self._loop.call_soon_threadsafe(task.cancel, LOOP_LEFT)
 
     def close(self) -> None:
         """Close every connection and end the thread. May be called more than once."""
@@ -156,7 +158,10 @@ class BlockingClient:
             self._thread.join()
 
     def _submit(self, coroutine: Coroutine[Any, Any, ResultT], context: Context) -> Future[ResultT]:
-        """Run a coroutine in the client's thread, in a copy of the caller's context.
+        """Start a coroutine in the client's thread. Return a Future to wait for its result.
+
+        `context` is a copy of the caller's context. It gives the call the labels and the priority
+        of the caller, and gets the measurement of the call as the latest one.
 
         Raises:
             ClientError: The client is closed.
@@ -166,19 +171,24 @@ class BlockingClient:
             raise ClientError("this client is closed")
 
         async def run_in_context() -> ResultT:
-            task = context.run(self._loop.create_task, _record_latest(coroutine, context))
+            task = context.run(
+                self._loop.create_task, _record_latest_measurement(coroutine, context)
+            )
             return await task
 
         return asyncio.run_coroutine_threadsafe(run_in_context(), self._loop)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run a coroutine in the client's thread and return its result."""
+        """Run a coroutine in the client's thread and return its result.
+
+        The measurement of its call becomes the latest one of the caller (`latest_measurement`).
+        """
         context = copy_context()
         future = self._submit(coroutine, context)
         try:
             return future.result()
         finally:
-            take_latest(context)
+            copy_latest_measurement(context)
             # Ctrl-C during the wait must end the call, too. A finished future cannot be cancelled.
             future.cancel()
 
@@ -219,14 +229,16 @@ async def _create_client(url: str, options: dict[str, Any]) -> Client:
     return Client(url, **options)
 
 
-async def _record_latest(coroutine: Coroutine[Any, Any, ResultT], context: Context) -> ResultT:
+async def _record_latest_measurement(
+    coroutine: Coroutine[Any, Any, ResultT], context: Context
+) -> ResultT:
     """Await a coroutine, and set the measurement of its call in `context` as the latest one."""
     try:
         return await coroutine
     finally:
         measurement = latest_measurement()
         if measurement is not None:
-            context.run(tell_latest, measurement)
+            context.run(set_latest_measurement, measurement)
 
 
 async def _cancel_tasks(tasks: set[asyncio.Task[Any]]) -> None:

@@ -33,7 +33,7 @@ from .measurement import (
     Measurement,
     Status,
     TokenSource,
-    parameters_of,
+    numeric_parameters,
     warn_contradiction,
     without_server_text,
 )
@@ -61,6 +61,7 @@ REFUSED_STATUSES = (429, 503)
 """Statuses by which a server asks for a pause."""
 
 _MAX_FAILURE_CHARS = 500
+"""Longer texts of the server, such as a page of HTML, are cut in a measurement."""
 
 
 class CallSettings(msgspec.Struct):
@@ -70,25 +71,27 @@ class CallSettings(msgspec.Struct):
         policy: Prices, limits, retries and observers.
         server: The address of the server, host:port.
         key: The key of the client.
-        ask_usage: Streams of an instrumented client are asked for their token counts.
+        requests_usage: Streams of an instrumented client request their token counts.
         package: The package whose exceptions the application expects.
         timeout_s: The timeout of the client. No call waits longer for its throttle.
         url_secrets: Texts of the URL that must not be shown.
-        covers_inner: Calls inside its calls (LiteLLM calls openai) are not calls of their own.
-        warned: It was warned that a blocking client is used in an event loop.
-        warned_blind: It was warned that responses have no headers.
+        hides_inner_calls: Calls that are made inside its calls are not measured, as those of
+            LiteLLM to openai.
+        has_warned_about_event_loop: A warning has said that a blocking client is used in an event
+            loop.
+        has_warned_about_headers: A warning has said that responses have no headers.
     """
 
     policy: Policy
     server: str
     key: str
-    ask_usage: bool = False
+    requests_usage: bool = False
     package: str = "openai"
     timeout_s: float | None = None
     url_secrets: tuple[str, ...] = ()
-    covers_inner: bool = False
-    warned: bool = False
-    warned_blind: bool = False
+    hides_inner_calls: bool = False
+    has_warned_about_event_loop: bool = False
+    has_warned_about_headers: bool = False
 
     def redact(self, text: str) -> str:
         """Return a text without secrets and control characters."""
@@ -96,14 +99,16 @@ class CallSettings(msgspec.Struct):
 
         return escape_controls(redact(text, (*self.url_secrets, self.key)))
 
-    def warn_blind(self) -> None:
-        """Warn once that the package hides the headers of its responses.
+    def warn_missing_headers(self) -> None:
+        """Warn once that this package got no headers of a response, and say what is missing.
 
-        Only the responses of LiteLLM may have none.
+        A newer version of openai or anthropic may pass responses in another way than
+        `packages._record_headers_of_responses` expects. LiteLLM (`hides_inner_calls`) does not
+        always have headers, so that nothing is wrong there.
         """
-        if self.warned_blind or self.covers_inner:
+        if self.has_warned_about_headers or self.hides_inner_calls:
             return
-        self.warned_blind = True
+        self.has_warned_about_headers = True
         module = sys.modules.get(self.package)
         package = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
         warn(
@@ -139,15 +144,16 @@ class CallObservation(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """One call while it runs.
+    """One call while it runs. Times are in monotonic ns.
 
     Attributes:
-        permit: The permit of the throttle.
-        hold: What the call has booked of the budget.
+        permit: The permit of the throttle, until it is returned.
+        budget_hold: The estimated cost that the call has booked of the budget, until it is settled.
         attempt_started: When the current attempt began.
-        reported: The call has ended, and its measurement was reported.
-        has_head: The head of a response has arrived.
-        spans: What the observers follow the call with.
+        is_reported: The call has ended, and its measurement was reported.
+        has_headers: The headers of a response have arrived.
+        spans: What each observer has returned at the start of the call, such as a span of
+            OpenTelemetry. Empty if no observer wants to know of the start.
         attempts: The attempts that have ended.
         instants: The timestamps of the output events of the last attempt.
         labels: The labels of the call.
@@ -155,14 +161,14 @@ class Call:
 
     # Defaults are attributes of the class, because most calls need few of them.
     permit: Permit | None = None
-    hold: BudgetHold | None = None
+    budget_hold: BudgetHold | None = None
     attempt_started = NEVER
-    reported = False
-    has_head = False
+    is_reported = False
+    has_headers = False
     spans: tuple[Any, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     instants: Sequence[int] = ()
-    _head: Any = NO_HEADERS
+    _response_headers: Any = NO_HEADERS
     _shape: CallShape | None = None
     _context: Context | None = None
 
@@ -172,35 +178,36 @@ class Call:
         api: Api,
         model: str,
         arguments: Mapping[str, Any],
-        streamed: bool,
+        *,
+        is_streamed: bool,
         labels: Labels | None,
     ) -> None:
-        """Begin a call.
+        """Begin a call: take the time, tell the observers, and fill the budget of retries.
 
         Args:
             settings: What all calls of the client have in common.
             api: The API.
             model: The requested model.
-            arguments: The arguments of the request: its prompt, its numbers and its output limit.
-            streamed: A stream is requested.
-            labels: The labels that the call itself was given.
+            arguments: The fields of the request: prompt, sampling parameters and output limit.
+            is_streamed: A stream is requested.
+            labels: The labels of this call alone, without those of the client.
         """
         self.started = monotonic_ns()
         self.started_unix_ns = time_ns()
         self.settings = settings
         self.api = api
         self.model = model
-        self.streamed = streamed
+        self.is_streamed = is_streamed
         self._arguments = arguments
         self._thread = get_ident()
         self._processor_wait_ns = processor_wait_ns()
         policy = settings.policy
         self.policy = policy
-        self.labels = policy.labels_of(labels)
+        self.labels = policy.merge_labels(labels)
         if policy.observers:
             self._context = copy_context()
-            if policy.follows_calls:
-                self.spans = policy.begin(self)
+            if policy.has_call_observers:
+                self.spans = policy.begin_observation(self)
         if policy.record is not None and api in TEXT_APIS:
             self._shape = policy.record.begin(self.started, arguments)
         if policy.retry is not None:
@@ -214,7 +221,7 @@ class Call:
     @property
     def parameters(self) -> dict[str, int | float]:
         """The numbers of the request that telemetry shows."""
-        return parameters_of(self._arguments)
+        return numeric_parameters(self._arguments)
 
     @property
     def is_budgeted(self) -> bool:
@@ -252,49 +259,63 @@ class Call:
         written_cost = price.cost(prompt_tokens, output_tokens, written=prompt_tokens)
         return max(uncached_cost, written_cost)
 
-    def head_received(self, headers: Any, *, refused: bool = False) -> None:
-        """Note that the head of a response has arrived. Headers are read when needed."""
-        self._head = headers
-        self.has_head = headers is not NO_HEADERS
+    def record_headers(self, headers: Any, *, is_refused: bool = False) -> None:
+        """Keep the headers of a response that has arrived, and apply its rate limits.
+
+        `is_refused` says that the status is 429 or 503, so that Retry-After holds for all calls.
+        """
+        self._response_headers = headers
+        self.has_headers = headers is not NO_HEADERS
         if self.permit is not None:
-            self.permit.heed(read_useful_headers(headers), refused=refused)
+            self.permit.heed(read_useful_headers(headers), refused=is_refused)
 
-    def attempt_failed(
-        self, failure: Failure, headers: Any, *, at: int, code: str = "", final: bool = False
+    def end_failed_attempt(
+        self,
+        failure: Failure,
+        headers: Any,
+        *,
+        ended_at: int,
+        error_code: str = "",
+        can_retry: bool = True,
     ) -> float | None:
-        """Note that an attempt has failed. Return the seconds until the next attempt.
+        """End an attempt that has failed. Return the seconds to wait before the next attempt.
 
-        Return None if there is no other attempt and the call is to be reported.
+        Return None if there is no other attempt. The caller then has to `report` the call.
+
+        The permit is returned now, and not with the report, before a retry (which gets a new one)
+        and if the request cost the server nothing.
 
         Args:
             failure: The failure.
-            headers: The headers of the response.
-            at: When the attempt failed.
-            code: The code of the error.
-            final: There is no other attempt whatever the failure is, because output has reached the
-                caller or the throttle gave no permit.
+            headers: The headers of the response, or NO_HEADERS.
+            ended_at: When the attempt failed.
+            error_code: The code in the error response of the server, or "".
+            can_retry: False if there is no other attempt whatever the failure is, because output
+                has reached the caller, or because the throttle or the budget refused the call.
         """
-        refused = failure.http_status in REFUSED_STATUSES
-        self.head_received(headers, refused=refused)
-        wait_s = self._retry_wait_s(failure, headers, final)
-        if wait_s is not None or refused or failure.kind == "over_budget":
-            self._return_permit(0 if refused else None)
-        if wait_s is not None:
+        is_refused = failure.http_status in REFUSED_STATUSES
+        self.record_headers(headers, is_refused=is_refused)
+        wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
+        will_retry = wait_s is not None
+        if will_retry or is_refused or failure.kind == "over_budget":
+            self._return_permit(0 if is_refused else None)
+        if will_retry:
             self._settle_budget(None, failure)
-        self._end_attempt(at, self._public_failure(failure, code), wait_s or 0.0)
+        self._end_attempt(ended_at, self._public_failure(failure, error_code), wait_s or 0.0)
         return wait_s
 
-    def withdraw(self) -> None:
-        """End a call of which nothing was sent, because its arguments were wrong.
+    def discard(self) -> None:
+        """End a call without a report, because nothing was sent or it could not be measured.
 
-        It is not reported.
+        Its permit is returned, and its budget gets back what was booked.
         """
-        self.reported = True
+        self.is_reported = True
         self._return_permit(0)
-        if self.hold is not None:
-            self.hold.settle(0.0)
+        if self.budget_hold is not None:
+            self.budget_hold.settle(0.0)
 
-    def _retry_wait_s(self, failure: Failure, headers: Any, final: bool) -> float | None:
+    def _retry_wait_s(self, failure: Failure, headers: Any, *, can_retry: bool) -> float | None:
+        """Return the seconds to wait before a retry, or None if the policy allows no retry."""
         retry = self.policy.retry
         if retry is None:
             return None
@@ -304,7 +325,7 @@ class Call:
             failure,
             server_wait_s=retry_after_s(useful_headers),
             server_says_retry=should_retry(useful_headers),
-            delivered=final,
+            delivered=not can_retry,
         )
 
     def _estimated_tokens(self) -> tuple[int, int]:
@@ -317,38 +338,48 @@ class Call:
             return 0, 0
 
     def _settle_budget(self, cost: float | None, failure: Failure | None) -> None:
-        """Replace what was booked by the cost.
+        """Replace the estimate that the call has booked of the budget by its cost.
 
-        If the cost is not known, it is 0 for a call that was refused or never arrived. Otherwise
-        the estimate stays.
+        If the cost is not known (None), it is 0 for a request that the server refused or never got.
+        Otherwise the server may bill it, so that the estimate stays.
         """
-        if self.hold is None:
+        if self.budget_hold is None:
             return
-        is_free = failure is not None and (
-            failure.http_status >= 400 or failure.kind in NEVER_ARRIVED_KINDS
-        )
-        if cost is not None or is_free:
-            self.hold.settle(cost or 0.0)
-        self.hold = None
+        is_refused = failure is not None and failure.http_status >= 400
+        never_arrived = failure is not None and failure.kind in NEVER_ARRIVED_KINDS
+        if cost is not None:
+            self.budget_hold.settle(cost)
+        elif is_refused or never_arrived:
+            self.budget_hold.settle(0.0)
+        self.budget_hold = None
 
-    def _public_failure(self, failure: Failure, code: str) -> Failure:
-        """Return a failure as measurements have it.
+    def _public_failure(self, failure: Failure, error_code: str) -> Failure:
+        """Return a failure as measurements show it.
 
         The text of the server may quote the prompt, so that it is kept only if contents are kept.
         """
         if not self.policy.keep_content:
-            return without_server_text(failure, code)
+            return without_server_text(failure, error_code)
         text = self.settings.redact(failure.text)[:_MAX_FAILURE_CHARS]
         return Failure(failure.kind, text, failure.http_status)
 
-    def _end_attempt(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
-        """Add the current attempt to those that have ended, once."""
+    def _end_attempt(self, ended_at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
+        """Add the current attempt to those that have ended.
+
+        A failed attempt may be ended twice: when it fails and when the call is reported. It is
+        added once. A call that was not sent has no attempt.
+        """
         started = self.attempt_started
-        if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            attempt = Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3)
+        was_sent = started != NEVER
+        is_added = bool(self.attempts) and self.attempts[-1].started == started
+        if was_sent and not is_added:
+            attempt = Attempt(
+                started=started, ended=ended_at, failure=failure, waited_ms=wait_s * 1e3
+            )
             self.attempts += (attempt,)
 
     def _return_permit(self, tokens: int | None, output_tokens: int | None = None) -> None:
+        """Return the permit to the throttle. None keeps the estimate of the tokens."""
         if self.permit is not None:
             self.permit.done(tokens, output_tokens)
             self.permit = None
@@ -362,33 +393,35 @@ class Call:
         observation: CallObservation,
         *,
         done: int,
-        code: str = "",
+        error_code: str = "",
     ) -> Measurement:
-        """End the call.
+        """End the call and return its measurement, which the recorder and the observers get, too.
 
-        Its permit is returned, its budget settled, and its measurement passed to the observers.
+        The permit is returned, and the cost of the call replaces its estimate in the budget.
 
         Args:
             status: How the call ended.
             failure: Why it is not ok, or None.
             observation: What was observed of the last attempt.
             done: When the call ended.
-            code: The code of its error.
+            error_code: The code in the error response of the server, or "".
         """
-        self.reported = True
+        self.is_reported = True
         if failure is not None:
-            failure = self._public_failure(failure, code)
+            failure = self._public_failure(failure, error_code)
         if observation.usage.contradiction:
             warn_contradiction(self.model, observation.usage.contradiction)
+
         usage = without_doubtful_counts(observation.usage)
         self._end_attempt(done, failure)
         cost = self._cost(usage, observation.response_model)
         if self.permit is not None:
             self._return_permit(self._total_tokens(usage), usage.output)
-        if self.hold is not None:
+        if self.budget_hold is not None:
             self._settle_budget(cost, failure)
+
         measurement = self._make_measurement(status, failure, observation, usage, cost, done)
-        self.policy.tell(measurement, self._context, self._shape, self.spans)
+        self.policy.report_measurement(measurement, self._context, self._shape, self.spans)
         return measurement
 
     def _total_tokens(self, usage: Usage) -> int | None:
@@ -398,9 +431,11 @@ class Call:
         return usage.input + usage.output
 
     def _cost(self, usage: Usage, response_model: str) -> float | None:
-        """Return the cost of the call, or None without a price or without counts.
+        """Return the cost of the call by the token counts of the server.
 
-        Batches have other prices.
+        Return None without counts or without a price of the model, and for batches of files, which
+        have other prices. The model that the response names is looked up first, because an alias
+        may have been requested.
         """
         if usage.input is None or usage.output is None or self.api == "batches":
             return None
@@ -418,19 +453,31 @@ class Call:
         cost: float | None,
         done: int,
     ) -> Measurement:
-        headers = read_useful_headers(self._head)
+        """Return the measurement of the call from what is known at its end.
+
+        Args:
+            status: How the call ended.
+            failure: Why it is not ok, or None.
+            observation: What was observed of the last attempt.
+            usage: The token counts of the server that can be believed.
+            cost: The cost, or None if it is not known.
+            done: When the call ended.
+        """
+        headers = read_useful_headers(self._response_headers)
         timing = timing_headers(headers)
         if observation.server_timing:
             timing = timing | observation.server_timing
         output_tokens = usage.output
         token_source: TokenSource = "server"
         if output_tokens is None:
-            token_source = "events" if self.streamed and self.instants else ""
-            if self.streamed:
+            # Without a count, the events of a stream are the best estimate: most have one token.
+            token_source = "events" if self.is_streamed and self.instants else ""
+            if self.is_streamed:
                 output_tokens = len(self.instants)
+        content = self._content(observation.choices) if self.policy.keep_content else None
         return Measurement(  # by position, in the order of the fields, which is faster
             self.api,
-            self.streamed,
+            self.is_streamed,
             status,
             self.started,
             self.started_unix_ns,
@@ -460,9 +507,9 @@ class Call:
             self.settings.server,
             timing,
             observation.kernel_stamps,
-            self._content(observation.choices) if self.policy.keep_content else None,
+            content,
             self.labels,
-            parameters_of(self._arguments),
+            numeric_parameters(self._arguments),
             self._client_delay_ms(),
         )
 
@@ -471,13 +518,16 @@ class Call:
 
         It is None if the system does not state it, or if another thread ends the call.
         """
-        waited_before_ns = self._processor_wait_ns
-        if waited_before_ns is None or self._thread != get_ident():
+        wait_at_start_ns = self._processor_wait_ns
+        if wait_at_start_ns is None or self._thread != get_ident():
             return None
-        waited_ns = processor_wait_ns()
-        return None if waited_ns is None else (waited_ns - waited_before_ns) / 1e6
+        wait_at_end_ns = processor_wait_ns()
+        if wait_at_end_ns is None:
+            return None
+        return (wait_at_end_ns - wait_at_start_ns) / 1e6
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
+        """Return the prompt and the completions, for a client that keeps them."""
         prompt = None
         for name in ("messages", "prompt", "input"):
             prompt = argument_of(self._arguments, name)
@@ -486,16 +536,21 @@ class Call:
         return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)
 
 
-def make_current(spans: Sequence[Any]) -> AbstractContextManager[object]:
-    """Return a context in which the spans of a call are current.
+def activate_spans(spans: Sequence[Any]) -> AbstractContextManager[object]:
+    """Return a context in which the spans of a call are the current ones of OpenTelemetry.
 
-    The request is sent inside it, so that spans of the HTTP library become their children.
+    Each attempt is sent inside it, so that spans of the HTTP library become children of the call.
+
+    Args:
+        spans: What each observer has returned at the start of the call: an object whose method
+            `current` returns such a context, or None.
     """
-    present = [span for span in spans if span is not None]
-    if len(present) == 1:
-        context: AbstractContextManager[object] = present[0].current()
+    observed_spans = [span for span in spans if span is not None]
+    if len(observed_spans) == 1:
+        # The usual case, without the cost of an ExitStack.
+        context: AbstractContextManager[object] = observed_spans[0].current()
         return context
     stack = ExitStack()
-    for span in present:
+    for span in observed_spans:
         stack.enter_context(span.current())
     return stack

@@ -11,6 +11,7 @@ import inspect
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +44,7 @@ from ..wire_formats.server_profiles import (
 from .background import is_collecting_garbage, run_in_background
 from .budget import BudgetOption
 from .call import Call, CallObservation, CallSettings
-from .fallback import Fallback, failure_of_client, validate_fallback
+from .fallback import Fallback, failure_from_client_error, validate_fallback
 from .labels import Labels
 from .measurement import Choice, Status
 from .policy import Observers, make_policy
@@ -55,13 +56,16 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 LOOP_LEFT = "the loop over the stream was left"
-"""The message of a cancellation by a caller in another thread that left its loop.
+"""The message by which a BlockingClient cancels a call whose loop was left in the caller's thread.
 
-The call counts as abandoned.
+It tells such a call, which counts as abandoned, from a cancelled one.
 """
 
+_UNSENT_KINDS = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
+"""The kind of failure of a call that was not sent, by the type of its exception."""
+
 _CALLER_LEFT = Failure("interrupted", "the caller stopped listening")
-_LONGEST_TIMEOUT_S = 1e9
+_MAX_TIMEOUT_S = 1e9
 
 
 class Event(NamedTuple):
@@ -78,12 +82,14 @@ class Event(NamedTuple):
     at_ns: int
 
 
-Askable = Request | str | Sequence[dict[str, Any]]
+RequestLike = Request | str | Sequence[dict[str, Any]]
 """What `stream` and `complete` accept: a Request, a text, or the messages of a chat."""
 
 
-def as_request(prompt: Askable) -> Request:
-    """Return a prompt as a Request. A text and messages get no limit on the output length.
+def to_request(prompt: RequestLike) -> Request:
+    """Return a Request for what a caller has passed to `stream` or `complete`.
+
+    A text becomes a message of the user. A text and messages get no limit on the output length.
 
     Raises:
         WrongUse: It is neither a Request nor a text nor messages.
@@ -223,12 +229,10 @@ class Client:
         sending_options = {name: values[name] for name in SendingOptions.__annotations__}
         sending_options["timeout_ns"] = timeout_ns
         sending_options["stall_timeout_ns"] = stall_timeout_ns
-        keep_text = values["keep_text"]
-        keep_headers = values["keep_headers"]
-        sending_options["keep_text"] = (
-            is_url or values["keep_content"] if keep_text is None else keep_text
-        )
-        sending_options["keep_headers"] = is_url if keep_headers is None else keep_headers
+        if values["keep_text"] is None:
+            sending_options["keep_text"] = is_url or values["keep_content"]
+        if values["keep_headers"] is None:
+            sending_options["keep_headers"] = is_url
         self._make_pool = partial(Pool, target, **sending_options, proxy=self._proxy)
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
@@ -279,7 +283,7 @@ class Client:
         self.close()
 
     async def stream(
-        self, request: Askable, *, labels: Labels | None = None
+        self, request: RequestLike, *, labels: Labels | None = None
     ) -> AsyncGenerator[Event, None]:
         """Yield the output events as they arrive. Open the client if it is not open.
 
@@ -293,32 +297,36 @@ class Client:
         Raises:
             RequestFailed: The request is not ok. It is raised after the events that did arrive.
         """
-        parsed = as_request(request)
+        parsed_request = to_request(request)
         fallback = self._fallback
         if fallback is None:
-            async with aclosing(self._own_events(parsed, labels)) as events:
+            async with aclosing(self._stream_here(parsed_request, labels)) as events:
                 async for event in events:
                     yield event
             return
-        if fallback.circuit.admits(monotonic_ns()):
-            delivered = False
+
+        if fallback.circuit.allows_call(monotonic_ns()):
+            has_output = False
             try:
-                async with aclosing(self._own_events(parsed, labels)) as events:
+                async with aclosing(self._stream_here(parsed_request, labels)) as events:
                     async for event in events:
-                        delivered = True
+                        has_output = True
                         yield event
             except BaseException as error:
-                if not fallback.takes_over(error, failure_of_client, delivered):
+                if not fallback.handle_error(
+                    error, failure_from_client_error, has_output=has_output
+                ):
                     raise
             else:
-                fallback.circuit.answered()
+                fallback.circuit.record_success()
                 return
-        async with aclosing(fallback.client.stream(parsed, labels=labels)) as events:
+
+        async with aclosing(fallback.client.stream(parsed_request, labels=labels)) as events:
             async for event in events:
                 yield event
 
     async def complete(
-        self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
+        self, request: RequestLike, *, labels: Labels | None = None, raise_on_failure: bool = False
     ) -> Completion:
         """Send a request and wait for its completion.
 
@@ -337,21 +345,25 @@ class Client:
             WrongUse: The request is not valid.
             ClientError: The client is closed.
         """
-        parsed = as_request(request)
+        parsed_request = to_request(request)
         fallback = self._fallback
         if fallback is None:
-            completion = await self._complete(parsed, labels)
+            completion = await self._complete_here(parsed_request, labels)
         else:
             completion = await fallback.complete(
-                partial(self._complete, parsed, labels),
-                partial(fallback.client.complete, parsed, labels=labels),
+                partial(self._complete_here, parsed_request, labels),
+                partial(fallback.client.complete, parsed_request, labels=labels),
             )
         if raise_on_failure and completion.failure is not None:
             raise _request_failed(completion.failure)
         return completion
 
     async def _probe(self, options: dict[str, Any]) -> None:
-        """Find out the model and the kind of server, and make the pool of connections for them."""
+        """Find out the model and the kind of server by a few requests.
+
+        The pool of connections is replaced by one that sends requests in the form that this server
+        understands. `options` are those of the client that the probe needs.
+        """
         from ..probe.fetch import HttpFetcher
         from ..probe.probe import probe
         from ..probe.probe_client import ProbeOptions
@@ -370,47 +382,45 @@ class Client:
         self._pool.close()
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
 
-    async def _own_events(
+    async def _stream_here(
         self, request: Request, labels: Labels | None
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events from this endpoint. Raise RequestFailed if the request is not ok."""
-        async with aclosing(self._attempts(request, labels, with_events=True)) as items:
+        """Yield the output events of a call to this endpoint, without the fallback.
+
+        Raises:
+            RequestFailed: The request is not ok, after its retries.
+        """
+        async with aclosing(self._run_call(request, labels, with_events=True)) as items:
             async for item in items:
                 if isinstance(item, Event):
                     yield item
                 elif item.failure is not None:
                     raise _request_failed(item.failure)
 
-    async def _complete(self, request: Request, labels: Labels | None) -> Completion:
-        """Return the completion from this endpoint."""
-        items = [item async for item in self._attempts(request, labels, with_events=False)]
-        assert isinstance(items[-1], Completion)
-        return items[-1]
+    async def _complete_here(self, request: Request, labels: Labels | None) -> Completion:
+        """Return the completion of a call to this endpoint, without the fallback."""
+        items = [item async for item in self._run_call(request, labels, with_events=False)]
+        completion = items[-1]
+        assert isinstance(completion, Completion)
+        return completion
 
     # -- the life of a call ------------------------------------------------------------------------
 
-    async def _attempts(
+    async def _run_call(
         self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
-        """Yield the output events of every attempt, if they are wanted, and the last Completion."""
+        """Send a request, with its retries, and report its measurement once.
+
+        Yield the output events as they arrive, if `with_events`, and at the end the Completion of
+        the last attempt, which may be a failure. There is no retry after an event was yielded.
+        """
         self._check_usable()
         call = self._begin_call(request, labels)
-        wait_s = 0.0
+        backoff_s = 0.0
         while True:
-            await self._wait_for_permission(call, wait_s)
-            attempt = _Attempt()
-            call.instants = ()
-            call.attempt_started = monotonic_ns()
-            exchange = self._pool.send(
-                request,
-                self._pool.prepare(request),
-                monotonic_ns(),
-                attempt.queue.put_nowait,
-                attempt.timeline,
-                sink=attempt.put_event if with_events else None,
-            )
-            self._exchanges.add(exchange)
-            delivered = False
+            await self._wait_for_permission(call, backoff_s)
+            attempt = self._begin_attempt(call, request, with_events=with_events)
+            has_output = False
             completion: Completion | None = None
             try:
                 while completion is None:
@@ -418,26 +428,32 @@ class Client:
                     if isinstance(item, Completion):
                         completion = item
                     else:
-                        delivered = True
+                        has_output = True
                         yield item
             except BaseException as error:
-                self._pool.cancel(exchange, _CALLER_LEFT)
-                completion = attempt.queued_completion()
+                # The caller was cancelled, or has left the loop over the events (GeneratorExit).
+                self._pool.cancel(attempt.exchange, _CALLER_LEFT)
                 call.instants = attempt.timeline.each_instant()
-                self._abandoned(call, completion, error)
+                self._report_abandoned(call, attempt.queued_completion(), error)
                 raise
             finally:
-                self._exchanges.discard(exchange)
+                self._exchanges.discard(attempt.exchange)
+
             call.instants = attempt.timeline.each_instant()
             completion = self._redacted(completion)
-            retry_wait_s = self._end_attempt(call, completion, delivered)
-            if retry_wait_s is None:
+            next_backoff_s = self._end_attempt(call, completion, has_output=has_output)
+            if next_backoff_s is None:
                 self._report(call, completion, "ok" if completion.failure is None else "failed")
                 yield completion
                 return
-            wait_s = retry_wait_s
+            backoff_s = next_backoff_s
 
     def _begin_call(self, request: Request, labels: Labels | None) -> Call:
+        """Return the Call that measures a request.
+
+        Its arguments are those that the openai package would have got, so that calls of both are
+        estimated, recorded and shown by telemetry in the same way.
+        """
         arguments = {
             **request.extra,
             "messages": request.messages,
@@ -449,14 +465,41 @@ class Client:
             self.target.api,
             self.model,
             arguments,
-            streamed=self._streams,
+            is_streamed=self._streams,
             labels=labels,
         )
 
-    async def _wait_for_permission(self, call: Call, backoff_s: float) -> None:
-        """Wait before an attempt for the back-off, the throttle and the budget.
+    def _begin_attempt(self, call: Call, request: Request, *, with_events: bool) -> _Attempt:
+        """Send the request over the pool, whose callbacks put events into the attempt's queue."""
+        queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
+        timeline = EventTimeline()
 
-        The client is opened if it is not open.
+        def put_event(text: str, reasoning: str, at_ns: int) -> None:
+            queue.put_nowait(Event(text, reasoning, at_ns))
+
+        call.instants = ()
+        call.attempt_started = monotonic_ns()
+        exchange = self._pool.send(
+            request,
+            self._pool.prepare(request),
+            monotonic_ns(),
+            queue.put_nowait,
+            timeline,
+            sink=put_event if with_events else None,
+        )
+        self._exchanges.add(exchange)
+        return _Attempt(exchange, queue, timeline)
+
+    async def _wait_for_permission(self, call: Call, backoff_s: float) -> None:
+        """Wait until an attempt may be sent, and open the client if necessary.
+
+        That is after the backoff of a retry, when the throttle gives a permit, and when the budget
+        has room for the estimated cost. A call that gets no permission is reported here.
+
+        Raises:
+            ThrottleTimeout: The throttle gave no permit in time.
+            BudgetExceeded: The call may cost more than the budget has left.
+            TargetUnusable: The client cannot be opened.
         """
         try:
             if backoff_s:
@@ -469,24 +512,26 @@ class Client:
                 call.permit = await self.policy.throttle.acquire(**arguments)
                 self._check_usable()
             if self.policy.budget is not None:
-                hold = self.policy.budget.select_book_function(is_blocking=False)(
-                    call.estimated_cost(), call.model
-                )
-                call.hold = await hold if isinstance(hold, Awaitable) else hold
+                book = self.policy.budget.select_book_function(is_blocking=False)
+                hold = book(call.estimated_cost(), call.model)
+                call.budget_hold = await hold if isinstance(hold, Awaitable) else hold
         except BaseException as error:
             self._report_unsent(call, error)
             raise
 
     def _report_unsent(self, call: Call, error: BaseException) -> None:
-        """Report a call that was not sent because of an error."""
+        """Report a call that got no permission to be sent.
+
+        It failed if the error is an Exception. Otherwise its caller was cancelled while it waited.
+        """
         if call.permit is not None:
             call.permit.done(0)
         status: Status = "cancelled"
         failure = _CALLER_LEFT
         if isinstance(error, Exception):
             status = "failed"
-            kinds = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
-            kind = kinds.get(type(error), "connect")
+            # Any other error is one of opening the client.
+            kind = _UNSENT_KINDS.get(type(error), "connect")
             failure = Failure(kind, self.target.redact(str(error)))
         call.report(status, failure, CallObservation(), done=monotonic_ns())
 
@@ -499,33 +544,42 @@ class Client:
         redacted_failure = Failure(failure.kind, text, failure.http_status)
         return msgspec.structs.replace(completion, failure=redacted_failure)
 
-    def _end_attempt(self, call: Call, completion: Completion, delivered: bool) -> float | None:
-        """Return the seconds until the next attempt, or None if there is none."""
+    def _end_attempt(self, call: Call, completion: Completion, *, has_output: bool) -> float | None:
+        """End an attempt. Return the seconds to wait before a retry, or None if there is none.
+
+        `has_output` says that output has reached the caller, after which there is no retry.
+        """
         headers = completion.headers or {}
         if completion.failure is None:
-            call.head_received(headers)
+            call.record_headers(headers)
             return None
-        return call.attempt_failed(completion.failure, headers, at=completion.done, final=delivered)
+        return call.end_failed_attempt(
+            completion.failure, headers, ended_at=completion.done, can_retry=not has_output
+        )
 
-    def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
-        """Report a call whose caller stopped waiting or reading.
+    def _report_abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
+        """Report a call whose caller stopped waiting for it or reading it.
 
-        It is cancelled, abandoned, or ok if it was complete.
+        The status is "ok" if the response was complete, "cancelled" if the task of the caller was
+        cancelled, and "abandoned" if the caller left the loop over the events. `error` is the
+        exception that has ended the generator.
         """
         if is_collecting_garbage():
-            # The collector closes a generator that nobody reads. The code below it may hold any
-            # lock.
-            run_in_background(partial(self._abandoned, call, completion, error))
+            # The garbage collector closes a generator that nobody reads any more. The code that it
+            # has interrupted may hold any lock.
+            run_in_background(partial(self._report_abandoned, call, completion, error))
             return
-        call.head_received(completion.headers or {})
+        call.record_headers(completion.headers or {})
         status: Status = "abandoned"
         if completion.failure is None:
             status = "ok"
         elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-            status = "abandoned" if LOOP_LEFT in error.args else "cancelled"
+            has_left_loop = LOOP_LEFT in error.args
+            status = "abandoned" if has_left_loop else "cancelled"
         self._report(call, completion, status)
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
+        """Report a call that was sent, with what its last attempt has returned."""
         choice = Choice(
             text=completion.text or "",
             finish_reason=completion.finish_reason,
@@ -554,22 +608,19 @@ class Client:
             raise ClientError("this client is closed; make a new one")
 
 
+@dataclass(frozen=True)
 class _Attempt:
-    """The events of one attempt until they are read.
+    """A request that was sent.
 
     Attributes:
-        queue: The events in their order, and the completion at the end.
+        exchange: The exchange with the server, by which the request can be cancelled.
+        queue: The events that were not read yet, in their order, and the completion at the end.
         timeline: The timestamps of the output events.
     """
 
-    def __init__(self) -> None:
-        """Start without events."""
-        self.queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
-        self.timeline = EventTimeline()
-
-    def put_event(self, text: str, reasoning: str, at_ns: int) -> None:
-        """Add an event."""
-        self.queue.put_nowait(Event(text, reasoning, at_ns))
+    exchange: Exchange
+    queue: asyncio.Queue[Event | Completion]
+    timeline: EventTimeline
 
     def queued_completion(self) -> Completion:
         """Return the completion of a cancelled attempt, behind the events that were not read."""
@@ -585,7 +636,7 @@ def _timeout_ns(options: dict[str, Any], name: str) -> int:
     if seconds is None:
         timeout_ns: int = options[f"{name}_ns"]
         return timeout_ns
-    if not isinstance(seconds, int | float) or not 0 < seconds < _LONGEST_TIMEOUT_S:
+    if not isinstance(seconds, int | float) or not 0 < seconds < _MAX_TIMEOUT_S:
         raise WrongUse("out_of_range", f"{name}_s={seconds!r}", "give seconds, above 0")
     return int(seconds * 1e9)
 
@@ -596,7 +647,13 @@ def _parse_target(url: str, options: dict[str, Any]) -> Target:
 
 
 def _find_profile(options: dict[str, Any]) -> ServerProfile | None:
-    """Return the profile of the options, or None if the server is to be found out."""
+    """Return the server profile that the options name, or None if a probe has to find it.
+
+    `options` are all options of a Client. Only `server_profile` and `server` are read.
+
+    Raises:
+        WrongUse: There is no server of this name.
+    """
     profile: ServerProfile | None = options["server_profile"]
     server = options["server"]
     if server == "auto":
@@ -614,7 +671,10 @@ def _request_failed(failure: Failure) -> RequestFailed:
 
 
 def _client_signature() -> inspect.Signature:
-    """Return the signature that `help` and notebooks show. Type checkers read ClientOptions."""
+    """Return the signature of `Client()` with all options, for `help` and notebooks.
+
+    The function itself has `**options`, whose names only type checkers find in ClientOptions.
+    """
     signature = inspect.signature(Client.__init__)
     option_types = ClientOptions.__annotations__
     options = [

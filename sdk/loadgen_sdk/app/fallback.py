@@ -14,56 +14,59 @@ from .background import create_fork_safe_lock
 from .retry import RETRIED, RETRIED_STATUS
 from .steps import Steps, as_function, replace_iterators
 
-_LONGEST_REST_S = 1e9
+_MAX_REST_S = 1e9
 
 
-class Circuit:
+class CircuitBreaker:
     """A circuit breaker. Pure: times are in monotonic ns, and the caller passes them.
 
-    After a number of failed calls in a row it is open for a while. Then one call is let through:
-    it closes the circuit if it is answered, and opens it again if it fails.
+    It is closed while calls succeed. After a number of failed calls in a row it opens, and no call
+    is allowed for a while. Then one trial call is allowed ("half open"): the circuit closes if it
+    succeeds, and opens again if it fails.
     """
 
-    def __init__(self, failures: int, open_ns: int) -> None:
-        """Start closed. It opens after a number of failures, for `open_ns`."""
-        self._max_failures = failures
+    def __init__(self, max_failures: int, open_ns: int) -> None:
+        """Create a closed circuit that opens for `open_ns` after `max_failures` in a row."""
+        self._max_failures = max_failures
         self._open_ns = open_ns
         self._failures_in_a_row = 0
         self._open_until = 0
-        self._is_testing = False
+        self._is_trial_running = False
         self._lock = create_fork_safe_lock(self)
 
-    def admits(self, now: int) -> bool:
-        """Return True if a call may go to the first endpoint.
+    def allows_call(self, now: int) -> bool:
+        """Return True if a call may be sent to the endpoint now.
 
-        Each admitted call ends by `answered`, `failed` or `undone`.
+        The caller has to report the end of each allowed call by `record_success`, `record_failure`
+        or `record_cancellation`. Without that, a trial call would block all further ones.
         """
         with self._lock:
-            if self._failures_in_a_row < self._max_failures:
+            is_closed = self._failures_in_a_row < self._max_failures
+            if is_closed:
                 return True
-            if now < self._open_until or self._is_testing:
+            if now < self._open_until or self._is_trial_running:
                 return False
-            self._is_testing = True
+            self._is_trial_running = True
             return True
 
-    def answered(self) -> None:
-        """Note that a call was answered."""
+    def record_success(self) -> None:
+        """Note that the endpoint has answered a call, and close the circuit."""
         with self._lock:
             self._failures_in_a_row = 0
-            self._is_testing = False
+            self._is_trial_running = False
 
-    def failed(self, now: int) -> None:
-        """Note that a call has failed."""
+    def record_failure(self, now: int) -> None:
+        """Note that a call has failed, and open the circuit after too many in a row."""
         with self._lock:
             self._failures_in_a_row += 1
-            self._is_testing = False
+            self._is_trial_running = False
             if self._failures_in_a_row >= self._max_failures:
                 self._open_until = now + self._open_ns
 
-    def undone(self) -> None:
+    def record_cancellation(self) -> None:
         """Note that a call was cancelled or never sent, which says nothing about the endpoint."""
         with self._lock:
-            self._is_testing = False
+            self._is_trial_running = False
 
 
 class Fallback:
@@ -77,7 +80,7 @@ class Fallback:
 
     Attributes:
         client: The client of the second endpoint.
-        circuit: The circuit breaker.
+        circuit: The circuit breaker of the first endpoint.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Fallback:
         failures: int = 5,
         rest_s: float = 30.0,
     ) -> None:
-        """Keep the second endpoint.
+        """Create a fallback to a second endpoint.
 
         Args:
             client: A client of the same kind as the first one. It has its own throttle, retry and
@@ -105,10 +108,10 @@ class Fallback:
         """
         if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
             raise WrongUse("out_of_range", f"failures={failures!r}", "must be an integer >= 1")
-        if not isinstance(rest_s, int | float) or not 0 <= rest_s < _LONGEST_REST_S:
+        if not isinstance(rest_s, int | float) or not 0 <= rest_s < _MAX_REST_S:
             raise WrongUse("out_of_range", f"rest_s={rest_s!r}", "must be a number of seconds >= 0")
         self.client = client
-        self.circuit = Circuit(failures, int(rest_s * 1e9))
+        self.circuit = CircuitBreaker(failures, int(rest_s * 1e9))
         self._model = model
 
     def model_for(self, model: Any) -> Any:
@@ -117,90 +120,112 @@ class Fallback:
             return self._model.get(model, model)
         return self._model or model
 
-    def cover(
+    def wrap_method(
         self,
         send: Callable[..., Any],
-        path: str,
-        name: str,
-        blocking: bool,
-        failure_of: Callable[[Any], Failure],
+        resource_path: str,
+        method_name: str,
+        *,
+        is_blocking: bool,
+        failure_from_error: Callable[[Exception], Failure],
     ) -> Callable[..., Any]:
         """Return a method of the first client that falls back to the same method of the second one.
 
         Args:
             send: The method of the first client.
-            path: The path of the method's resource, such as "chat.completions".
-            name: The name of the method.
-            blocking: The client is a blocking one.
-            failure_of: Returns the failure that an exception means.
+            resource_path: The path of its resource, such as "chat.completions".
+            method_name: The name of the method, such as "create".
+            is_blocking: The clients are blocking ones.
+            failure_from_error: Returns the failure that an exception of the clients means.
         """
 
         def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
             replace_iterators(kwargs)
-            if self.circuit.admits(monotonic_ns()):
+            if self.circuit.allows_call(monotonic_ns()):
                 try:
-                    answer = yield partial(send, *args, **kwargs)
+                    response = yield partial(send, *args, **kwargs)
                 except BaseException as error:
-                    if not self.takes_over(error, failure_of):
+                    if not self.handle_error(error, failure_from_error):
                         raise
                 else:
-                    self.circuit.answered()
-                    return answer
-            method = functools.reduce(getattr, (*path.split("."), name), self.client)
+                    self.circuit.record_success()
+                    return response
+
+            names = (*resource_path.split("."), method_name)
+            second_method = functools.reduce(getattr, names, self.client)
             if "model" in kwargs:
                 kwargs = {**kwargs, "model": self.model_for(kwargs["model"])}
-            return (yield partial(method, *args, **kwargs))
+            return (yield partial(second_method, *args, **kwargs))
 
-        return functools.wraps(send)(as_function(steps, is_blocking=blocking))
+        return functools.wraps(send)(as_function(steps, is_blocking=is_blocking))
 
     async def complete(
         self,
-        send: Callable[[], Awaitable[Completion]],
+        send_to_first: Callable[[], Awaitable[Completion]],
         send_to_second: Callable[[], Awaitable[Completion]],
     ) -> Completion:
-        """Return the completion of the first endpoint, or that of the second one."""
-        if self.circuit.admits(monotonic_ns()):
+        """Return the completion of the first endpoint, or that of the second one if it fails.
+
+        The first one is skipped while its circuit is open. A failure that the second endpoint would
+        have as well, such as HTTP 400, is returned or raised as it is.
+        """
+        if self.circuit.allows_call(monotonic_ns()):
             try:
-                completion = await send()
+                completion = await send_to_first()
             except BaseException as error:
-                if not self.takes_over(error, failure_of_client):
+                if not self.handle_error(error, failure_from_client_error):
                     raise
             else:
                 if completion.failure is None:
-                    self.circuit.answered()
+                    self.circuit.record_success()
                     return completion
-                if not self._note_failure(completion.failure):
+                if not self._record_failure(completion.failure):
                     return completion
         return await send_to_second()
 
-    def takes_over(
-        self, error: BaseException, failure_of: Callable[[Any], Failure], delivered: bool = False
+    def handle_error(
+        self,
+        error: BaseException,
+        failure_from_error: Callable[[Exception], Failure],
+        *,
+        has_output: bool = False,
     ) -> bool:
-        """Return True if the second endpoint is to take a call that failed, and tell the circuit.
+        """Report a failed call to the circuit. Return True if the second endpoint is to be tried.
+
+        - ThrottleTimeout: True. The first endpoint has got no request, so that its circuit does not
+          count this.
+        - The call was cancelled: False.
+        - A failure that the second endpoint may not have: True, unless output has reached the
+          caller (`has_output`), who would get it twice.
+        - Any other failure, such as HTTP 400: False.
 
         Args:
             error: The exception of the call.
-            failure_of: Returns the failure that an exception means.
-            delivered: Output has reached the caller.
+            failure_from_error: Returns the failure that an exception means.
+            has_output: Output has reached the caller.
         """
         if isinstance(error, ThrottleTimeout):
-            self.circuit.undone()
+            self.circuit.record_cancellation()
             return True
         if not isinstance(error, Exception):
-            self.circuit.undone()
+            self.circuit.record_cancellation()
             return False
-        return self._note_failure(failure_of(error)) and not delivered
+        may_differ = self._record_failure(failure_from_error(error))
+        return may_differ and not has_output
 
-    def _note_failure(self, failure: Failure) -> bool:
-        """Tell the circuit about a failure. Return True if another endpoint may not fail."""
+    def _record_failure(self, failure: Failure) -> bool:
+        """Report a failure to the circuit. Return True if another endpoint may not have it.
+
+        Otherwise the request is to blame, and the endpoint has answered it as it should.
+        """
         if failure.kind in RETRIED or failure.http_status in RETRIED_STATUS:
-            self.circuit.failed(monotonic_ns())
+            self.circuit.record_failure(monotonic_ns())
             return True
-        self.circuit.answered()
+        self.circuit.record_success()
         return False
 
 
-def failure_of_client(error: Exception) -> Failure:
+def failure_from_client_error(error: Exception) -> Failure:
     """Return the failure that an exception of the client of this project means."""
     if isinstance(error, RequestFailed):
         return Failure(error.kind, error.text, error.http_status)
@@ -209,17 +234,17 @@ def failure_of_client(error: Exception) -> Failure:
 
 
 def validate_fallback(
-    fallback: Any, kind_of_client: Callable[[Any], object], client: Any
+    fallback: Fallback | None, get_client_kind: Callable[[Any], object], client: Any
 ) -> Fallback | None:
-    """Return the fallback of an option.
+    """Return the option `fallback=` of a client, if it is valid.
 
     Args:
         fallback: The option.
-        kind_of_client: Returns the kind of a client.
+        get_client_kind: Returns the package and class of a client, which must be equal.
         client: The first client.
 
     Raises:
-        WrongUse: It is no fallback, or its client is of another kind than the first one.
+        WrongUse: It is no Fallback, or its client is of another kind than the first one.
     """
     if fallback is None:
         return None
@@ -227,7 +252,7 @@ def validate_fallback(
         raise WrongUse(
             "wrong_type", f"fallback is a {type(fallback).__name__}", "give Fallback(client)"
         )
-    if kind_of_client(fallback.client) != kind_of_client(client):
+    if get_client_kind(fallback.client) != get_client_kind(client):
         names = f"{type(fallback.client).__name__} behind a {type(client).__name__}"
         raise WrongUse(
             "wrong_type", f"a {names}", "give clients of one package, both blocking or both async"

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from .call import CallSettings
-from .measured_method import head_arrived, measure_method
+from .measured_method import measure_method, record_response_headers
 from .measurement import Api
 from .packages import InstrumentOptions
 from .steps import Steps, as_function
@@ -26,18 +26,18 @@ class _Function(NamedTuple):
         name: Its name, which is also that of a method of a Router.
         api: The API that it calls.
         is_blocking: It is not a coroutine function.
-        positional: The names of its first arguments, which callers may pass by position.
+        argument_names: The names of its first two arguments, which callers may pass by position.
     """
 
     name: str
     api: Api
     is_blocking: bool
-    positional: tuple[str, str]
+    argument_names: tuple[str, str]
 
     @property
-    def router_positional(self) -> tuple[str, str]:
-        """The first arguments of the method of a Router, which has the model first."""
-        first, second = self.positional
+    def router_argument_names(self) -> tuple[str, str]:
+        """The same of the method of a Router, which always has the model first."""
+        first, second = self.argument_names
         return ("model", second if first == "model" else first)
 
 
@@ -56,21 +56,26 @@ _FUNCTIONS = (
 def measure_functions(
     litellm: ModuleType, options: InstrumentOptions
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions of LiteLLM by name, so that their calls are measured."""
+    """Return measured versions of the functions of LiteLLM, by their names.
+
+    Functions that the installed version of LiteLLM does not have are left out.
+    """
     settings = _call_settings(options)
-    return {
-        function.name: _measure(
-            getattr(litellm, function.name), function, function.positional, settings
-        )
-        for function in _FUNCTIONS
-        if hasattr(litellm, function.name)
-    }
+    measured_functions = {}
+    for function in _FUNCTIONS:
+        original = getattr(litellm, function.name, None)
+        if original is not None:
+            measured_functions[function.name] = _measure(
+                original, function, function.argument_names, settings
+            )
+    return measured_functions
 
 
 def measure_router(router_class: type, options: InstrumentOptions) -> type:
-    """Return a class that makes LiteLLM's Routers whose calls are measured.
+    """Return a class that creates Routers of LiteLLM whose calls are measured.
 
-    A call counts once, however many deployments the Router tries.
+    A Router distributes calls to several deployments of a model. A call counts once, however many
+    deployments the Router tries.
     """
     attributes = {
         "__doc__": router_class.__doc__,
@@ -92,13 +97,16 @@ class _MeasuredRouterType(type):
     _loadgen_sdk_settings: CallSettings
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a Router whose calls are measured."""
+        """Create a Router of the original class, and replace its methods by measured ones.
+
+        This runs when the application calls the class: `Router(...)`.
+        """
         router = cls._loadgen_sdk_router(*args, **kwargs)
         for function in _FUNCTIONS:
             method = getattr(router, function.name, None)
             if method is not None:
                 vars(router)[function.name] = _measure(
-                    method, function, function.router_positional, cls._loadgen_sdk_settings
+                    method, function, function.router_argument_names, cls._loadgen_sdk_settings
                 )
         return router
 
@@ -112,51 +120,55 @@ class _MeasuredRouterType(type):
 
 
 def _call_settings(options: InstrumentOptions) -> CallSettings:
-    """Return what all calls have in common. LiteLLM chooses the server and the key of each."""
+    """Return what all calls through LiteLLM have in common.
+
+    Server and key are empty, because LiteLLM chooses them for each call. It calls openai itself;
+    that inner call is not measured again (`hides_inner_calls`).
+    """
     return CallSettings(
         options.policy,
         server="",
         key="",
-        ask_usage=options.requests_usage,
+        requests_usage=options.requests_usage,
         package="litellm",
-        covers_inner=True,
+        hides_inner_calls=True,
     )
 
 
 def _measure(
-    callee: Callable[..., Any],
+    original: Callable[..., Any],
     function: _Function,
-    positional: tuple[str, str],
+    argument_names: tuple[str, str],
     settings: CallSettings,
 ) -> Callable[..., Any]:
-    """Return a function of LiteLLM, or a method of a Router, so that its calls are measured.
+    """Return a function of LiteLLM, or a method of a Router, whose calls are measured.
 
     Args:
-        callee: The function or the method.
+        original: The function or the method.
         function: Its row of the table.
-        positional: The names of its first arguments.
+        argument_names: The names of its first arguments, which callers may pass by position.
         settings: What all calls have in common.
     """
 
-    def steps(**kwargs: Any) -> Steps[Any]:
-        response = yield partial(callee, **kwargs)
+    def send_steps(**kwargs: Any) -> Steps[Any]:
+        """Call the original, and pass on the headers that LiteLLM attaches to its response."""
+        response = yield partial(original, **kwargs)
         headers = getattr(response, "_response_headers", None)
         if isinstance(headers, Mapping):
-            head_arrived(headers)
+            record_response_headers(headers)
         return response
 
-    send = measure_method(
-        functools.wraps(callee)(as_function(steps, is_blocking=function.is_blocking)),
-        function.api,
-        settings,
-        function.is_blocking,
-    )
+    send = functools.wraps(original)(as_function(send_steps, is_blocking=function.is_blocking))
+    measured = measure_method(send, function.api, settings, is_blocking=function.is_blocking)
 
-    @functools.wraps(callee)
+    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Pass all arguments by name, so that the measurement finds the model and the prompt."""
         if settings.policy.retry is not None:
+            # Only the Retry of this package retries, or attempts would multiply.
             kwargs["max_retries"] = 0
             kwargs["num_retries"] = 0
-        return send(**dict(zip(positional, args, strict=False)), **kwargs)
+        named_args = dict(zip(argument_names, args, strict=False))
+        return measured(**named_args, **kwargs)
 
     return call

@@ -15,7 +15,7 @@ from ..errors import ThrottleTimeout, warn
 from . import event_loop
 from .call import CallSettings
 from .measurement import Api
-from .observed_call import NOT_GIVEN, ObservedCall, sending
+from .observed_call import NOT_GIVEN, ObservedCall, current_call
 from .steps import Steps, isawaitable, replace_iterators, run_steps, run_steps_async
 
 log = logging.getLogger("loadgen_sdk")
@@ -23,126 +23,149 @@ log = logging.getLogger("loadgen_sdk")
 LABELS_ARGUMENT = "loadgen_labels"
 """The argument of a call that belongs to this package. All others belong to the method."""
 
-ArgumentsOf = Callable[[dict[str, Any]], dict[str, Any]]
+FindRequestFields = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns the fields of the request (model, messages, …) from the keyword arguments of a method."""
 
 
 def measure_method(
     method: Callable[..., Any],
     api: Api,
     settings: CallSettings,
-    blocking: bool,
-    arguments_of: ArgumentsOf | None = None,
+    *,
+    is_blocking: bool,
+    find_request_fields: FindRequestFields | None = None,
 ) -> Callable[..., Any]:
-    """Return a method of a client that is measured, throttled and retried.
+    """Return a function that calls a method of a client, measured, throttled and retried.
 
-    The client calls `head_arrived` when the head of a response has arrived.
+    The client has to call `record_response_headers` when the headers of a response arrive.
 
     Args:
         method: The method.
         api: The API that it calls.
         settings: What all calls of the client have in common.
-        blocking: The client is a blocking one.
-        arguments_of: Finds the arguments of the request in those of the method. None if they are
-            the same.
+        is_blocking: The method is not a coroutine function.
+        find_request_fields: Finds the fields of the request in the arguments of the method. None if
+            the arguments are the fields.
     """
-    measured = _MeasuredMethod(method, api, settings, blocking, arguments_of)
-    return functools.wraps(method)(measured.call_blocking() if blocking else measured.call_async())
+    measured_method = _MeasuredMethod(
+        method, api, settings, is_blocking=is_blocking, find_request_fields=find_request_fields
+    )
+    if is_blocking:
+        return functools.wraps(method)(measured_method.blocking_function())
+    return functools.wraps(method)(measured_method.async_function())
 
 
 class _MeasuredMethod:
-    """A method that is measured, with what its calls need."""
+    """A method of a client whose calls are measured, throttled and retried."""
 
     def __init__(
         self,
         method: Callable[..., Any],
         api: Api,
         settings: CallSettings,
-        blocking: bool,
-        arguments_of: ArgumentsOf | None,
+        *,
+        is_blocking: bool,
+        find_request_fields: FindRequestFields | None,
     ) -> None:
+        """Prepare what all calls of the method need. The arguments are those of `measure_method`.
+
+        What does not change from call to call is decided here, because it would cost time in each.
+        """
         policy = settings.policy
         self._method = method
         self._api = api
         self._settings = settings
-        self._blocking = blocking
-        self._arguments_of = arguments_of
-        self._acquire: Callable[..., Any] | None = None
+        self._is_blocking = is_blocking
+        self._find_request_fields = find_request_fields
+        self._acquire_permit: Callable[..., Any] | None = None
         if policy.throttle is not None:
             throttle = policy.throttle
-            self._acquire = throttle.acquire_blocking if blocking else throttle.acquire
-        self._book = (
-            None
-            if policy.budget is None
-            else policy.budget.select_book_function(is_blocking=blocking)
-        )
+            self._acquire_permit = throttle.acquire_blocking if is_blocking else throttle.acquire
+        self._book_cost: Callable[[float | None, str], Any] | None = None
+        if policy.budget is not None:
+            self._book_cost = policy.budget.select_book_function(is_blocking=is_blocking)
+        # Nothing has to be waited for before a call, and nothing follows its failure.
         self._has_one_attempt = (
-            self._acquire is None and self._book is None and policy.retry is None
+            policy.throttle is None and policy.budget is None and policy.retry is None
         )
-        # Iterators in the arguments are then read more than once.
+        # An iterator can be read only once.
         self._reads_arguments_twice = (
             not self._has_one_attempt or policy.record is not None or policy.keep_content
         )
 
-    def call_blocking(self) -> Callable[..., Any]:
-        """Return the function that the application calls."""
+    def blocking_function(self) -> Callable[..., Any]:
+        """Return the function that the application calls instead of a blocking method.
+
+        A call without throttle, budget and retry is made here and not by `_run_attempts`, whose
+        generator costs as much as all the rest of the measurement.
+        """
         method = self._method
 
-        # One attempt without a wait is made here, because a generator costs as much as all the
-        # rest.
         def call(*args: Any, **kwargs: Any) -> Any:
             observed = self._begin(kwargs)
             if observed is None:
                 return method(*args, **kwargs)
-            if not self._has_one_attempt or observed.raw_requested:
-                return run_steps(self._attempts(observed, partial(method, *args, **kwargs)))
+            if not self._has_one_attempt or observed.is_raw_requested:
+                send = partial(method, *args, **kwargs)
+                return run_steps(self._run_attempts(observed, send))
             try:
                 with observed:
-                    answer = method(*args, **kwargs)
+                    response = method(*args, **kwargs)
             except BaseException as error:
-                observed.attempt_failed(error)
+                observed.end_failed_attempt(error)
                 raise
-            return observed.answered(answer, answer, True)
+            return observed.observe_response(response, response, is_blocking=True)
 
         return call
 
-    def call_async(self) -> Callable[..., Any]:
-        """Return the coroutine function that the application calls."""
+    def async_function(self) -> Callable[..., Any]:
+        """Return the coroutine function that the application calls instead of an async method.
+
+        It does the same as the function of `blocking_function`. Some methods of the packages return
+        an object that need not be awaited.
+        """
         method = self._method
 
-        async def call_in_loop(*args: Any, **kwargs: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
             observed = self._begin(kwargs)
             if observed is None:
-                answer = method(*args, **kwargs)
-                return await answer if isawaitable(answer) else answer
-            if not self._has_one_attempt or observed.raw_requested:
-                return await run_steps_async(
-                    self._attempts(observed, partial(method, *args, **kwargs))
-                )
+                response = method(*args, **kwargs)
+                return await response if isawaitable(response) else response
+            if not self._has_one_attempt or observed.is_raw_requested:
+                send = partial(method, *args, **kwargs)
+                return await run_steps_async(self._run_attempts(observed, send))
             try:
                 with observed:
-                    answer = method(*args, **kwargs)
-                    if isawaitable(answer):
-                        answer = await answer
+                    response = method(*args, **kwargs)
+                    if isawaitable(response):
+                        response = await response
             except BaseException as error:
-                observed.attempt_failed(error)
+                observed.end_failed_attempt(error)
                 raise
-            return observed.answered(answer, answer, False)
+            return observed.observe_response(response, response, is_blocking=False)
 
-        return call_in_loop
+        return call
 
     def _begin(self, kwargs: dict[str, Any]) -> ObservedCall | None:
-        """Return the call that begins, or None for one that is a part of another call."""
+        """Begin to observe a call. `kwargs` are its arguments, which may be changed in place.
+
+        The labels of the call are removed, and iterators are replaced by lists if they are read
+        twice. Return None for a call that is not measured: it is part of another call, or this
+        package has a defect.
+        """
         labels = kwargs.pop(LABELS_ARGUMENT, None)
-        outer = sending.get()
-        if outer is not None and outer.call.settings.covers_inner:
+        outer_call = current_call.get()
+        if outer_call is not None and outer_call.call.settings.hides_inner_calls:
             return None
-        if self._blocking:
+        if self._is_blocking:
             self._warn_in_event_loop()
         try:
             if self._reads_arguments_twice:
                 replace_iterators(kwargs)
-            arguments = kwargs if self._arguments_of is None else self._arguments_of(kwargs)
-            return ObservedCall(self._api, self._settings, arguments, labels)
+            request_fields = kwargs
+            if self._find_request_fields is not None:
+                request_fields = self._find_request_fields(kwargs)
+            return ObservedCall(self._api, self._settings, request_fields, labels)
         except Exception:
             # A defect of this package must not become an error of the application.
             log.exception("a call is not measured")
@@ -150,9 +173,9 @@ class _MeasuredMethod:
 
     def _warn_in_event_loop(self) -> None:
         """Warn once that a blocking client is called in an event loop."""
-        if self._settings.warned or asyncio._get_running_loop() is None:
+        if self._settings.has_warned_about_event_loop or asyncio._get_running_loop() is None:
             return
-        self._settings.warned = True
+        self._settings.has_warned_about_event_loop = True
         warn(
             "a blocking OpenAI client was called inside a running event loop and blocks all other "
             "tasks; use AsyncOpenAI, or asyncio.to_thread",
@@ -160,68 +183,91 @@ class _MeasuredMethod:
             stacklevel=5,
         )
 
-    def _attempts(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
-        """Run a call that may wait, be refused, or be tried again.
+    def _run_attempts(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
+        """Send a request until it succeeds or may not be retried. Return the response.
 
-        `send` is the method with its arguments.
+        Before each attempt, this waits for the backoff of a retry, the throttle and the budget. The
+        error of the last attempt is raised. A ThrottleTimeout becomes one that the application can
+        catch as an APITimeoutError of its package.
+
+        Args:
+            observed: The call.
+            send: Sends the request. It is the method of the client with its arguments.
         """
-        wait_s: float | None = None
-        if not self._blocking and self._settings.policy.retry is not None:
+        if not self._is_blocking and self._settings.policy.retry is not None:
             event_loop.require_running()
+        backoff_s: float | None = None
         while True:
             try:
-                if wait_s:
-                    yield partial(time.sleep if self._blocking else event_loop.sleep, wait_s)
+                if backoff_s:
+                    sleep = time.sleep if self._is_blocking else event_loop.sleep
+                    yield partial(sleep, backoff_s)
                 yield from self._wait_for_permission(observed, send)
                 with observed:
-                    answer = yield send
+                    response = yield send
                 break
             except BaseException as error:
-                wait_s = observed.attempt_failed(error)
-                if wait_s is not None:
+                backoff_s = observed.end_failed_attempt(error)
+                can_retry = backoff_s is not None
+                if can_retry:
                     continue
                 if isinstance(error, ThrottleTimeout):
                     package = sys.modules[self._settings.package]
                     raise _timeout_error_of_package(package, error) from error
                 raise
-        result = answer
-        if observed.raw_requested:
-            try:
-                result = yield answer.parse
-            except Exception as error:
-                return observed.unreadable(answer, error)
-        return observed.answered(answer, result, self._blocking)
+
+        if not observed.is_raw_requested:
+            return observed.observe_response(response, response, is_blocking=self._is_blocking)
+        try:
+            parsed_response = yield response.parse
+        except Exception as error:
+            return observed.report_unparsable(response, error)
+        return observed.observe_response(response, parsed_response, is_blocking=self._is_blocking)
 
     def _wait_for_permission(self, observed: ObservedCall, send: partial[Any]) -> Steps[None]:
-        """Wait for the throttle, and book the call of the budget."""
+        """Wait for a permit of the throttle, and book the estimated cost of the call.
+
+        Raises:
+            ThrottleTimeout: The throttle gave no permit in time.
+            BudgetExceeded: The call may cost more than the budget has left.
+        """
         call = observed.call
-        if self._acquire is not None:
-            arguments = observed.throttle_arguments(send.keywords.get("timeout", NOT_GIVEN))
-            call.permit = yield partial(self._acquire, **arguments)
-        if self._book is not None and call.is_budgeted:
-            call.hold = yield partial(self._book, call.estimated_cost(), call.model)
+        if self._acquire_permit is not None:
+            timeout = send.keywords.get("timeout", NOT_GIVEN)
+            call.permit = yield partial(
+                self._acquire_permit, **observed.throttle_arguments(timeout)
+            )
+        if self._book_cost is not None and call.is_budgeted:
+            call.budget_hold = yield partial(self._book_cost, call.estimated_cost(), call.model)
 
 
-def head_arrived(headers: Any, hidden_retries: int = 0, response: Any = None) -> None:
-    """Note that the head of a response has arrived, for the call that is being sent here, if any.
+def record_response_headers(
+    headers: Any, hidden_retries: int = 0, http_response: Any = None
+) -> None:
+    """Pass the headers of a response to the call that is in progress in this context, if any.
 
     Args:
         headers: The headers.
-        hidden_retries: The retries of the package so far.
-        response: The response of the HTTP library.
+        hidden_retries: The retries that the package of the client has made so far.
+        http_response: The response of the HTTP library. It is kept until it is parsed: if that
+            fails, its token counts are read nevertheless.
     """
-    observed = sending.get()
+    observed = current_call.get()
     if observed is not None:
         observed.hidden_retries = hidden_retries
-        observed.response = response
-        observed.call.head_received(headers)
+        observed.http_response = http_response
+        observed.call.record_headers(headers)
 
 
 _timeout_types: dict[Any, type[BaseException]] = {}
 
 
 def _timeout_error_of_package(package: Any, error: ThrottleTimeout) -> BaseException:
-    """Return a ThrottleTimeout that is also an APITimeoutError of a package."""
+    """Return a ThrottleTimeout that is also an APITimeoutError of a package.
+
+    The application may catch either: its code for timeouts of openai also works for the throttle.
+    The class is created once for each package.
+    """
     timeout_type = _timeout_types.get(package)
     if timeout_type is None:
         timeout_type = type(

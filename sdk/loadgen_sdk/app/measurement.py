@@ -310,7 +310,7 @@ PARAMETERS = frozenset(
 )
 
 
-def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
+def numeric_parameters(arguments: Mapping[str, Any]) -> dict[str, int | float]:
     """Return the numbers of a request that telemetry shows, and never a text."""
     if PARAMETERS.isdisjoint(arguments):
         return {}
@@ -397,7 +397,7 @@ def _wrapped_stream(wrapper: object) -> object | None:
     return None
 
 
-def attach(owner: object, measurement: Measurement) -> None:
+def attach_measurement(owner: object, measurement: Measurement) -> None:
     """Set `owner.measurement` so that dumping and comparing the owner does not show it.
 
     An object that accepts no attribute is left as it is.
@@ -458,7 +458,7 @@ _MAX_CACHED_TYPES = 256
 _pydantic_1_types: dict[type, bool] = {}
 
 
-def tell_latest(measurement: Measurement) -> None:
+def set_latest_measurement(measurement: Measurement) -> None:
     """Make a measurement the latest one of this context, and of tasks that wait for it."""
     _latest.set(measurement)
     if _WAIT_FOR_COPIES_CONTEXT and asyncio._get_running_loop() is not None:
@@ -486,7 +486,7 @@ _RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
 _MAX_WRAPPING_TASKS = 8
 
 
-def take_latest(context: Context) -> None:
+def copy_latest_measurement(context: Context) -> None:
     """Make the latest measurement of a copy of this context the latest one here, too."""
     _latest.set(context.get(_latest))
 

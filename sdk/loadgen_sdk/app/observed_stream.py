@@ -38,7 +38,7 @@ class ObservedEvents:
         """Observe events for a call."""
         self._events = events
         self._observed = observed
-        self._single: Any = None  # the generator behind `next` and `anext`
+        self._generator: Any = None  # the one behind `next` and `anext`
 
     def __iter__(self) -> Iterator[Any]:
         """Return a generator for one loop."""
@@ -50,18 +50,18 @@ class ObservedEvents:
 
     def __next__(self) -> Any:
         """Return the next event."""
-        self._single = self._single or _observe(self._events, self._observed)
-        return next(self._single)
+        self._generator = self._generator or _observe(self._events, self._observed)
+        return next(self._generator)
 
     def __anext__(self) -> Any:
         """Return an awaitable for the next event."""
-        self._single = self._single or _observe_async(self._events, self._observed)
-        return anext(self._single)
+        self._generator = self._generator or _observe_async(self._events, self._observed)
+        return anext(self._generator)
 
     def __del__(self) -> None:
         """End the call of a stream that was never read, in another thread."""
-        if not self._observed.reported:
-            run_in_background(self._observed.abandoned)
+        if not self._observed.is_reported:
+            run_in_background(self._observed.report_abandoned)
 
 
 class ObservedStream(ObservedEvents):
@@ -78,12 +78,12 @@ class ObservedStream(ObservedEvents):
 
     def close(self) -> Any:
         """End the call and close the stream."""
-        self._observed.abandoned()
+        self._observed.report_abandoned()
         return self._events.close()
 
     def aclose(self) -> Any:
         """End the call and close the async stream."""
-        self._observed.abandoned()
+        self._observed.report_abandoned()
         return self._events.aclose()
 
     def __enter__(self) -> Any:
@@ -93,7 +93,7 @@ class ObservedStream(ObservedEvents):
 
     def __exit__(self, *error: object) -> Any:
         """End the call and leave the stream."""
-        self._observed.abandoned()
+        self._observed.report_abandoned()
         return self._events.__exit__(*error)
 
     async def __aenter__(self) -> Any:
@@ -103,7 +103,7 @@ class ObservedStream(ObservedEvents):
 
     async def __aexit__(self, *error: object) -> Any:
         """End the call and leave the async stream."""
-        self._observed.abandoned()
+        self._observed.report_abandoned()
         return await self._events.__aexit__(*error)
 
 
@@ -112,11 +112,19 @@ def _observe(
     observed: ObservedCall,
     owner: object = None,  # noqa: ARG001 - kept alive
 ) -> Iterator[Any]:
-    """Yield the events of a stream and pass them to the call.
+    """Yield the events of a stream to the application, and pass each to the tracker of the call.
 
-    `owner` is kept alive while the events are read, for loops that hold no reference to the stream.
+    An event with nothing but token counts that the application has not requested is not yielded.
+    The end of the stream, an error and a loop that is left (GeneratorExit) report the call.
+
+    Args:
+        events: The events of the stream.
+        observed: The call.
+        owner: The ObservedEvents. It ends the call in its destructor, and a loop may hold no other
+            reference to it, so that this generator keeps it alive.
     """
-    observe = observed.tracker.observe
+    # This runs for each event: local names save lookups.
+    observe = observed.tracker.event_observer
     clock = monotonic_ns
     hides_usage = observed.hides_usage
     try:
@@ -124,9 +132,9 @@ def _observe(
             observe(event, clock())
             if not hides_usage or event.choices or getattr(event, "usage", None) is None:
                 yield event
-        observed.stream_ended()
+        observed.report_stream_end()
     except BaseException as error:
-        observed.stream_failed(error)
+        observed.report_stream_error(error)
         raise
 
 
@@ -135,8 +143,8 @@ async def _observe_async(
     observed: ObservedCall,
     owner: object = None,  # noqa: ARG001 - kept alive
 ) -> AsyncIterator[Any]:
-    """Yield the events of an async stream, as `_observe`."""
-    observe = observed.tracker.observe
+    """Yield the events of an async stream to the application. All else is as in `_observe`."""
+    observe = observed.tracker.event_observer
     clock = monotonic_ns
     hides_usage = observed.hides_usage
     try:
@@ -144,58 +152,69 @@ async def _observe_async(
             observe(event, clock())
             if not hides_usage or event.choices or getattr(event, "usage", None) is None:
                 yield event
-        observed.stream_ended()
+        observed.report_stream_end()
     except BaseException as error:
-        observed.stream_failed(error)
+        observed.report_stream_error(error)
         raise
 
 
-def observe_stream(result: Any, observed: ObservedCall) -> Any:
-    """Observe the stream that a method of a package returned. Return what the application gets.
+def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
+    """Observe the stream that a method of a client has returned. Return what the application gets.
 
-    A stream of the openai or the anthropic package is changed in place.
+    A `Stream` of openai or anthropic is changed in place: its iterator passes each event to the
+    call, and closing it or its response ends the call. A stream of LiteLLM, which has another form,
+    is wrapped.
+
+    The call refers to the stream only weakly, and the replaced methods refer to a copy of it. A
+    strong reference would make a cycle, and the call of a stream that is dropped unread would end
+    only when the garbage collector runs.
     """
-    if not hasattr(result, "_iterator"):
-        wrapped = ObservedStream(result, observed)
-        observed.get_stream = weakref.ref(wrapped)
-        return wrapped
-    stream = unwrapped(result)
+    if not hasattr(returned_stream, "_iterator"):
+        wrapped_stream = ObservedStream(returned_stream, observed)
+        observed.get_stream = weakref.ref(wrapped_stream)
+        return wrapped_stream
+
+    stream = unwrapped(returned_stream)
     observed.get_stream = weakref.ref(stream)
-    # The copy stands in for the stream where a reference to it would make a cycle.
     stream_copy = copy.copy(stream)
     stream_copy._iterator = None
     events = _iterator_without_cycle(stream, stream_copy)
     stream._iterator = ObservedEvents(events, observed)
     stream.close = partial(_end_call_and_close, observed, stream_copy)
     _watch_response(getattr(stream, "response", None), events, observed)
-    return result
+    return returned_stream
 
 
-def observe_unread_response(response: Any, observed: ObservedCall, blocking: bool) -> None:
+def observe_unread_response(response: Any, observed: ObservedCall, *, is_blocking: bool) -> None:
     """Observe a response of `with_streaming_response`, which the application reads by itself.
 
-    What it parses is observed, and the call ends when the response is closed.
+    Its methods `parse` and `close` are replaced. What the application parses is observed, and the
+    call ends when it closes the response. If it has read the body without parsing it, the body is
+    parsed then, for the token counts.
     """
     parse = response.parse
     close = response.close
 
     def parse_steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-        result = yield partial(parse, *args, **kwargs)
-        return result if observed.reported else observed.observe_result(result)
+        parsed_response = yield partial(parse, *args, **kwargs)
+        if observed.is_reported:
+            return parsed_response
+        return observed.observe_parsed_response(parsed_response)
 
     def close_steps() -> Steps[None]:
-        consumed = bool(getattr(response.http_response, "is_stream_consumed", False))
+        is_consumed = bool(getattr(response.http_response, "is_stream_consumed", False))
+        is_unparsed = not observed.is_streamed and not observed.is_reported
         try:
-            if consumed and not observed.streamed and not observed.reported:
+            if is_consumed and is_unparsed:
                 yield from parse_steps()
         except Exception:
-            # What the application read is no whole response, or not what it asked for.
+            # The body was cut off, or is not what the application has requested.
             observed.read_unparsed(response.http_response)
-        observed.raw_stream_closed(consumed)
+        observed.report_closed_response(is_consumed=is_consumed)
         yield close
 
-    response.parse = as_function(parse_steps, is_blocking=blocking)
-    response.close = as_function(close_steps, is_blocking=blocking)
+    response.parse = as_function(parse_steps, is_blocking=is_blocking)
+    response.close = as_function(close_steps, is_blocking=is_blocking)
 
 
 def unwrapped(stream: Any) -> Any:
@@ -207,14 +226,16 @@ def unwrapped(stream: Any) -> Any:
     return stream
 
 
-def is_read_by_caller(stream: Any, skipped_frames: int) -> bool:
-    """Return True if one of the callers reads a stream for the application.
+def is_read_by_calling_code(stream: Any, skipped_frames: int) -> bool:
+    """Return True if a helper of the package that reads the stream is in the stack of callers.
 
-    Such a reader, like `chat.completions.stream`, then fails or is given up itself.
+    `chat.completions.stream` returns such a helper, which reads the stream for the application. If
+    it is in the stack when the loop over the stream is left, it has stopped by itself, and not the
+    application.
 
     Args:
         stream: The stream.
-        skipped_frames: How many callers of this function are not looked at.
+        skipped_frames: How many of the nearest callers are no such helper.
     """
     frame: FrameType | None = sys._getframe(skipped_frames + 1)
     for _ in range(_MAX_READER_FRAMES):
@@ -238,75 +259,94 @@ def _end_call_and_close(observed: ObservedCall, stream_copy: Any) -> Any:
     It uses a copy, because the stream may be gone: often the method that closes it is all that is
     kept.
     """
-    observed.abandoned()
+    observed.report_abandoned()
     return type(stream_copy).close(stream_copy)
 
 
 def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
-    """Notice when the response of a stream is closed.
+    """Replace the method that closes the response of a stream, so that it also ends the call.
 
     `chat.completions.stream` and similar methods close the response, and not the stream.
     """
     name = "aclose" if hasattr(events, "__anext__") else "close"
     close = getattr(response, name, None)
     if close is not None:
-        setattr(response, name, partial(_response_closed, observed, weakref.ref(events), close))
+        setattr(
+            response,
+            name,
+            partial(_report_and_close_response, observed, weakref.ref(events), close),
+        )
 
 
-def _response_closed(
+def _report_and_close_response(
     observed: ObservedCall, get_events: Callable[[], Any], close: Callable[[], Any]
 ) -> Any:
-    """End the call of a stream whose response is closed, and close the response.
+    """Report the call of a stream whose response is closed before its end, and close the response.
 
-    Events that end close the response themselves. They are then running, or over.
+    This replaces the method `close` or `aclose` of the response. There are three cases:
+
+    - The stream has ended by itself, and its generator closes the response: only close it.
+    - A helper that reads the stream for the application has failed, for example because the output
+      is not of the requested form: report its error, after reading the token counts that follow.
+    - The application has stopped reading: report the call as abandoned.
+
+    Args:
+        observed: The call.
+        get_events: Returns the iterator of the stream, or None if it does not exist any more.
+        close: Closes the response.
     """
     events = get_events()
-    if events is None or _is_suspended(events) is False:
+    has_ended = events is None or _is_suspended(events) is False
+    if has_ended:
         return close()
     error = _error_of_reader(observed)
     if error is None:
-        observed.abandoned()
+        observed.report_abandoned()
         return close()
     if hasattr(events, "__anext__"):
-        return _read_rest_and_close_async(observed, events, error, close)
-    # The rest would only complete what is measured. The application has an error of its own to see.
+        return _report_and_close_response_async(observed, events, error, close)
     try:
         if observed.tracker.is_near_its_end:
             for event in events:
-                observed.tracker.observe(event, monotonic_ns())
+                observed.tracker.event_observer(event, monotonic_ns())
     except Exception:
+        # The rest would only complete the measurement. The application gets the reader's error.
         pass
-    observed.stream_failed(error)
+    observed.report_stream_error(error)
     return close()
 
 
-async def _read_rest_and_close_async(
-    observed: ObservedCall, events: Any, error: BaseException, close: Any
+async def _report_and_close_response_async(
+    observed: ObservedCall, events: Any, error: BaseException, close: Callable[[], Any]
 ) -> None:
-    """Read the end of an async stream, which has the token counts, and close its response."""
+    """Report an async stream whose reader has failed with an error, and close its response.
+
+    If its output is complete, the rest is read before, because it has the token counts.
+    """
     try:
         if observed.tracker.is_near_its_end:
             async for event in events:
-                observed.tracker.observe(event, monotonic_ns())
+                observed.tracker.event_observer(event, monotonic_ns())
     except Exception:
+        # The rest would only complete the measurement. The application gets the reader's error.
         pass
     finally:
-        observed.stream_failed(error)
+        observed.report_stream_error(error)
         await close()
 
 
 def _error_of_reader(observed: ObservedCall) -> BaseException | None:
-    """Return the error by which a reader refuses the response, or None if the stream was left.
+    """Return the error of a helper that has stopped reading the stream for the application.
 
-    The response is then not what the application asked for.
+    It is the exception that is being handled now, if the helper has raised it. If the application
+    has handled it already, a ValueError stands for it. Return None if no helper has stopped.
     """
     error = sys.exc_info()[1]
-    if error is None:
-        if observed.left_by_reader:
-            # The application has caught the error already.
-            return ValueError("the answer is not what was asked for")
-        return None
-    return error if _is_raised_by_reader(error, observed.get_stream()) else None
+    if error is not None:
+        return error if _is_raised_by_reader(error, observed.get_stream()) else None
+    if observed.is_left_by_reader:
+        return ValueError("the answer is not what was asked for")
+    return None
 
 
 def _is_raised_by_reader(error: BaseException, stream: Any) -> bool:
@@ -326,7 +366,10 @@ def _is_frame_of_reader(frame: FrameType, stream: Any) -> bool:
 
 
 def _is_suspended(events: Any) -> bool | None:
-    """Return whether a generator, sync or async, can continue. Return None if it is none."""
+    """Return whether a generator, sync or async, waits at a `yield`.
+
+    Return False if it is running or has ended, and None for an iterator that is no generator.
+    """
     for prefix in ("gi", "ag"):
         if hasattr(events, f"{prefix}_frame"):
             has_frame = getattr(events, f"{prefix}_frame") is not None

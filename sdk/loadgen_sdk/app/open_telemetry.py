@@ -250,7 +250,7 @@ class OpenTelemetry:
         if self._tracer is None:
             return None
         attributes = self._call_attributes(call)
-        if call.streamed:
+        if call.is_streamed:
             attributes["gen_ai.request.stream"] = True
         for name, value in call.parameters.items():
             attributes[_PARAMETERS[name]] = value

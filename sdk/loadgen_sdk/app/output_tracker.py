@@ -34,9 +34,9 @@ _counted_batches: set[str] = set()
 class OutputTracker:
     """Tracks one response.
 
-    `observe` gets the events of a stream, and `whole` a response that is not streamed. Neither
-    raises: the application is waiting for its event, and gets what has an unexpected shape
-    unchanged.
+    `event_observer` gets the events of a stream, and `read_response` a response that is not
+    streamed. Neither raises: the application waits for its event, and gets one of an unexpected
+    form unchanged.
 
     Attributes:
         instants: The timestamps of the events with output.
@@ -59,23 +59,26 @@ class OutputTracker:
     response_id = ""
     error = ""
     _usage: Any = None
-    _has_part_ended = False
-    _unknown_outputs = 0  # before the first known output
+    _is_text_complete = False
+    _unknown_outputs = 0  # events with a text in an unknown field, before the first known output
     _is_in_text = False  # of most further events only the timestamp matters
 
-    def __init__(self, api: Api, streamed: bool, keep_content: bool) -> None:
-        """Start with an empty response."""
+    def __init__(self, api: Api, *, is_streamed: bool, keep_content: bool) -> None:
+        """Start with an empty response. Texts and tool calls are stored if `keep_content`."""
         self._api = api
-        self._streamed = streamed
+        self._is_streamed = is_streamed
         self._is_chat = api == "chat"
         self.instants: list[int] = []
         self.contents = KeptContent() if keep_content else None
 
     @property
-    def observe(self) -> Callable[[Any, int], None]:
-        """The function that gets each event of a stream, with its time of arrival."""
+    def event_observer(self) -> Callable[[Any, int], None]:
+        """The function to call for each event of a stream, with the event and its arrival time.
+
+        It depends on the API. A caller gets it once and calls it for all events.
+        """
         observers: dict[str, Callable[[Any, int], None]] = {
-            "responses": self._observe_response_event,
+            "responses": self._observe_responses_event,
             "messages": self._observe_message_event,
             "images": self._observe_media_event,
             "transcriptions": self._observe_media_event,
@@ -86,7 +89,7 @@ class OutputTracker:
     @property
     def is_near_its_end(self) -> bool:
         """Whether a text is complete, so that only the last events with the counts are to come."""
-        return self._has_part_ended or bool(self.finish_reason)
+        return self._is_text_complete or bool(self.finish_reason)
 
     @property
     def is_first_output_known(self) -> bool:
@@ -97,68 +100,78 @@ class OutputTracker:
         """Return the token counts by the server."""
         return read_usage(self._api, self._usage)
 
-    def read_response(self, answer: Any, at: int) -> None:
-        """Read a response that is not streamed."""
-        self.finished = at
+    def read_response(self, response: Any, arrived_at: int) -> None:
+        """Read a response that is not streamed. Its output counts as one event at its arrival."""
+        self.finished = arrived_at
         with suppress(Exception):
             if self._api in WRITING_APIS:
-                self.instants.append(at)
-                self.first_answer = at
-            self._usage = getattr(answer, "usage", None)
-            self.response_model = getattr(answer, "model", "") or ""
-            self.response_id = getattr(answer, "id", "") or ""
+                self.instants.append(arrived_at)
+                self.first_answer = arrived_at
+            self._usage = getattr(response, "usage", None)
+            self.response_model = getattr(response, "model", "") or ""
+            self.response_id = getattr(response, "id", "") or ""
             if self._api in ("chat", "completions"):
-                self._read_choices(answer.choices)
+                self._read_choices(response.choices)
             elif self._api == "responses":
-                self._read_response(answer)
+                self._read_responses_object(response)
             elif self._api == "messages":
-                self._read_message(answer)
+                self._read_message(response)
             elif self._api == "batches":
-                self._read_batch(answer)
+                self._read_batch(response)
 
-    def _observe_chat_event(self, chunk: Any, at: int) -> None:
+    def _observe_chat_event(self, chunk: Any, arrived_at: int) -> None:
         """Observe one event of chat.
 
-        Most events are a piece of the text of one completion and nothing else. Their fields are
-        read past pydantic, of which each lookup takes as long as all the rest.
+        Most events contain a piece of text and nothing else, and only their time matters. They are
+        recognised by the `__dict__` of the objects, because a lookup of an attribute of a pydantic
+        object takes as long as all the rest.
         """
         # `contextlib.suppress` would cost more than all the rest.
         try:
-            if self._is_in_text and _is_piece_of_text(chunk.__dict__):
-                self.instants.append(at)
+            if self._is_in_text and _has_only_text(chunk.__dict__):
+                self.instants.append(arrived_at)
                 return
         except Exception:
             pass
-        self._observe_choices_event(chunk, at)
+        self._observe_choices_event(chunk, arrived_at)
 
-    def _observe_choices_event(self, chunk: Any, at: int) -> None:
+    def _observe_choices_event(self, chunk: Any, arrived_at: int) -> None:
         """Observe one event of chat or completions."""
         with suppress(Exception):
-            has_output = False
-            for choice in chunk.choices:
-                output = self._output_of(choice)
-                has_output = has_output or output != _NO_OUTPUT
-                if output == _ANSWER and self.first_answer < 0:
-                    self.first_answer = at
-                if choice.finish_reason:
-                    self.finish_reason = choice.finish_reason
-                    self.finished = at
+            has_output = self._observe_choices(chunk.choices, arrived_at)
             if self.contents is not None:
                 self.contents.add_choices(chunk.choices)
             if has_output:
-                self.instants.append(at)
+                self.instants.append(arrived_at)
             elif self._is_chat and not self.instants:
                 self._unknown_outputs += any(map(_has_unknown_text, chunk.choices))
-            self._read_chunk_usage(getattr(chunk, "usage", None), has_output)
+            self._read_chunk_usage(getattr(chunk, "usage", None), has_output=has_output)
             if not self.response_id:
                 self.response_id = chunk.id or ""
                 self.response_model = chunk.model or ""
-            self._is_in_text = (
-                self.first_answer >= 0 and bool(self.response_id) and self.contents is None
-            )
+            has_identity = bool(self.response_id)
+            has_answer_begun = self.first_answer != NEVER
+            self._is_in_text = has_identity and has_answer_begun and self.contents is None
 
-    def _output_of(self, choice: Any) -> str:
-        """Return whether a choice of an event has a part of the answer, reasoning or no output."""
+    def _observe_choices(self, choices: Any, arrived_at: int) -> bool:
+        """Note the start of the answer and the finish reasons. Return True if there is output."""
+        has_output = False
+        for choice in choices:
+            output_kind = self._output_kind(choice)
+            has_output = has_output or output_kind != _NO_OUTPUT
+            if output_kind == _ANSWER and self.first_answer == NEVER:
+                self.first_answer = arrived_at
+            if choice.finish_reason:
+                self.finish_reason = choice.finish_reason
+                self.finished = arrived_at
+        return has_output
+
+    def _output_kind(self, choice: Any) -> str:
+        """Return what a choice of an event contains: _ANSWER, _REASONING or _NO_OUTPUT.
+
+        Text, tool calls and refusals belong to the answer. A choice of completions has its text in
+        itself, and one of chat in its `delta`. LiteLLM may use chat's form for completions, too.
+        """
         delta = choice.delta if self._is_chat else choice
         text = delta.content if self._is_chat else choice.text
         if text:
@@ -171,67 +184,71 @@ class OutputTracker:
             return _REASONING
         return _NO_OUTPUT
 
-    def _read_chunk_usage(self, usage: Any, has_output: bool) -> None:
-        """Keep the usage of an event. With the first output, it states the tokens of that event."""
+    def _read_chunk_usage(self, usage: Any, *, has_output: bool) -> None:
+        """Keep the token counts of an event, which may be None.
+
+        If they come with the first output, they state how many tokens that event has.
+        """
         if usage is None:
             return
         self._usage = usage
         if has_output and len(self.instants) == 1 and not self.finish_reason:
             self.first_event_tokens = usage.completion_tokens or 0
 
-    def _observe_response_event(self, event: Any, at: int) -> None:
-        """Observe one event of the Responses API."""
+    def _observe_responses_event(self, event: Any, arrived_at: int) -> None:
+        """Observe one event of the Responses API. Each event ending in `.delta` is output."""
         with suppress(Exception):
             event_type = event.type
             if event_type.endswith(".delta"):
-                self.instants.append(at)
-                if self.first_answer < 0 and "reasoning" not in event_type:
-                    self.first_answer = at
+                self.instants.append(arrived_at)
+                if self.first_answer == NEVER and "reasoning" not in event_type:
+                    self.first_answer = arrived_at
                 if self.contents is not None and event_type == "response.output_text.delta":
                     self.contents.add_text(event.delta)
             elif event_type in _RESPONSE_EVENTS:
-                self._read_response(event.response)
+                self._read_responses_object(event.response)
                 if event_type != "response.created":
-                    self.finished = at
+                    self.finished = arrived_at
             elif event_type == "response.output_text.done":
-                self._has_part_ended = True
+                self._is_text_complete = True
             elif event_type == "error":
                 self.error = str(event.message)
 
-    def _observe_media_event(self, event: Any, at: int) -> None:
+    def _observe_media_event(self, event: Any, arrived_at: int) -> None:
         """Observe one event of images (partial ones, then the whole one) or of transcriptions."""
         with suppress(Exception):
-            self.instants.append(at)
-            if self.first_answer < 0:
-                self.first_answer = at
+            self.instants.append(arrived_at)
+            if self.first_answer == NEVER:
+                self.first_answer = arrived_at
             self._usage = getattr(event, "usage", None) or self._usage
             if event.type.endswith((".completed", ".done")):
                 self.finish_reason = "completed"
 
-    def _observe_message_event(self, event: Any, at: int) -> None:
-        """Observe one event of Anthropic's messages."""
+    def _observe_message_event(self, event: Any, arrived_at: int) -> None:
+        """Observe one event of Anthropic's messages, whose output comes in content blocks."""
         with suppress(Exception):
             event_type = event.type
             if event_type == "content_block_delta":
-                self._observe_block_delta(event, at)
+                self._observe_block_delta(event, arrived_at)
             elif event_type == "content_block_start" and self.contents is not None:
                 self.contents.add_block(event.index, event.content_block)
             elif event_type == "content_block_stop":
-                self._has_part_ended = True
+                self._is_text_complete = True
             elif event_type == "message_start":
                 self._usage = event.message.usage
                 self._read_message(event.message)
             elif event_type == "message_delta":
                 self._update_message_usage(event.usage)
                 self.finish_reason = event.delta.stop_reason or self.finish_reason
-                self.finished = at
+                self.finished = arrived_at
 
-    def _observe_block_delta(self, event: Any, at: int) -> None:
+    def _observe_block_delta(self, event: Any, arrived_at: int) -> None:
+        """Observe a piece of a content block. A signature of reasoning is no output."""
         if event.delta.type == "signature_delta":
             return
-        self.instants.append(at)
-        if self.first_answer < 0 and event.delta.type != "thinking_delta":
-            self.first_answer = at
+        self.instants.append(arrived_at)
+        if self.first_answer == NEVER and event.delta.type != "thinking_delta":
+            self.first_answer = arrived_at
         if self.contents is not None:
             self.contents.add_block_delta(event.index, event.delta)
 
@@ -265,8 +282,11 @@ class OutputTracker:
         else:
             _counted_batches.add(batch.id)
 
-    def _read_response(self, response: Any) -> None:
-        """Read an object of the Responses API, at the start or at the end of a response."""
+    def _read_responses_object(self, response: Any) -> None:
+        """Read a `Response` object of the Responses API.
+
+        A stream has one at its start, without usage and final status, and one at its end.
+        """
         self._usage = response.usage or self._usage
         self.response_id = response.id or ""
         self.response_model = response.model or ""
@@ -277,7 +297,9 @@ class OutputTracker:
         if response.status == "failed":
             self.error = str(getattr(response.error, "message", "") or "the response failed")
         if self.contents is not None:
-            self.contents.add_response(response, self.finish_reason, with_text=not self._streamed)
+            self.contents.add_response(
+                response, self.finish_reason, with_text=not self._is_streamed
+            )
 
 
 _NO_OUTPUT = "no output"
@@ -285,16 +307,17 @@ _ANSWER = "answer"
 _REASONING = "reasoning"
 
 
-def _is_piece_of_text(fields: dict[str, Any]) -> bool:
-    """Return True if an event of chat has one piece of text, and no end and no usage.
+def _has_only_text(chunk_fields: dict[str, Any]) -> bool:
+    """Return True if an event of chat contains a piece of text, but no finish reason and no usage.
 
-    Raises an exception if it has another number of choices.
+    `chunk_fields` is the `__dict__` of the event. An exception is raised if the event does not have
+    exactly one choice, or has another form.
     """
-    (choice,) = fields["choices"]
-    parts = choice.__dict__
-    if parts["finish_reason"] is not None or fields["usage"] is not None:
+    (choice,) = chunk_fields["choices"]
+    choice_fields = choice.__dict__
+    if choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None:
         return False
-    return bool(parts["delta"].content)
+    return bool(choice_fields["delta"].content)
 
 
 def _has_unknown_text(choice: Any) -> bool:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from ..errors import WrongUse
 from .call import CallSettings
 from .fallback import Fallback
-from .measured_method import head_arrived, measure_method
+from .measured_method import FindRequestFields, measure_method, record_response_headers
 from .measurement import Api
-from .observed_call import failure_of, seconds_of
+from .observed_call import failure_from_error, parse_timeout_s
 from .policy import Policy
 
 
@@ -115,6 +115,8 @@ class ClientKind(NamedTuple):
 def find_client_kind(client: Any) -> ClientKind:
     """Return the package of a client, and whether its calls block.
 
+    A package that was not imported has no client, so that it is not imported for this question.
+
     Raises:
         WrongUse: It is no client of a known package.
     """
@@ -140,49 +142,61 @@ def find_client_kind(client: Any) -> ClientKind:
     )
 
 
-def measure_resources(result: Any, client: Any, options: InstrumentOptions) -> None:
-    """Replace the resources of a client by copies whose methods are measured.
+def measure_resources(client: Any, original_client: Any, options: InstrumentOptions) -> None:
+    """Give a client new resources (`client.chat.completions`, …) whose methods are measured.
 
     Args:
-        result: The client to change. Its copies (`copy`, `with_options`) are measured, too.
-        client: The client whose resources are copied, and stay as they are. It may be `result`.
+        client: The client to change. Its copies (`copy`, `with_options`) are measured, too.
+        original_client: The client that `client` is a copy of. Its resources stay as they are. It
+            may be `client` itself.
         options: What `instrument` was called with.
 
     Raises:
         WrongUse: It is no client of a known package.
     """
-    package, is_blocking = find_client_kind(result)
-    attributes = vars(result)
+    package, is_blocking = find_client_kind(client)
+    attributes = vars(client)
     attributes[OPTIONS_ATTRIBUTE] = options
-    process_response = getattr(type(result), "_process_response", None)
+    process_response = getattr(type(client), "_process_response", None)
     if process_response is not None:
-        attributes["_process_response"] = _notice_heads(partial(process_response, result))
+        attributes["_process_response"] = _record_headers_of_responses(
+            partial(process_response, client)
+        )
     if options.policy.retry is not None:
-        result.max_retries = 0
+        # Only the Retry of this package retries, or attempts would multiply.
+        client.max_retries = 0
+
+    _replace_resources(client, original_client, package)
     wrapper = _ResourceWrapper(
-        _call_settings(client, package, options), is_blocking, options.fallback
+        _call_settings(original_client, package, options),
+        is_blocking=is_blocking,
+        fallback=options.fallback,
     )
-    _replace_resources(result, client, package)
     for path, api in package.resources.items():
-        resource = _get_by_path(result, path)
+        resource = _get_by_path(client, path)
         if resource is not None:
             wrapper.wrap(resource, path, api)
     for name in _RESPONSE_VARIANTS:
-        attributes[name] = type(getattr(client, name))(result)
-    make_copy = type(result).copy
+        attributes[name] = type(getattr(original_client, name))(client)
+    _measure_copies(client, options)
 
-    def with_options(*args: Any, **changes: Any) -> Any:
+
+def _measure_copies(client: Any, options: InstrumentOptions) -> None:
+    """Replace `copy` and `with_options` of a client, so that what they return is measured, too."""
+    make_copy = type(client).copy
+
+    def copy_measured(*args: Any, **changes: Any) -> Any:
         """Return a copy of the client with other options, whose calls are measured, too."""
-        copied_client = make_copy(result, *args, **changes)
+        copied_client = make_copy(client, *args, **changes)
         measure_resources(copied_client, copied_client, options)
         return copied_client
 
-    attributes["copy"] = with_options
-    attributes["with_options"] = with_options
+    vars(client)["copy"] = copy_measured
+    vars(client)["with_options"] = copy_measured
 
 
 def _call_settings(client: Any, package: Package, options: InstrumentOptions) -> CallSettings:
-    """Return what all calls of a client have in common."""
+    """Return what all calls of a client have in common, from its URL, key and timeout."""
     url = getattr(client, "base_url", None)
     server = ""
     if url is not None:
@@ -192,18 +206,18 @@ def _call_settings(client: Any, package: Package, options: InstrumentOptions) ->
         options.policy,
         server=server,
         key=str(getattr(client, "api_key", "") or ""),
-        ask_usage=options.requests_usage,
+        requests_usage=options.requests_usage,
         package=package.name,
-        timeout_s=seconds_of(getattr(client, "timeout", None), None),
+        timeout_s=parse_timeout_s(getattr(client, "timeout", None), None),
     )
 
 
-def _replace_resources(result: Any, client: Any, package: Package) -> None:
+def _replace_resources(client: Any, original_client: Any, package: Package) -> None:
     """Give a client new resource objects, so that those of the original are not changed."""
     for name in {path.partition(".")[0] for path in package.resources}:
-        resource = getattr(client, name, None)
+        resource = getattr(original_client, name, None)
         if resource is not None:
-            vars(result)[name] = type(resource)(result)
+            vars(client)[name] = type(resource)(client)
 
 
 def _get_by_path(client: Any, path: str) -> Any:
@@ -215,55 +229,82 @@ def _get_by_path(client: Any, path: str) -> Any:
 
 
 class _ResourceWrapper:
-    """Replaces the methods of resources by measured ones."""
+    """Replaces the methods of the resources of one client by measured ones."""
 
     def __init__(
-        self, settings: CallSettings, is_blocking: bool, fallback: Fallback | None
+        self, settings: CallSettings, *, is_blocking: bool, fallback: Fallback | None
     ) -> None:
+        """Keep what the methods have in common: settings, kind of client, and second endpoint."""
         self._settings = settings
         self._is_blocking = is_blocking
         self._fallback = fallback
 
     def wrap(self, resource: Any, path: str, api: Api) -> None:
-        """Replace the methods of the resource at a path."""
+        """Replace the methods of a resource, such as `create`, by measured ones.
+
+        Args:
+            resource: The resource of the client that is instrumented.
+            path: Its path, such as "chat.completions", for the fallback.
+            api: The API that it calls.
+        """
         for name in _METHODS.get(api, _DEFAULT_METHODS):
             method = getattr(resource, name, None)
             if method is not None:
-                measured = self._measure(_look_up_late(resource, name, method), api)
-                # A batch exists at the endpoint that made it, so that another one cannot help.
-                if self._fallback is not None and api != "batches":
-                    measured = self._fallback.cover(
-                        measured, path, name, self._is_blocking, failure_of
-                    )
-                setattr(resource, name, measured)
+                setattr(resource, name, self._wrap_method(resource, name, method, path, api))
         if api == "messages" and hasattr(resource, "stream"):
             self._wrap_message_stream(resource)
         for name in _RESPONSE_VARIANTS:
             # They are cached properties, which are computed again from the measured methods.
             vars(resource).pop(name, None)
 
+    def _wrap_method(
+        self, resource: Any, name: str, method: Callable[..., Any], path: str, api: Api
+    ) -> Callable[..., Any]:
+        """Return a measured method, which uses the second endpoint if there is one."""
+        measured_method = self._measure(_look_up_at_call_time(resource, name, method), api)
+        # A batch exists at the endpoint that made it, so that another one cannot help.
+        if self._fallback is None or api == "batches":
+            return measured_method
+        return self._fallback.wrap_method(
+            measured_method,
+            path,
+            name,
+            is_blocking=self._is_blocking,
+            failure_from_error=failure_from_error,
+        )
+
     def _measure(
         self,
         method: Callable[..., Any],
         api: Api,
-        arguments_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        find_request_fields: FindRequestFields | None = None,
     ) -> Callable[..., Any]:
-        return measure_method(method, api, self._settings, self._is_blocking, arguments_of)
+        """Return a measured method."""
+        return measure_method(
+            method,
+            api,
+            self._settings,
+            is_blocking=self._is_blocking,
+            find_request_fields=find_request_fields,
+        )
 
     def _wrap_message_stream(self, messages: Any) -> None:
         """Measure `stream` of anthropic, which does not call `create` but posts by itself."""
         posting_messages = copy.copy(messages)
         posting_messages._post = self._measure(
-            posting_messages._post, "messages", _arguments_of_post
+            posting_messages._post, "messages", _request_fields_of_post
         )
         messages.stream = posting_messages.stream
 
 
-def _look_up_late(resource: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that is looked up in its class at each call.
+def _look_up_at_call_time(
+    resource: Any, name: str, method: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function that looks up a method in the class of the resource at each call.
 
-    Another instrumentation may replace it there later. A method that the class does not have is
-    returned as it is.
+    Another instrumentation, such as that of OpenTelemetry, may replace the method in the class
+    after this client was instrumented, and shall see its calls. A method that is set on the object,
+    or that the class does not have, is returned as it is.
     """
     resource_type = type(resource)
     if name in vars(resource) or not callable(getattr(resource_type, name, None)):
@@ -276,24 +317,24 @@ def _look_up_late(resource: Any, name: str, method: Callable[..., Any]) -> Calla
     return call
 
 
-def _notice_heads(process_response: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a client's method for responses that also passes the head of each to its call.
+def _record_headers_of_responses(process_response: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the method of a client that processes each response, so that it records the headers.
 
-    This spares a detour by `with_raw_response`, and the request stays as the application made it.
-    Where a version of the package has no such method, `CallSettings.warn_blind` tells the user what
-    is missing.
+    The parsed response that the application gets does not have them, and a request of the raw
+    response would change what the application sends. Where a version of the package has no such
+    method, `CallSettings.warn_missing_headers` tells the user what is missing.
     """
 
     def process(*args: Any, **kwargs: Any) -> Any:
         response = kwargs.get("response")
         if response is not None:
-            head_arrived(response.headers, kwargs.get("retries_taken", 0), response)
+            record_response_headers(response.headers, kwargs.get("retries_taken", 0), response)
         return process_response(*args, **kwargs)  # a coroutine, if the client is asynchronous
 
     return process
 
 
-def _arguments_of_post(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _request_fields_of_post(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the call whose body a resource posts."""
     options = kwargs["options"]
     arguments = dict(kwargs["body"])

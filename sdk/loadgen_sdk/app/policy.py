@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,10 +21,13 @@ from ..prices import Prices, TokenPrice, validate_prices
 from .background import run_in_background
 from .budget import Budget, BudgetOption, validate_budget
 from .labels import Labels, current_labels, usable_labels, validate_labels
-from .measurement import Measurement, tell_latest
+from .measurement import Measurement, set_latest_measurement
 from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import CallShape, ShapeRecorder
+
+if TYPE_CHECKING:
+    from .call import Call
 
 log = logging.getLogger("loadgen_sdk")
 
@@ -47,7 +50,8 @@ class Policy(msgspec.Struct, frozen=True):
         keep_content: Measurements have the texts of calls.
         labels: The labels of every call.
         budget: The budget.
-        follows_calls: An observer follows calls from their start, as spans do. It is set here.
+        has_call_observers: An observer has a method `begin_call`, which is called when a call
+            starts, as that of OpenTelemetry does for spans. It is set here.
     """
 
     observers: tuple[Observer, ...] = ()
@@ -58,18 +62,18 @@ class Policy(msgspec.Struct, frozen=True):
     keep_content: bool = False
     labels: dict[str, str] = {}
     budget: Budget | None = None
-    follows_calls: bool = False
+    has_call_observers: bool = False
 
     def __post_init__(self) -> None:
-        """Find out whether an observer follows calls."""
-        follows = any(hasattr(observer, "begin_call") for observer in self.observers)
-        msgspec.structs.force_setattr(self, "follows_calls", follows)
+        """Find out whether an observer is to be called when a call starts."""
+        has_call_observers = any(hasattr(observer, "begin_call") for observer in self.observers)
+        msgspec.structs.force_setattr(self, "has_call_observers", has_call_observers)
 
-    def labels_of(self, call_labels: Labels | None) -> dict[str, str]:
+    def merge_labels(self, call_labels: Labels | None) -> dict[str, str]:
         """Return the labels of one call.
 
-        They are those of the client, of the context (`labelled`) and of the call. Later ones
-        replace earlier ones.
+        A label of the call itself (`call_labels`) wins over one of the context (`labelled`), and
+        that one over one of the client. Labels that are not valid are left out and logged.
         """
         context_labels = current_labels.get()
         if call_labels:
@@ -78,30 +82,34 @@ class Policy(msgspec.Struct, frozen=True):
             return {**self.labels, **context_labels}
         return context_labels or self.labels
 
-    def begin(self, call: Any) -> tuple[Any, ...]:
-        """Tell the observers that a call begins.
+    def begin_observation(self, call: Call) -> tuple[Any, ...]:
+        """Tell the observers that a call starts.
 
-        Return for each of them what it follows the call with, or None.
+        Return what the `begin_call` of each observer has returned, such as a span, or None.
         """
         return tuple(_begin_call(observer, call) for observer in self.observers)
 
-    def tell(
+    def report_measurement(
         self,
         measurement: Measurement,
         context: Context | None,
         call_shape: CallShape | None,
         spans: tuple[Any, ...],
     ) -> None:
-        """Report a call that has ended to the recorder and the observers.
+        """Pass the measurement of a call to `latest_measurement`, the recorder and the observers.
+
+        An observer that is a coroutine function is scheduled. An exception of an observer is
+        logged.
 
         Args:
             measurement: The measurement.
-            context: The context in which the call was made, and in which observers run. None if
-                there are no observers.
-            call_shape: The shape of the call, for the recorder.
-            spans: What the observers follow the call with, from `begin`.
+            context: The context in which the call was made. Observers run in it, so that they see
+                the context variables of the application. None if there are no observers.
+            call_shape: What the recorder has kept of the call from its start, or None.
+            spans: What each observer has returned at the start of the call, from
+                `begin_observation`.
         """
-        tell_latest(measurement)
+        set_latest_measurement(measurement)
         if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
         if context is None:
@@ -116,8 +124,11 @@ class Policy(msgspec.Struct, frozen=True):
                 log.exception("an observer of measurements failed")
 
 
-def _begin_call(observer: Observer, call: Any) -> Any:
-    """Return what an observer follows a call with, or None."""
+def _begin_call(observer: Observer, call: Call) -> Any:
+    """Tell an observer that a call starts, if it has a method `begin_call`.
+
+    Return what the method returns. An exception is logged, because it must not fail the call.
+    """
     begin_call = getattr(observer, "begin_call", None)
     if begin_call is None:
         return None
@@ -145,10 +156,10 @@ def _schedule_observer(coroutine: Coroutine[Any, Any, object], context: Context)
         return
     task = context.run(loop.create_task, coroutine)
     _running_observers.add(task)
-    task.add_done_callback(_observer_done)
+    task.add_done_callback(_finish_observer)
 
 
-def _observer_done(task: asyncio.Task[Any]) -> None:
+def _finish_observer(task: asyncio.Task[Any]) -> None:
     """Log the exception of an observer."""
     _running_observers.discard(task)
     error = None if task.cancelled() else task.exception()
@@ -166,12 +177,15 @@ def make_policy(
     labels: Labels | None = None,
     budget: BudgetOption = None,
 ) -> Policy:
-    """Return the policy of these options, which are those of `instrument`.
+    """Check the options of `instrument` or of a `Client` and return them as a Policy.
 
     Raises:
         WrongUse: An option is not valid.
     """
-    observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
+    if callable(on_measurement):
+        observers: tuple[Observer, ...] = (on_measurement,)
+    else:
+        observers = tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
             raise _wrong_type("on_measurement", observer, "give a function of one Measurement")
