@@ -71,7 +71,9 @@ def fit(
     from loadgen.interop.trace_fit import fit_trace
 
     time_range = parse_option("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
-    requests = read_trace(trace, part=time_range, skip_bad=on_bad_row == "skip", unit=trace_unit)
+    requests = read_trace(
+        trace, time_slice=time_range, skip_bad=on_bad_row == "skip", unit=trace_unit
+    )
     fitted = fit_trace(requests)
     workload = render_workload(fitted, name=trace.name.partition(".")[0] or "trace")
     report = render_fit(fitted)

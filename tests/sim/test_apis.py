@@ -536,11 +536,11 @@ def test_images_have_the_requested_size_and_differ() -> None:
         ),
         (
             "run agentic --api embeddings --url sim:gb300-vm",
-            "no text that a later request could go on from",
+            "no text that a later request could continue",
         ),
         (
             "run coding-agent --api rerank --url sim:gb300-vm",
-            "no text that a later request could go on from",
+            "no text that a later request could continue",
         ),
         ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
     ],

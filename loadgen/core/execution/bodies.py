@@ -186,7 +186,7 @@ class Bodies:
         self._replies: dict[int, dict[int, AssistantTurn]] = {}
         self._response_ids: dict[int, str] = {}
 
-        self.digest = Digest(replies=not self._uses_real_replies)
+        self.digest = Digest(includes_replies=not self._uses_real_replies)
         """The digest of all requests."""
         self.body_digest = Digest()
         """The digest of the bytes of all bodies."""

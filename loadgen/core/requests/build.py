@@ -30,10 +30,13 @@ def build_prompts(
     tokenizer: Tokenizer,
     target: PromptTarget = ANY_TARGET,
 ) -> Prompts:
-    """Return the requests of a workload.
+    """Return the requests of a workload, built by the class for their kind.
+
+    The kinds are a mix of classes, a trace, the rows of a file, tasks, and synthetic prompts. For a
+    ranking, a trace is refused like synthetic prompts without documents.
 
     Args:
-        workload: The workload, of which only `requests` is used.
+        workload: The workload, or one class of a mix. Only its `requests` are used.
         seed: Decides lengths and choices.
         salt: Decides the texts, together with the seed.
         tokenizer: Counts tokens and supplies words.
@@ -88,7 +91,7 @@ def _refuse_turns_without_text(requests: Any, api: str) -> None:
         hint = "leave out turns"
     else:
         return
-    problem = f"an answer of {api} is no text that a later request could go on from"
+    problem = f"a response of {api} is no text that a later request could continue"
     raise UserError("unsupported", problem, f"--api {api}", hint)
 
 

@@ -92,27 +92,30 @@ class Corpus:
     def measure_reuse(self, prompt_count: int) -> CorpusReuse:
         """Return which shares of the chunks in the first prompts occur in an earlier prompt.
 
-        A prefix cache can only reuse a chunk that an earlier prompt has after the same chunks,
-        which is recognized by a hash of the chunk and all chunks before it.
+        A prefix cache can only reuse a chunk that an earlier prompt has after the same chunks. Such
+        a prefix is recognized by a hash of the chunk and all chunks before it.
         """
         known_chunks: set[int] = set()
-        known_beginnings: set[int] = set()
-        reused = 0
-        reused_after_same = 0
+        known_prefixes: set[int] = set()
+        repeated_chunks = 0
+        repeated_prefixes = 0
         for number in range(prompt_count):
             chunks = self.chunks_of(number)
-            beginnings = list(_hashes_of_beginnings(chunks))
-            reused += sum(chunk in known_chunks for chunk in chunks)
-            reused_after_same += sum(beginning in known_beginnings for beginning in beginnings)
+            prefixes = list(_prefix_hashes(chunks))
+            repeated_chunks += sum(chunk in known_chunks for chunk in chunks)
+            repeated_prefixes += sum(prefix in known_prefixes for prefix in prefixes)
             known_chunks.update(chunks)
-            known_beginnings.update(beginnings)
+            known_prefixes.update(prefixes)
         chunk_count = prompt_count * self._count
-        return CorpusReuse(reused / chunk_count, reused_after_same / chunk_count)
+        return CorpusReuse(
+            anywhere=repeated_chunks / chunk_count,
+            after_same_chunks=repeated_prefixes / chunk_count,
+        )
 
 
-def _hashes_of_beginnings(chunks: tuple[int, ...]) -> Iterator[int]:
+def _prefix_hashes(chunks: tuple[int, ...]) -> Iterator[int]:
     """Yield for each chunk a hash of it and all chunks before it."""
-    hash_so_far = 0
+    prefix_hash = 0
     for chunk in chunks:
-        hash_so_far = hash((hash_so_far, chunk))
-        yield hash_so_far
+        prefix_hash = hash((prefix_hash, chunk))
+        yield prefix_hash

@@ -37,16 +37,16 @@ class Digest:
     Attributes:
         total: The sum of the hashes modulo DIGEST_MODULUS.
         count: The number of requests.
-        replies: Whether messages of the assistant are included. They are left out if they are real
-            replies of a server, which are not part of the load.
+        includes_replies: Whether messages of the assistant are included. They are left out if they
+            are real replies of a server, which are not part of the load.
     """
 
-    __slots__ = ("count", "replies", "total")
+    __slots__ = ("count", "includes_replies", "total")
 
-    def __init__(self, total: int = 0, count: int = 0, *, replies: bool = True) -> None:
+    def __init__(self, total: int = 0, count: int = 0, *, includes_replies: bool = True) -> None:
         self.total = total
         self.count = count
-        self.replies = replies
+        self.includes_replies = includes_replies
 
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Add requests, each with its id."""
@@ -57,12 +57,13 @@ class Digest:
         """Return the sum of the hashes of requests, least significant byte first.
 
         The hash of a request covers its id and what the workload decides: the length of the
-        response, the messages or the prompt, and further body fields.
+        response, the messages or the prompt, and further body fields. Real replies of a server are
+        left out.
         """
-        texts = []
+        salted_texts = []
         for request_id, request in requests:
             messages = request.messages
-            if messages is not None and not self.replies:
+            if messages is not None and not self.includes_replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
             content = (
                 request_id,
@@ -72,8 +73,9 @@ class Digest:
                 request.prompt,
                 request.extra,
             )
-            texts.append((0, _encode_json(content)))
-        return sum_of_hashes(texts)
+            # The id in the content makes all texts different, so they need no salt.
+            salted_texts.append((0, _encode_json(content)))
+        return sum_of_hashes(salted_texts)
 
     def add_sum(self, count: int, hashes: bytes) -> None:
         """Add so many requests, or their bodies, by the sum of their hashes."""
@@ -93,7 +95,7 @@ def fingerprint(prompts: Prompts, count: int | None) -> str:
     load has no fixed number of requests. Its first requests represent it then, and the fingerprint
     begins with "first".
     """
-    digest = Digest(replies=prompts.history == "scripted")
+    digest = Digest(includes_replies=prompts.history == "scripted")
     request_ids = iter(prompts.request_ids(ENDLESS_SAMPLE if count is None else count))
     while batch := list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER)):
         digest.add(zip(batch, iter_requests(prompts, batch), strict=True))

@@ -95,7 +95,11 @@ class FilePrompts:
         return np.argsort(np.frombuffer(random_integers, dtype="<u8"), kind="stable")
 
     def __getitem__(self, request_id: int) -> Request:
-        """Build a request, whose id tells the data set and the request."""
+        """Build a request from its row of the file.
+
+        The rows repeat after the last one. The id that is sent begins with the hash of the file,
+        which identifies the data set.
+        """
         index = request_id % len(self.rows)
         if self._row_order is not None:
             index = int(self._row_order[index])
@@ -117,12 +121,12 @@ class FilePrompts:
         the row, and the default limit.
         """
         if row.output_tokens is not None:
-            return OutputLength(row.output_tokens, row.exact_output)
+            return OutputLength(row.output_tokens, row.is_exact_length)
         if self._output_sampler is not None:
             tokens = self._output_sampler(self._lengths_key, "output", request_id)
             return OutputLength(tokens, is_exact=True)
-        if row.answer:
-            return OutputLength(max(self._tokenizer.count(row.answer), 1), is_exact=True)
+        if row.recorded_response:
+            return OutputLength(max(self._tokenizer.count(row.recorded_response), 1), is_exact=True)
         return OutputLength(self._default_output_limit, is_exact=False)
 
     def with_replies(
@@ -176,17 +180,16 @@ class FilePrompts:
         """Return sentences about how the file was read, the default limit, and unsent fields."""
         messages = [*self.rows.notes]
         has_default_limit = self._default_output_limit is not None and self._output_sampler is None
-        if self.rows.without_length and has_default_limit:
-            rows = format.counted(self.rows.without_length, "row")
+        if self.rows.rows_without_length and has_default_limit:
+            rows = format.counted(self.rows.rows_without_length, "row")
             messages.append(
                 f"{rows} without an output length: a limit of {self._default_output_limit:,} "
                 "output tokens is sent; --output-tokens N sets the length, "
                 "--output-tokens unlimited sends none"
             )
-        if self.rows.ignored:
-            messages.append(
-                f"fields of {self.rows.path.name} that are not sent: {', '.join(self.rows.ignored)}"
-            )
+        if self.rows.ignored_fields:
+            fields = ", ".join(self.rows.ignored_fields)
+            messages.append(f"fields of {self.rows.path.name} that are not sent: {fields}")
         return messages
 
 

@@ -27,6 +27,8 @@ class GeneratedPrompts:
         *,
         is_natural: bool = False,
     ) -> None:
+        """Derive the keys of all random draws from the seed and the salt."""
+        # Lengths do not depend on the salt, so two salts give other texts of the same lengths.
         self._lengths_key = derive_key(seed)
         self._texts_key = derive_key(seed, salt)
         self._texts = TextGenerator(tokenizer, self._texts_key, is_natural=is_natural)

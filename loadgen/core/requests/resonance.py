@@ -24,7 +24,12 @@ UNEQUAL_SHARE = 0.01
 def find_resonance(
     requests: Any, prompts: Any, server_count: int, kind: str, planned_requests: int | None
 ) -> dict[str, Any] | None:
-    """Return what round robin does to the shares of the servers, or None if they are equal.
+    """Return the values of the warning "resonance", or None if there is nothing to warn of.
+
+    Resonance means that round robin sends each server the same samples in every pass over a data
+    set. It happens if the numbers of samples and servers have a common factor. It is harmless if
+    all servers get equally many output tokens. If these are not known, a warning is given only for
+    a large factor, with which a server gets few different samples.
 
     Args:
         requests: The requests as the workload describes them.
@@ -32,9 +37,6 @@ def find_resonance(
         server_count: The number of servers that requests are distributed to.
         kind: What a server is called: replica or target.
         planned_requests: The number of requests of the run, or None if it is not known.
-
-    Returns:
-        The values of the warning "resonance".
     """
     sample_count = _sample_count(requests, prompts)
     if server_count < 2 or sample_count is None:
@@ -45,10 +47,9 @@ def find_resonance(
     factor = math.gcd(sample_count, server_count)
     if not repeats_data_set or factor == 1:
         return None
-    excess = _excess_of_heaviest_share(requests, sample_count, factor)
-    if excess is None and factor <= SMALL_FACTOR:
-        return None
-    if excess is not None and excess < UNEQUAL_SHARE:
+    excess = _relative_excess_of_busiest_server(requests, sample_count, factor)
+    is_likely_harmless = factor <= SMALL_FACTOR if excess is None else excess < UNEQUAL_SHARE
+    if is_likely_harmless:
         return None
     return {
         "samples": sample_count,
@@ -75,18 +76,22 @@ def _sample_count(requests: Any, prompts: Any) -> int | None:
     return math.lcm(len(input_tokens), len(output_tokens))
 
 
-def _excess_of_heaviest_share(requests: Any, sample_count: int, factor: int) -> float | None:
-    """Return by how much the heaviest share of output tokens exceeds the mean, relative to it.
+def _relative_excess_of_busiest_server(
+    requests: Any, sample_count: int, factor: int
+) -> float | None:
+    """Return by which fraction the server with the most output tokens exceeds the mean of servers.
 
     Return None if the output tokens of the samples are not known.
     """
     output_tokens = _listed_values(requests, "output_tokens")
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
+    # The listed lengths repeat until each sample has one.
     tokens_of_samples = np.resize(output_tokens, sample_count)
-    # Column i of the matrix has the samples whose number modulo `factor` is i.
-    mean_of_shares = tokens_of_samples.reshape(-1, factor).mean(axis=0)
-    return float(mean_of_shares.max() / tokens_of_samples.mean() - 1)
+    # Column i of the matrix has the samples whose number modulo `factor` is i, which go to the same
+    # server.
+    mean_tokens_of_servers = tokens_of_samples.reshape(-1, factor).mean(axis=0)
+    return float(mean_tokens_of_servers.max() / tokens_of_samples.mean() - 1)
 
 
 def _listed_values(requests: Any, field: str) -> NDArray[np.int64] | None:

@@ -216,10 +216,11 @@ def _truncated_sampler(length: Any, transform: Callable[[float], float]) -> Leng
         value = 0
         for attempt in range(MAX_REDRAWS):
             bits = random_integer(key, f"{purpose} {attempt}", index, 16)
-            # The upper 53 bits of each half, as in `_standard_normal_values`: 75 = 64 + 11.
+            # Two uniform numbers between 0 and 1, from the upper 53 bits of the lower and of the
+            # upper 64 bits. The 0.5 keeps u above 0, where its logarithm is finite.
             u = (((bits & LOW_64_BITS) >> 11) + 0.5) * UNIT_OF_53_BITS
-            v = (bits >> 75) + 0.5
-            # Box-Muller transform
+            v = (bits >> (64 + 11)) + 0.5
+            # Box-Muller transform.
             z = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v * UNIT_OF_53_BITS)
             value = round(transform(z))
             if low <= value <= high:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from loadgen.core import format
 from loadgen.core.errors import (
     CombinedError,
     LoadgenError,
@@ -29,7 +30,7 @@ from loadgen.core.errors import (
 )
 from loadgen.core.workload import data_files
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row, wrap_conversation
-from loadgen.core.workload.row_errors import BadRowError, EmptyConversation
+from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
 
 COPY_BYTES = 1 << 20
 DATASETS_CACHED = 4
@@ -41,28 +42,28 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: The file, or the name of a data set of Hugging Face.
         sha256: The hash of the bytes of the files.
-        starts: The byte offset of each row. The last entry is the size of the file.
-        ignored: Fields in some row that are not sent.
-        without_length: The number of rows that do not say how long their response should be.
+        offsets: The byte offset of each row. The last entry is the size of the file.
+        ignored_fields: Fields in some row that are not sent.
+        rows_without_length: The number of rows that do not say how long their response should be.
         notes: Sentences about what was read, if it is not simply the file.
         converted: The rows as JSONL, if the file has another format.
     """
 
     path: Path
     sha256: str
-    starts: array[int]
-    ignored: tuple[str, ...]
-    without_length: int = 0
+    offsets: array[int]
+    ignored_fields: tuple[str, ...]
+    rows_without_length: int = 0
     notes: tuple[str, ...] = ()
     converted: _TemporaryFile | None = None
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.offsets) - 1
 
     @property
     def byte_count(self) -> int:
         """The size of the rows in bytes."""
-        return self.starts[-1]
+        return self.offsets[-1]
 
     def __getitem__(self, index: int) -> DatasetRow:
         return self.read(index)
@@ -83,8 +84,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
         Between two rows of a JSONL file there may be blank lines, which are cut off.
         """
-        start = self.starts[index]
-        size = self.starts[index + 1] - start
+        start = self.offsets[index]
+        size = self.offsets[index + 1] - start
         if self.converted is not None:
             return os.pread(self.converted.descriptor, size, start)
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -125,18 +126,20 @@ class _RowChecker:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._starts = array("Q")
+        self._offsets = array("Q")
         self._errors: list[LoadgenError] = []
-        self._ignored: dict[str, None] = {}  # an ordered set
-        self._read_as: dict[str, None] = {}  # an ordered set
+        # The keys of these two are used as sets that keep their order.
+        self._ignored_fields: dict[str, None] = {}
+        self._conversion_notes: dict[str, None] = {}
         self._empty_conversations = 0
-        self._without_length = 0
+        self._rows_without_length = 0
 
     def add(self, line: bytes, start: int, where: str) -> bool:
-        """Check a row and return True if it becomes a request.
+        """Check a row, and return True if a request can be built from it.
 
-        A conversation in which nobody asks anything is left out and counted. Errors are collected,
-        so that the user sees the first of them together.
+        The offset of such a row is kept, as well as what the user is told about its fields. A
+        conversation without a question is left out and counted. Errors are collected, so that the
+        user sees the first of them together.
 
         Args:
             line: The row as JSON.
@@ -148,7 +151,7 @@ class _RowChecker:
         """
         try:
             row = parse_row(line)
-        except EmptyConversation:
+        except EmptyConversationError:
             self._empty_conversations += 1
             return False
         except BadRowError as error:
@@ -157,12 +160,12 @@ class _RowChecker:
             if has_too_many(self._errors, str(self._path)):
                 raise CombinedError(self._errors) from None
             return False
-        if row.output_tokens is None and not row.answer:
-            self._without_length += 1
-        self._ignored.update(dict.fromkeys(row.ignored))
-        if row.read_as:
-            self._read_as[row.read_as] = None
-        self._starts.append(start)
+        if row.output_tokens is None and not row.recorded_response:
+            self._rows_without_length += 1
+        self._ignored_fields.update(dict.fromkeys(row.ignored_fields))
+        if row.conversion_note:
+            self._conversion_notes[row.conversion_note] = None
+        self._offsets.append(start)
         return True
 
     def finish(self, content: _DataSetContent) -> Rows:
@@ -172,17 +175,17 @@ class _RowChecker:
         """
         if self._errors:
             raise CombinedError(self._errors)
-        if not self._starts:
+        if not self._offsets:
             hint = 'write one per line, like {"prompt": "Hello"}'
             raise UserError("empty_file", "no requests in the file", str(self._path), hint)
         # The end of the last row is stored like the start of a next one.
-        self._starts.append(content.size)
+        self._offsets.append(content.size)
         return Rows(
             path=self._path,
             sha256=content.sha256,
-            starts=self._starts,
-            ignored=tuple(self._ignored),
-            without_length=self._without_length,
+            offsets=self._offsets,
+            ignored_fields=tuple(self._ignored_fields),
+            rows_without_length=self._rows_without_length,
             notes=tuple(self._notes(content.source_note)),
             converted=content.converted,
         )
@@ -191,13 +194,11 @@ class _RowChecker:
         """Yield sentences about renamed fields and rows that were left out."""
         if source_note:
             yield source_note
-        for read_as in self._read_as:
-            yield f"{self._path.name}: {read_as}"
+        for note in self._conversion_notes:
+            yield f"{self._path.name}: {note}"
         if self._empty_conversations:
-            yield (
-                f"{self._path.name}: left out {self._empty_conversations:,} in which nobody asks "
-                "anything"
-            )
+            conversations = format.counted(self._empty_conversations, "conversation")
+            yield f"{self._path.name}: left out {conversations} without a question"
 
 
 def read_rows(path: str | Path) -> Rows:
@@ -251,7 +252,10 @@ def _read_jsonl(path: Path, source_note: str) -> Rows:
 
 
 def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows:
-    """Convert files of other formats to a temporary JSONL file and return its rows."""
+    """Convert files of other formats to a temporary JSONL file and return its rows.
+
+    Raises UserError for a value that JSON cannot represent, such as bytes.
+    """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
     converted = _TemporaryFile()
@@ -262,7 +266,7 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
             try:
                 line = msgspec.json.encode(row)
             except (TypeError, ValueError) as error:
-                problem = f"holds what JSON has no form for: {error}"
+                problem = f"contains a value that JSON cannot represent: {error}"
                 raise UserError("unsupported", problem, where) from None
             os.pwrite(converted.descriptor, line, size)
             # The next row overwrites a row that is not used.

@@ -113,21 +113,21 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         messages: The messages of a chat.
         prompt: A text or token ids.
         output_tokens: The requested output tokens, or None if the row has no length.
-        exact_output: Whether they are the exact length and not an upper bound.
+        is_exact_length: Whether they are the exact length and not an upper bound.
         extra: Further fields of the request body.
-        ignored: Fields of the row that are not sent.
-        answer: The recorded response, which tells how long the response should be.
-        read_as: A sentence about fields that were read under other names, or "".
+        ignored_fields: Fields of the row that are not sent.
+        recorded_response: The recorded response, which tells how long the response should be.
+        conversion_note: A sentence about fields that were read under other names, or "".
     """
 
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
     output_tokens: int | None = None
-    exact_output: bool = False
+    is_exact_length: bool = False
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    answer: str = ""
-    read_as: str = ""
+    ignored_fields: tuple[str, ...] = ()
+    recorded_response: str = ""
+    conversion_note: str = ""
 
 
 class _OutputLength(NamedTuple):
@@ -136,10 +136,13 @@ class _OutputLength(NamedTuple):
 
 
 def parse_row(line: bytes) -> DatasetRow:
-    """Parse one line of a JSONL file.
+    """Parse and check one line of a JSONL file.
 
-    Raises BadRowError if it has mistakes, and EmptyConversation if it is a conversation without a
-    question.
+    Field names of other tools are converted first. Fields that are not known are not sent, and
+    reported as ignored.
+
+    Raises BadRowError if the row has mistakes, and EmptyConversationError if it is a conversation
+    without a question.
     """
     row = wrap_conversation(_decode_line(line))
     if not isinstance(row, dict):
@@ -153,11 +156,11 @@ def parse_row(line: bytes) -> DatasetRow:
         messages=_check_messages(row["messages"]) if "messages" in row else None,
         prompt=_convert_field(row, "prompt", PROMPT_TYPE) if "prompt" in row else None,
         output_tokens=length.tokens,
-        exact_output=length.is_exact,
+        is_exact_length=length.is_exact,
         extra=_extra_fields(row),
-        ignored=tuple(field for field in row if field not in KNOWN_FIELDS),
-        answer=converted.response,
-        read_as=converted.note,
+        ignored_fields=tuple(field for field in row if field not in KNOWN_FIELDS),
+        recorded_response=converted.response,
+        conversion_note=converted.note,
     )
 
 
@@ -221,7 +224,10 @@ def _check_is_request(row: dict[str, Any]) -> None:
 
 
 def _output_length(row: dict[str, Any]) -> _OutputLength:
-    """Return the output length of a row. Raises BadRowError if several fields contradict each other."""
+    """Return the output length of a row.
+
+    Raises BadRowError if several fields contradict each other.
+    """
     fields = [field for field in LENGTH_FIELDS if row.get(field) is not None]
     if not fields:
         return _OutputLength(None, is_exact=False)

@@ -156,10 +156,12 @@ def _line_and_column(error: LoadgenError) -> tuple[int, int]:
 
 
 def locate(document: Map, loc: Loc) -> Location:
-    """Return the location that `loc` describes, or of the deepest value on the way to it.
+    """Return the location of the value that pydantic reports an error for.
 
-    Steps that are not keys of the document are skipped: the tags of unions, and fields that a short
-    form omits.
+    `loc` is pydantic's path to the value: keys of mappings and indexes of lists. It can have steps
+    that do not exist in the document, such as the name of a member of a union, or the key of a
+    value that was written in a short form. Such steps are skipped. So the result may be the
+    location of a value that contains the reported one.
     """
     location = Location(document.at, "", document)
     for step in loc:
@@ -180,7 +182,11 @@ def _step_into(location: Location, step: int | str) -> Location | None:
 
 
 def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError:
-    """Return the error for one error of pydantic."""
+    """Convert an error of pydantic to an error for the user, with its place in the file.
+
+    A missing key, a missing value and a value that fits no member of a union have messages of
+    their own. All other errors say what is wrong with a value.
+    """
     error_type = error["type"]
     location = _locate_error(document, error["loc"])
     if error_type == "missing":
@@ -244,16 +250,19 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
 def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
     """Return the problem that an error of pydantic describes.
 
-    Errors of validators of this package bring their own words. An error type that is not known here
-    has the message of pydantic.
+    An `InvalidValueError` that a validator of this package raised already has the text for the
+    user. The error types of pydantic itself have a text in `_PROBLEMS`. For all others, the message
+    of pydantic is used.
     """
     context = error.get("ctx", {})
     if error["type"] == "value_error" and isinstance(context["error"], units.InvalidValueError):
-        wrong = context["error"]
-        return _Problem(wrong.code, str(wrong), wrong.hint)
+        validator_error = context["error"]
+        return _Problem(validator_error.code, str(validator_error), validator_error.hint)
     if error["type"] == "literal_error":
-        known = context["expected"].replace(" or ", ", ").split(", ")
-        hint = did_you_mean(location.position.text, [word.strip("'") for word in known])
+        # pydantic lists the accepted words as "'a', 'b' or 'c'".
+        quoted_words = context["expected"].replace(" or ", ", ").split(", ")
+        accepted_words = [word.strip("'") for word in quoted_words]
+        hint = did_you_mean(location.position.text, accepted_words)
         return _Problem("unknown_name", "is not known here", hint)
     if error["type"] in _PROBLEMS:
         return _PROBLEMS[error["type"]]

@@ -126,11 +126,11 @@ def read_flags(**options: Any) -> Overrides:
         for text in value if is_repeated else (value,):
             try:
                 fields.update(_read_option(name, str(text).strip(), fields))
-            except units.InvalidValueError as wrong:
-                problem = f'"{text}" {wrong}'
+            except units.InvalidValueError as error:
+                problem = f'"{text}" {error}'
                 key = PYTHON_OPTIONS.get(name, "")
                 place = describe_option(name, text)
-                errors.append(UserError(wrong.code, problem, place, wrong.hint, key=key))
+                errors.append(UserError(error.code, problem, place, error.hint, key=key))
     return Overrides(**fields, errors=tuple(errors))
 
 
@@ -139,9 +139,9 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
     parse_count = _count_parser(1, hint_if_less=OPEN_LOOP_HINT)
     try:
         return tuple(parse_count(part.strip()) for part in text.split(","))
-    except units.InvalidValueError as wrong:
-        hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
-        raise UserError(wrong.code, f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
+    except units.InvalidValueError as error:
+        hint = "one number, or several: 1,2,4,8" if "," in text else error.hint
+        raise UserError(error.code, f'"{text}" {error}', f"--concurrency {text}", hint) from None
 
 
 def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,9 +268,9 @@ def _parse_warmup(text: str) -> dict[str, int]:
         return {"warmup_count": int(count[1])}
     try:
         return {"warmup_ns": _parse_seconds(text)}
-    except units.InvalidValueError as wrong:
+    except units.InvalidValueError as error:
         hint = "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
-        raise units.InvalidValueError(wrong.code, str(wrong), hint) from None
+        raise units.InvalidValueError(error.code, str(error), hint) from None
 
 
 # -- options that can be repeated ----------------------------------------------------------------

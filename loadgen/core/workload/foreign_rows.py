@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from loadgen.core.format import shortened
-from loadgen.core.workload.row_errors import BadRowError, EmptyConversation
+from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
 
 CONVERSATION_FIELDS = ("conversations", "conversation")
 """Fields with a list of turns, as in ShareGPT: {"from": "human", "value": "..."}."""
@@ -46,10 +46,12 @@ class ConvertedRow(NamedTuple):
 
 
 def convert_row(row: Row) -> ConvertedRow:
-    """Convert a row to the field names of this package.
+    """Convert a row of another tool or data set to the field names of this package.
 
-    A row of a batch file of OpenAI is replaced by its body. Of a conversation, the first question
-    is used. Raises BadRowError if a batch or conversation has mistakes.
+    These forms are tried in order: a row of a batch file of OpenAI, which is replaced by its body;
+    a row in our own form; a conversation, of which the first question is used; a list of turns, of
+    which the first is used; and a row whose prompt has another name. Any other row is returned as
+    it is. Raises BadRowError if a batch or conversation has mistakes.
     """
     if row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS:
         return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: their `body` is sent")
@@ -154,10 +156,9 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
     """Return the messages up to the first question of a conversation, and the response to it.
 
     System messages and the first question are sent. Turns without a text, and responses before the
-    first question, are left out.
+    first question, are left out. The response is "" if there is none.
 
-    The response is "" if there is none. Raises BadRowError if a turn has mistakes, and EmptyConversation
-    if there is no question.
+    Raises BadRowError if a turn has mistakes, and EmptyConversationError if there is no question.
     """
     messages: list[dict[str, str]] = []
     has_question = False
@@ -171,7 +172,7 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
             messages.append({"role": role, "content": text})
             has_question = has_question or is_first_question
     if not messages or messages[-1]["role"] != "user":
-        raise EmptyConversation("missing_value", "nobody asks anything")
+        raise EmptyConversationError("missing_value", "the conversation has no question")
     return messages, ""
 
 

@@ -67,8 +67,10 @@ HeaderName = Annotated[
 HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 
 
-def request_kind(value: Any) -> str:
+def select_request_model(value: Any) -> str:
     """Return the name of the model that the requests of a workload are validated with.
+
+    pydantic calls it as the discriminator of the union of all kinds of requests.
 
     Requests that were built in Python are an instance of the model. Those of a file are a mapping,
     whose keys decide. A mapping without a characteristic key is read as `Synthetic`, so that the
@@ -97,14 +99,16 @@ RequestsOfOneKind = (
 
 
 def _validate_weight(value: Any) -> float | str:
-    """Return a relative weight as a number.
+    """Return a relative weight as a number, or a percentage as the text that it is.
 
-    A percentage stays a text until the weights of all classes are known.
+    A percentage is converted when the weights of all classes are known. Raises `InvalidValueError`
+    if the value is neither.
     """
     if isinstance(value, str):
-        units.share(value)
+        units.share(value)  # Raises InvalidValueError if the text is no percentage.
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
         hint = "a number above zero, or a percentage: weight: 60%"
         raise units.InvalidValueError("invalid_value", "is not a weight", hint)
     return float(value)
@@ -131,7 +135,7 @@ class RequestClass(Part):
     # 100, or relative numbers such as `6`.
     weight: Weight
     # The requests of the class: generated prompts, conversations, tasks, a file or a trace.
-    requests: Annotated[RequestsOfOneKind, Discriminator(request_kind)]
+    requests: Annotated[RequestsOfOneKind, Discriminator(select_request_model)]
     # The SLO of the class. By default it is that of the workload.
     slo: SloField = None
 
@@ -187,14 +191,14 @@ class Mix(Part):
     ) -> dict[str, RequestClass]:
         """Return the classes with their shares of all starts as weights."""
         weights = [request_class.weight for request_class in classes.values()]
-        shares = _shares(weights)
+        shares = _convert_to_shares(weights)
         return {
             name: request_class.model_copy(update={"weight": share})
             for (name, request_class), share in zip(classes.items(), shares, strict=True)
         }
 
 
-def _shares(weights: list[float | str]) -> list[float]:
+def _convert_to_shares(weights: list[float | str]) -> list[float]:
     """Return the share of each class in all starts.
 
     Args:
@@ -216,6 +220,10 @@ def _shares(weights: list[float | str]) -> list[float]:
     numbers = percentages or [float(weight) for weight in weights]
     total = math.fsum(numbers)
     return [number / total for number in numbers]
+
+
+Requests = Synthetic | FromFile | FromTrace | Task | Mix
+"""The requests of a workload: one of the kinds, or a mix of classes of these kinds."""
 
 
 def requests_by_class(requests: Any) -> dict[str, Any]:

@@ -20,5 +20,5 @@ class BadRowError(InvalidValueError):
         self.column = column
 
 
-class EmptyConversation(BadRowError):
+class EmptyConversationError(BadRowError):
     """A conversation without a question. It is left out and no error."""

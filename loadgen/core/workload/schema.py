@@ -19,7 +19,7 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import spikes
 from loadgen.core.workload.fields import Duration, Salt, Seed, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.request_classes import Mix, RequestsOfOneKind, request_kind
+from loadgen.core.workload.request_classes import Mix, RequestsOfOneKind, select_request_model
 from loadgen.core.workload.request_kinds import Synthetic
 from loadgen.core.workload.slo_fields import SloField, StopRuleField
 from loadgen.core.workload.stages import Stage
@@ -77,7 +77,9 @@ class WorkloadFile(Part):
     description: str = ""
     # The requests that are sent. `classes` (several kinds of requests) or `trace` can take its
     # place.
-    requests: Annotated[RequestsOfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(request_kind)]
+    requests: Annotated[
+        RequestsOfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(select_request_model)
+    ]
     # When requests start. Without stages, options of the command line describe the load.
     stages: tuple[Stage, ...] = ()
     # The service level objective that results are judged by.

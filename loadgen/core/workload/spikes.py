@@ -16,14 +16,15 @@ _SPIKE = re.compile(rf"(?P<factor>{units.NUMBER}) ?x for (?P<duration>.+)")
 _HINT = "write how many times the load before it, and for how long: spike: 3x for 60s"
 
 LOAD_KEYS = {"constant": "rate", "poisson": "rate", "gamma": "rate", "closed": "concurrency"}
-"""Maps an arrival law to the key of its load."""
+"""Maps an arrival process to the key of its load."""
 
 
 def expand_spikes(stages: Seq) -> Seq:
     """Return the stages with each spike written as a stage with an arrival and a duration.
 
-    A spike that is wrong keeps the key `spike`. Its value is then the error, which `Stage` raises,
-    because only there its position is known.
+    For example, `spike: 3x for 60s` after a stage with 10 requests/s becomes a stage of 60 s with
+    30 requests/s. In a spike with a mistake, the error takes the place of the value under the key
+    `spike`. The model `Stage` raises it, because only pydantic reports it with its position.
     """
     expanded = Seq(stages.at)
     expanded.values_at = stages.values_at
@@ -40,9 +41,10 @@ def expand_spikes(stages: Seq) -> Seq:
 
 
 def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
-    """Return a spike as a stage with a name, or with the error in the place of its value.
+    """Return a spike as a stage with a name.
 
-    `number` counts the spikes without a name, from 1 on.
+    If the spike has a mistake, return it with the error in place of its value. `number` counts the
+    spikes without a name, from 1 on.
     """
     try:
         expanded = _stage_of_spike(stage, stage_before)
@@ -70,10 +72,9 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
         )
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())
     if match is None or float(match["factor"]) <= 1:
-        raise units.InvalidValueError("invalid_value", "has a spike that is none", _HINT)
-    units.duration_ns(
-        match["duration"]
-    )  # raises InvalidValueError for a duration that is not valid
+        raise units.InvalidValueError("invalid_value", "has a spike that cannot be read", _HINT)
+    # The duration stays a text, but an invalid one is reported as a mistake in the spike.
+    units.duration_ns(match["duration"])
     arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
     expanded = stage.renamed({"spike": "arrival"})
     expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
@@ -84,31 +85,31 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
 
 
 def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
-    """Return an arrival law, as it is written in a file, with its load multiplied.
+    """Return an arrival process, as it is written in a file, with its load multiplied.
 
     The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
-    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the law has no such
-    load.
+    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the process has no
+    such load.
     """
-    law, parameters = _law_and_parameters(arrival)
-    key = LOAD_KEYS.get(law, "")
+    process, parameters = _process_and_parameters(arrival)
+    key = LOAD_KEYS.get(process, "")
     load = parameters.get(key) if isinstance(parameters, dict) else parameters
     if load is None or load == "inf":
         hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)})"
         problem = "has a spike without a load before it that could be multiplied"
         raise units.InvalidValueError("conflict", problem, hint)
-    if law == "closed":
+    if process == "closed":
         if not isinstance(load, int):
-            problem = "has a spike over what is no number of requests in flight"
+            problem = "has a spike after a concurrency that is no whole number"
             raise units.InvalidValueError("wrong_type", problem, _HINT)
         # The users of a spike start at once.
-        return {law: {"concurrency": round(load * factor), "ramp": "0s"}}
+        return {process: {"concurrency": round(load * factor), "ramp": "0s"}}
     rate = f"{units.rate_per_s(str(load)) * factor:.12g}/s"
     other_parameters = parameters if isinstance(parameters, dict) else {}
-    return {law: {**other_parameters, key: rate}}
+    return {process: {**other_parameters, key: rate}}
 
 
-def _law_and_parameters(arrival: Any) -> tuple[str, Any]:
+def _process_and_parameters(arrival: Any) -> tuple[str, Any]:
     """Return the only key of an arrival and its value, or an empty name if there is none."""
     if isinstance(arrival, dict) and arrival:
         return next(iter(arrival.items()))

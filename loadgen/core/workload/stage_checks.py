@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.diagnostics import DocumentErrors
-from loadgen.core.workload.request_classes import requests_by_class
+from loadgen.core.workload.request_classes import Requests, requests_by_class
 from loadgen.core.workload.stages import Closed, Constant, Ramp, Replay, Stage
 from loadgen.core.workload.tasks import Task
 
@@ -24,7 +23,7 @@ LOAD_HINT = (
 END_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
 
 
-def check_stages(stages: list[Stage], requests: Any, errors: DocumentErrors) -> None:
+def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors) -> None:
     """Add an error for stages that are no load, never end, or are too much to plan."""
     if not stages:
         problem = "no load: no stages in the file, and no flag gives one"
@@ -35,19 +34,20 @@ def check_stages(stages: list[Stage], requests: Any, errors: DocumentErrors) -> 
         return
     if _exceeds_plan(stages, requests, errors):
         return
-    # Without stages in the file, all of them come from options and errors have no position.
-    written_stages = errors.document.get("stages") or ()
-    index_of_name = {stage.get("name"): index for index, stage in enumerate(written_stages)}
+    # Errors have the position of the stage in the file. Options can add and remove stages, so a
+    # stage is looked up there by its name first.
+    stages_of_file = errors.document.get("stages") or ()
+    file_index_of_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}
     for index, stage in enumerate(stages):
-        # Options can add and remove stages, so a stage is looked up by its name first.
-        _check_end(stage, index_of_name.get(stage.name, index), errors)
+        file_index = file_index_of_name.get(stage.name, index)
+        _check_end(stage, file_index, errors)
 
 
-def _exceeds_plan(stages: list[Stage], requests: Any, errors: DocumentErrors) -> bool:
-    """Return True and add an error if there is more to plan before the start than is possible.
+def _exceeds_plan(stages: list[Stage], requests: Requests, errors: DocumentErrors) -> bool:
+    """Return True and add an error if the stages are too much to plan before the run.
 
-    The starts of an open loop and the graphs of tasks are drawn before a run, so that sending does
-    not wait for them. Both take memory and time.
+    The arrivals of an open loop and the graphs of tasks are drawn before a run, so that sending
+    does not wait for them. Both take memory and time, so their numbers are limited.
     """
     planned_starts = sum(_planned_starts(stage) for stage in stages)
     if _draws_tasks(requests):
@@ -102,7 +102,7 @@ def _planned_replays(arrival: Replay, duration_ns: int) -> float:
     return min(starts_per_loop * arrival.loop, starts_in_duration)
 
 
-def _draws_tasks(requests: Any) -> bool:
+def _draws_tasks(requests: Requests) -> bool:
     """Return True if requests of a class are tasks or sessions of a trace."""
     return any(
         isinstance(class_requests, Task) or getattr(class_requests, "replay", "") == "sessions"

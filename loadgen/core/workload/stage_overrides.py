@@ -26,27 +26,30 @@ from loadgen.core.workload.stages import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.core.workload.request_classes import Requests
     from loadgen.core.workload.schema import WorkloadFile
 
 MAX_STAGES = 1_000
 MAX_RATE_PER_S = 1e6
 
 ArrivalOption = Constant | Poisson | Gamma | Closed
-"""The arrival laws that options of the command line can describe."""
+"""The arrival processes that options of the command line can describe."""
 
 
 def override_stages(
-    workload: WorkloadFile, flags: Overrides, errors: DocumentErrors
+    workload: WorkloadFile, overrides: Overrides, errors: DocumentErrors
 ) -> tuple[Stage, ...]:
-    """Return the stages as changed by the options of the command line, with names and ends.
+    """Return the stages as changed by the options of the command line.
 
-    The order of the changes matters: an option for the load may replace stages before options for
-    ends apply to them, and a warm-up gets the arrival law that measured stages then have. Mistakes
-    are added to `errors`.
+    Each stage of the result has a name and a limit (a duration, a count or minimums). The order of
+    the changes matters: an option for the load may replace stages before options for limits apply
+    to them, and a warm-up gets the arrival process that measured stages then have. Mistakes are
+    added to `errors`.
     """
-    arrival = _arrival_of_options(flags, errors)
+    arrival = _arrival_of_options(overrides, errors)
     if errors.errors and not workload.stages:
-        # The options describe a load, but with mistakes. That there is no load would be wrong.
+        # The options describe a load, but with mistakes. It would be misleading to report in
+        # addition that there is no load.
         return ()
     if len(workload.stages) > MAX_STAGES:
         problem = format.counted(len(workload.stages), "stage")
@@ -54,42 +57,40 @@ def override_stages(
         errors.add_at(("stages",), "too_large", problem, hint)
         return ()
     stages = _with_names(workload.stages, errors)
-    stages = [_with_trace_options(stage, flags) for stage in stages]
-    stages = _with_load_options(stages, arrival, flags, errors)
-    _refuse_trace_options_without_trace(workload.requests, stages, flags, errors)
-    if flags.duration is not None or flags.num_requests is not None:
-        # One of the two options replaces all ends of a stage, also those that it does not set.
-        ends = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
-        stages = [stage.model_copy(update=ends) if stage.measured else stage for stage in stages]
-    if flags.warmup_ns is not None or flags.warmup_count is not None:
-        stages = _with_warmup(stages, flags)
-    stages = _with_ends_of_data(stages, workload.requests, flags, errors)
+    stages = [_with_trace_options(stage, overrides) for stage in stages]
+    stages = _with_load_options(stages, arrival, overrides, errors)
+    _refuse_trace_options_without_trace(workload.requests, stages, overrides, errors)
+    if overrides.duration is not None or overrides.num_requests is not None:
+        stages = [_with_limit_options(stage, overrides) for stage in stages]
+    if overrides.warmup_ns is not None or overrides.warmup_count is not None:
+        stages = _with_warmup(stages, overrides)
+    stages = _with_limits_of_data(stages, workload.requests, overrides, errors)
     check_stages(stages, workload.requests, errors)
     return tuple(stages)
 
 
-def trace_changes(flags: Overrides) -> dict[str, Any]:
+def changed_trace_fields(overrides: Overrides) -> dict[str, Any]:
     """Return the fields that options set both for the requests and the arrivals of a trace.
 
     They are fields of `FromTrace` as well as of `Replay`.
     """
     options = {
-        "slice_ns": flags.trace_slice,
-        "on_bad_row": flags.on_bad_row,
-        "replay": flags.trace_replay,
-        "unit": flags.trace_unit,
+        "slice_ns": overrides.trace_slice,
+        "on_bad_row": overrides.on_bad_row,
+        "replay": overrides.trace_replay,
+        "unit": overrides.trace_unit,
     }
     return {field: value for field, value in options.items() if value is not None}
 
 
-def _replay_changes(flags: Overrides) -> dict[str, Any]:
+def _changed_replay_fields(overrides: Overrides) -> dict[str, Any]:
     """Return the fields that options set for the arrivals of a trace (`Replay`) alone."""
-    options = {"speed": flags.trace_speed, "loop": flags.trace_loop}
+    options = {"speed": overrides.trace_speed, "loop": overrides.trace_loop}
     return {field: value for field, value in options.items() if value is not None}
 
 
 def _change_arrival(stage: Stage, changes: dict[str, Any]) -> Stage:
-    """Return the stage with other values of some fields of its arrival law."""
+    """Return the stage with other values of some fields of its arrival process."""
     return stage.model_copy(update={"arrival": stage.arrival.model_copy(update=changes)})
 
 
@@ -131,57 +132,60 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 # -- the load ------------------------------------------------------------------------------------
 
 
-def _arrival_of_options(flags: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
-    """Return the arrival law that the options describe, or None if they describe none.
+def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
+    """Return the arrival process that the options describe, or None if they describe none.
 
     A concurrency makes a closed loop. A rate makes Poisson arrivals, with a burstiness gamma
     arrivals, of which a burstiness of 1 is Poisson. An infinite rate sends everything at once.
     """
-    rate = flags.request_rate
-    if flags.concurrency is not None:
-        if rate is None and flags.burstiness is None:
-            return Closed.model_construct(concurrency=flags.concurrency, ramp_ns=flags.stagger)
+    rate = overrides.request_rate
+    if overrides.concurrency is not None:
+        if rate is None and overrides.burstiness is None:
+            return Closed.model_construct(
+                concurrency=overrides.concurrency, ramp_ns=overrides.stagger
+            )
         other_option = "--request-rate" if rate is not None else "--set burstiness"
         problem = f"--concurrency is a closed loop, {other_option} an open one: not both"
-        options = f"--concurrency {flags.concurrency} {other_option}"
+        options = f"--concurrency {overrides.concurrency} {other_option}"
         errors.add_option("conflict", problem, options, "to cap an open loop: --max-in-flight")
         return None
     if rate is None:
         return None
     if math.isinf(rate):
-        if flags.burstiness is not None:
+        if overrides.burstiness is not None:
             problem = "everything at once has no gaps to be bursty"
             options = "--request-rate inf --set burstiness"
             errors.add_option("conflict", problem, options, "give a finite rate")
         return Constant.model_construct(rate=rate)
-    if flags.burstiness is None or flags.burstiness == 1:
+    if overrides.burstiness is None or overrides.burstiness == 1:
         return Poisson.model_construct(rate=rate)
-    return Gamma.model_construct(rate=rate, burstiness=flags.burstiness)
+    return Gamma.model_construct(rate=rate, burstiness=overrides.burstiness)
 
 
 def _with_load_options(
-    stages: list[Stage], arrival: ArrivalOption | None, flags: Overrides, errors: DocumentErrors
+    stages: list[Stage], arrival: ArrivalOption | None, overrides: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the arrival law, the burstiness and the ramp of the options.
+    """Return the stages with the arrival process, the burstiness and the ramp of the options.
 
     A burstiness without a rate and a ramp without a concurrency change the stages of the file. With
-    them they are already part of `arrival`, which replaces those stages.
+    them they are already part of `arrival`, which replaces those stages. (The ramp is the option
+    `--stagger`.)
     """
     if arrival is not None:
         stages = _replace_measured(arrival, stages)
-    elif flags.burstiness is not None:
-        stages = [_with_burstiness(stage, flags.burstiness, errors) for stage in stages]
-    if flags.stagger is not None and flags.concurrency is None:
-        stages = _with_ramp(stages, flags.stagger, errors)
+    elif overrides.burstiness is not None:
+        stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
+    if overrides.stagger is not None and overrides.concurrency is None:
+        stages = _with_ramp(stages, overrides.stagger, errors)
     return stages
 
 
 def _replace_measured(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage]:
-    """Replace the measured stages by one stage with another arrival law and their total length.
+    """Replace the measured stages by one stage with another arrival process and their total length.
 
-    It stands at the position of the first measured stage. Warm-up stages keep their ends and get
-    the same law, because they must create the state that is then measured. An infinite rate is the
-    exception: a duration does not end it, so warm-up stages keep their own law.
+    It stands at the position of the first measured stage. Warm-up stages keep their limits and get
+    the same process, because they must create the state that is then measured. An infinite rate is
+    the exception: a duration does not end it, so warm-up stages keep their own process.
     """
     measured = [stage for stage in stages if stage.measured]
     load_stage = _merge_stages(arrival, measured)
@@ -264,28 +268,40 @@ def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) ->
     return stage.model_copy(update={"arrival": bursty})
 
 
-def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
+def _with_limit_options(stage: Stage, overrides: Overrides) -> Stage:
+    """Return a stage with the duration and the count of the options, unless it is a warm-up.
+
+    One of the two options replaces all limits of the stage, also those that it does not set.
+    """
+    if not stage.measured:
+        return stage
+    limits = {"duration_ns": overrides.duration, "count": overrides.num_requests, "at_least": None}
+    return stage.model_copy(update=limits)
+
+
+def _with_warmup(stages: list[Stage], overrides: Overrides) -> list[Stage]:
     """Replace the warm-up stages by one of the specified length, or by none if that is 0."""
     measured = [stage for stage in stages if stage.measured]
-    has_warmup = bool(flags.warmup_ns or flags.warmup_count)
+    has_warmup = bool(overrides.warmup_ns or overrides.warmup_count)
     if not measured or not has_warmup:
         return measured
     warmup = Stage.model_construct(
         name="warm-up",
         arrival=_warmup_arrival(measured[0].arrival),
-        duration_ns=flags.warmup_ns or None,
-        count=flags.warmup_count or None,
+        duration_ns=overrides.warmup_ns or None,
+        count=overrides.warmup_count or None,
         measured=False,
     )
     return [warmup, *measured]
 
 
 def _warmup_arrival(arrival: Arrival) -> Arrival:
-    """Return the arrival law of a warm-up before a stage with this arrival law.
+    """Return the arrival process of a warm-up before a stage with this arrival process.
 
-    It is the same law, so that the server is in the state in which it is then measured. A ramp and
-    a trace cannot begin before they begin. A ramp becomes Poisson arrivals at its first rate, or at
-    its mean rate if it starts at zero. A trace becomes Poisson arrivals at its mean rate.
+    It is the same process, so that the warm-up brings the server into the state that is then
+    measured. A ramp and a trace have nothing that comes before them. A ramp becomes Poisson
+    arrivals at its first rate, or at its mean rate if it starts at zero. A trace becomes Poisson
+    arrivals at its mean rate.
     """
     if isinstance(arrival, Ramp):
         return Poisson.model_construct(rate=arrival.from_rate or arrival.mean_rate)
@@ -301,27 +317,30 @@ def _warmup_arrival(arrival: Arrival) -> Arrival:
 # -- traces and data sets ------------------------------------------------------------------------
 
 
-def _with_trace_options(stage: Stage, flags: Overrides) -> Stage:
+def _with_trace_options(stage: Stage, overrides: Overrides) -> Stage:
     """Return the stage with the options for a trace, if it replays one."""
     if not isinstance(stage.arrival, Replay):
         return stage
-    return _change_arrival(stage, trace_changes(flags) | _replay_changes(flags))
+    return _change_arrival(
+        stage, changed_trace_fields(overrides) | _changed_replay_fields(overrides)
+    )
 
 
 def _refuse_trace_options_without_trace(
-    requests: Any, stages: list[Stage], flags: Overrides, errors: DocumentErrors
+    requests: Requests, stages: list[Stage], overrides: Overrides, errors: DocumentErrors
 ) -> None:
     """Add an error for each option for a trace that would have no effect.
 
-    Options for both requests and arrivals have an effect if either is that of a trace.
+    Some options change only the arrivals, such as the speed. They need a stage that replays a
+    trace. The others change arrivals and requests. They need such a stage or requests of a trace.
     """
     if any(isinstance(stage.arrival, Replay) for stage in stages):
         return
     problem = "the arrivals are not those of a trace"
-    unused_changes = _replay_changes(flags)
+    unused_fields = _changed_replay_fields(overrides)
     if not isinstance(requests, FromTrace):
         problem = "no trace is replayed"
-        unused_changes |= trace_changes(flags)
+        unused_fields |= changed_trace_fields(overrides)
     option_of_field = {
         "slice_ns": "trace_slice",
         "replay": "trace_replay",
@@ -330,46 +349,50 @@ def _refuse_trace_options_without_trace(
         "loop": "trace_loop",
     }
     hint = "give --trace FILE, and neither --request-rate nor --concurrency"
-    for field in unused_changes:
+    for field in unused_fields:
         option = f"--set {option_of_field.get(field, field)}"
         errors.add_option("no_effect", problem, option, hint)
 
 
-def _with_ends_of_data(
-    stages: list[Stage], requests: Any, flags: Overrides, errors: DocumentErrors
+def _with_limits_of_data(
+    stages: list[Stage], requests: Requests, overrides: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the length of a trace or data set where they have no end.
+    """Return the stages, limited to the length of a trace or data set if they have no limit.
 
     Mistakes in the file of the trace or data set are added to `errors`.
     """
     if isinstance(requests, FromTrace):
-        requests = requests.model_copy(update=trace_changes(flags))
-        # Arrivals and requests of a trace are replayed in the same way.
-        stages = [
-            _change_arrival(stage, {"replay": requests.replay})
-            if isinstance(stage.arrival, Replay)
-            else stage
-            for stage in stages
-        ]
-    replays_trace = any(isinstance(stage.arrival, Replay) for stage in stages)
-    if not isinstance(requests, FromFile | FromTrace) and not replays_trace:
+        requests = requests.model_copy(update=changed_trace_fields(overrides))
+        stages = [_with_replay_of(requests, stage) for stage in stages]
+    has_replay = any(isinstance(stage.arrival, Replay) for stage in stages)
+    if not isinstance(requests, FromFile | FromTrace) and not has_replay:
         return stages
     with collecting(errors.errors):
         return _with_counts(stages, requests)
-    # The file has mistakes, so its length is not known. Any count keeps a stage without an end from
-    # being reported as a mistake as well.
+    # The file has mistakes, so its length is not known. Any count keeps a stage without a limit
+    # from being reported as a mistake as well.
     return [
         stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1})
         for stage in stages
     ]
 
 
-def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
-    """Return the stages with a count for those without an end.
+def _with_replay_of(requests: FromTrace, stage: Stage) -> Stage:
+    """Return a stage whose arrivals, if they are those of a trace, are replayed like the requests.
 
-    A stage that replays a trace gets all starts of the trace. If there is only one measured stage,
-    it gets all rows of the data set or trace that the requests come from. Several stages get none,
-    because it is not clear how they share the rows.
+    Both are replayed by single requests or by sessions.
+    """
+    if not isinstance(stage.arrival, Replay):
+        return stage
+    return _change_arrival(stage, {"replay": requests.replay})
+
+
+def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
+    """Return the stages with a count for those that have neither a duration nor a count.
+
+    A stage that replays a trace gets the number of all arrivals of the trace. If there is only one
+    measured stage, it gets the number of rows of the data set or trace that the requests come from.
+    Several stages get none, because it is not clear how they share the rows.
 
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
@@ -384,11 +407,11 @@ def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
     new_stages = []
     for stage in stages:
         count: int | None = None
-        if stage.duration_ns is None and stage.count is None:
-            if isinstance(stage.arrival, Replay):
-                count = len(read_replay_source(stage.arrival)) * stage.arrival.loop
-            elif stage.measured and len(measured) == 1:
-                count = row_count
+        has_limit = stage.duration_ns is not None or stage.count is not None
+        if not has_limit and isinstance(stage.arrival, Replay):
+            count = len(read_replay_source(stage.arrival)) * stage.arrival.loop
+        elif not has_limit and stage.measured and len(measured) == 1:
+            count = row_count
         new_stages.append(stage.model_copy(update={"count": count}) if count else stage)
     return new_stages
 

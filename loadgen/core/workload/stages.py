@@ -1,4 +1,4 @@
-"""The stages of a load and their arrival laws, as a workload file describes them.
+"""The stages of a load and their arrival processes, as a workload file describes them.
 
 The comments at the fields are the descriptions of the keys in docs/reference/workload-file.md.
 """
@@ -151,7 +151,7 @@ class AtLeast(Part):
 
 
 class Stage(Part):
-    """A part of the run with one arrival law.
+    """A part of the run with one arrival process.
 
     It ends after its duration or after `count` requests (conversations or tasks, where there are
     any), whichever comes first, or by the minimums of `at_least`, with Poisson arrivals only. A

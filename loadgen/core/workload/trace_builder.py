@@ -242,7 +242,7 @@ class TraceBuilder:
         _extend(self._hash_starts, len(self._hashes) + ends)
         self._hashes.extend(columns.hashes)
 
-    def add_bad_row(self, wrong: InvalidValueError, where: str) -> bool:
+    def add_bad_row(self, error: InvalidValueError, where: str) -> bool:
         """Count a row with a mistake, and return True if no more rows need to be read.
 
         If bad rows are left out, only the first mistake is kept, as an example for the report.
@@ -251,8 +251,8 @@ class TraceBuilder:
         self._bad_rows += 1
         is_error_shown = not self._skip_bad or not self._errors
         if is_error_shown:
-            error = UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key)
-            self._errors.append(error)
+            located_error = UserError(error.code, str(error), where, error.hint, key=error.key)
+            self._errors.append(located_error)
         return not self._skip_bad and has_too_many(self._errors, str(self.path))
 
     def count_bad_rows(self, rows: int) -> None:

@@ -45,7 +45,7 @@ class TableFormat(NamedTuple):
     """The format of a table: its name, and whether it leaves the unit of its times open."""
 
     name: str
-    has_open_unit: bool
+    is_time_unit_open: bool
 
 
 class CheckedBatch(NamedTuple):
@@ -86,9 +86,10 @@ class _Columns(NamedTuple):
 
 @contextlib.contextmanager
 def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[ParquetTrace]:
-    """Open a trace in Parquet. `unit` is that of times whose unit the format leaves open.
+    """Open a trace in Parquet, whose rows are checked in batches while they are read.
 
-    Raises UserError if the file cannot be read or has no columns of a trace.
+    `unit` is the unit of its times if they are numbers and the format leaves the unit open. Raises
+    UserError if the file cannot be read or has no columns of a trace.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -99,12 +100,12 @@ def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[Parq
             columns = _find_columns(file.schema_arrow, table_format)
             _check_column_types(file.schema_arrow, columns, path)
             has_dates = pa.types.is_timestamp(file.schema_arrow.field(columns.time).type)
-            has_open_unit = table_format.any_unit and not has_dates
+            is_time_unit_open = table_format.any_unit and not has_dates
             # A format that defines a unit for numbers has seconds.
-            checker = _BatchChecker(columns, UNIT_NS[unit if has_open_unit else "s"])
+            checker = _BatchChecker(columns, UNIT_NS[unit if is_time_unit_open else "s"])
             batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
             yield ParquetTrace(
-                TableFormat(table_format.tool, has_open_unit), map(checker.check, batches)
+                TableFormat(table_format.tool, is_time_unit_open), map(checker.check, batches)
             )
     # The name of a damaged column is no UTF-8.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
@@ -255,17 +256,21 @@ class _BatchChecker:
     def _time_checks(self, values: _BatchValues) -> list[_RowCheck]:
         """Return the checks of the time of each row against those of the rows before it.
 
-        A row with a mistake does not count as a row before another one, so that one wrong time does
-        not make all later rows wrong. The latest time so far is updated for the next batch.
+        A time must be within a year of the first one, and not before an earlier one. A row with a
+        mistake does not count as a row before another one, so that one bad time does not make all
+        later rows bad. As a side effect, the first and the latest time are stored, because the rows
+        of the next batch follow those of this one.
         """
         is_readable = values.is_readable
         if self._first_ns is None and is_readable.any():
             self._first_ns = int(values.at_ns[is_readable][0])
         # As floats, because the difference of two times of 64 bits can exceed 64 bits.
-        is_within_a_year = np.abs(values.at_ns - float(self._first_ns or 0)) <= LONGEST_NS
+        distance_ns = np.abs(values.at_ns - float(self._first_ns or 0))
+        is_within_a_year = distance_ns <= LONGEST_NS
         latest_times = self._latest_times(values.at_ns, is_readable & is_within_a_year)
         self._latest_before_rows = latest_times[:-1]
         self._latest_ns = int(latest_times[-1])
+
         time = self._columns.time
         return [
             _RowCheck(
@@ -303,13 +308,13 @@ class _BatchChecker:
         errors = []
         bad_rows = np.flatnonzero(~is_valid)[:MAX_ERRORS]
         for row in bad_rows.tolist():
-            failed = next(check for check in checks if not check.is_met[row])
-            problem = failed.problem
-            if failed.code == "unordered":
+            failed_check = next(check for check in checks if not check.is_met[row])
+            problem = failed_check.problem
+            if failed_check.code == "unordered":
                 back_ns = int(self._latest_before_rows[row]) - int(at_ns[row])
                 problem = problem.format(back_s=f"{back_ns / NS_PER_S:,.6g}")
-            wrong = InvalidValueError(failed.code, problem, "", failed.column)
-            errors.append((self._rows_read + 1 + row, wrong))
+            error = InvalidValueError(failed_check.code, problem, "", failed_check.column)
+            errors.append((self._rows_read + 1 + row, error))
         return errors
 
     def _has_valid_duration(self, batch: Any) -> Mask:

@@ -37,14 +37,14 @@ class _FileFormat(NamedTuple):
     """The format of a file, whether it leaves the unit of its times open, and its default unit."""
 
     name: str
-    has_open_unit: bool
+    is_time_unit_open: bool
     default_unit: TimeUnit | None = None
 
 
 def read_trace(
     path: str | Path,
     *,
-    part: TimeSlice | None = None,
+    time_slice: TimeSlice | None = None,
     skip_bad: bool = False,
     unit: TimeUnit | None = None,
 ) -> Trace:
@@ -52,7 +52,7 @@ def read_trace(
 
     Args:
         path: The file.
-        part: The time that the part came in; None for the whole trace.
+        time_slice: The part of the trace by time; None for the whole trace.
         skip_bad: Leave out rows with mistakes, and count them.
         unit: The unit of the times, for formats that leave it open; None to decide it.
 
@@ -67,20 +67,21 @@ def read_trace(
         problem = f"cannot read the trace: {error.strerror}"
         raise UserError(of_reading(error), problem, str(path)) from None
     trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad=skip_bad, unit=unit)
-    return trace if part is None else _cut_cached(trace, part)
+    return trace if time_slice is None else _select_times_cached(trace, time_slice)
 
 
 def read_replayed_trace(replay: FromTrace | Replay) -> Trace:
     """Return the trace, or the part of it, that requests or arrivals replay."""
     path = replay.trace if isinstance(replay, FromTrace) else replay.file
     skip_bad = replay.on_bad_row == "skip"
-    return read_trace(path, part=replay.slice_ns, skip_bad=skip_bad, unit=replay.unit)
+    return read_trace(path, time_slice=replay.slice_ns, skip_bad=skip_bad, unit=replay.unit)
 
 
 @functools.lru_cache(TRACES_CACHED)
-def _cut_cached(trace: Trace, part: TimeSlice) -> Trace:
+def _select_times_cached(trace: Trace, time_slice: TimeSlice) -> Trace:
     """Return a part of a trace, the same object for the same part."""
-    return trace.select_times(*part)
+    begin_ns, end_ns = time_slice
+    return trace.select_times(begin_ns, end_ns)
 
 
 @functools.lru_cache(TRACES_CACHED)
@@ -94,12 +95,15 @@ def _read_cached(
 ) -> Trace:
     """Read a trace. `size` and `changed_ns` make the cache miss if the file has changed.
 
-    If the format leaves the unit of times open and `unit` is None, the file is first read with
-    TRIAL_UNIT. The unit is decided from its times, and the file is read again if it is another one.
+    Some formats leave the unit of their times open. If the user does not specify it (`unit`), the
+    file is first read as if the unit were TRIAL_UNIT. Then the unit is decided from the times, and
+    the file is read again if it is another one.
+
+    Raises UserError if the user specifies a unit and the format defines it.
     """
     builder, file_format = _read_file(path, unit or TRIAL_UNIT, skip_bad=skip_bad)
     trace = builder.build(file_format.name)
-    if not file_format.has_open_unit:
+    if not file_format.is_time_unit_open:
         if unit is not None:
             problem = f"the format {file_format.name} defines the unit of its times"
             raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
@@ -130,10 +134,10 @@ def _read_parquet(
 
     builder = TraceBuilder(path, skip_bad=skip_bad, in_order=True)
     with open_parquet_trace(path, unit) as table:
-        file_format = _FileFormat(table.format.name, table.format.has_open_unit)
+        file_format = _FileFormat(table.format.name, table.format.is_time_unit_open)
         for batch in table.batches:
-            for row_number, wrong in batch.first_errors:
-                if builder.add_bad_row(wrong, f"{path}, row {row_number:,}"):
+            for row_number, error in batch.first_errors:
+                if builder.add_bad_row(error, f"{path}, row {row_number:,}"):
                     return builder, file_format
             builder.count_bad_rows(batch.bad_rows - len(batch.first_errors))
             builder.add_columns(batch.columns)
@@ -152,10 +156,12 @@ def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 def _read_lines(
     path: Path, lines: Iterator[NumberedLine], unit: TimeUnit, *, skip_bad: bool
 ) -> tuple[TraceBuilder, _FileFormat]:
-    """Read the rows of a file of lines, whose format is found by the first line.
+    """Read the rows of a file of lines, whose format is recognized by the first line.
 
-    `unit` is that of times whose unit the format leaves open. Raises UserError if the file is empty
-    or its format is not known.
+    `unit` is the unit of its times if the format leaves it open. Then the format has a function
+    `in_unit`, which returns the same format with that unit.
+
+    Raises UserError if the file is empty or its format is not known.
     """
     first = next(lines, None)
     if first is None:
@@ -163,9 +169,8 @@ def _read_lines(
         raise UserError("empty_file", "no requests in the trace", str(path), hint)
     _, first_line = first
     trace_format = _find_format(path, first_line)
-    file_format = _FileFormat(
-        trace_format.name, trace_format.in_unit is not None, trace_format.default_unit
-    )
+    is_time_unit_open = trace_format.in_unit is not None
+    file_format = _FileFormat(trace_format.name, is_time_unit_open, trace_format.default_unit)
     if trace_format.in_unit is not None:
         trace_format = trace_format.in_unit(unit)
     builder = TraceBuilder(path, skip_bad=skip_bad, in_order=trace_format.in_order)
@@ -188,8 +193,8 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
             trace_format = trace_formats.find_json_format(first_row)
         else:
             trace_format = trace_formats.find_csv_format(first_line)
-    except InvalidValueError as wrong:
-        raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
+    except InvalidValueError as error:
+        raise UserError(error.code, str(error), f"{path}:1", error.hint) from None
     if trace_format is None:
         problem = "not a trace that is known here"
         hint = trace_formats.hint_for(first_line)
@@ -200,11 +205,11 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
 def add_lines(
     builder: TraceBuilder, trace_format: TraceFormat, lines: Iterator[NumberedLine]
 ) -> None:
-    """Add the requests in lines to a trace.
+    """Add the requests in the lines of a file to a trace.
 
-    Many lines are parsed at once if the format can do so, all of them are plain, and their times
-    are in order. Otherwise the lines of the batch are parsed one by one, which finds the mistakes.
-    Reading ends early if there are enough of them.
+    A batch of lines is parsed at once, which is faster, if the format can do so, all of its lines
+    are plain, and their times are in order. Otherwise its lines are parsed one by one, which finds
+    the mistakes. Reading ends early if there are as many mistakes as are shown.
     """
     while batch := list(itertools.islice(lines, LINES_PER_BATCH)):
         columns = None
@@ -217,6 +222,6 @@ def add_lines(
             try:
                 for row in trace_format.parse_line(line):
                     builder.add(row)
-            except InvalidValueError as wrong:
-                if builder.add_bad_row(wrong, f"{builder.path}:{number}"):
+            except InvalidValueError as error:
+                if builder.add_bad_row(error, f"{builder.path}:{number}"):
                     return

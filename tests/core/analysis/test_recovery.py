@@ -247,8 +247,8 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ("{spike: 3x}", "a spike that is none"),
-        ("{spike: 1x for 60s}", "a spike that is none"),
+        ("{spike: 3x}", "a spike that cannot be read"),
+        ("{spike: 1x for 60s}", "a spike that cannot be read"),
         ("{spike: 3x for 60}", "needs a unit"),
         ("{spike: 3x for 60s, count: 5}", "a spike and an arrival"),
         (

@@ -149,7 +149,7 @@ def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_request
     prompts = build_prompts(one, 1, 2, CL100K)
     numbers = [*prompts.request_ids(24)][::-1]
     assert list(iter_requests(prompts, numbers)) == [prompts[number] for number in numbers]
-    digest = digests.Digest(replies=prompts.history == "scripted")
+    digest = digests.Digest(includes_replies=prompts.history == "scripted")
     for number in numbers:
         digest.add([(number, prompts[number])])
     assert digest.hexdigest() == digests.fingerprint(prompts, 24)
@@ -303,7 +303,7 @@ def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
 
 def test_fingerprint_of_server_history_leaves_the_replies_out():
     made = built(turns=talk(2, history="server"))
-    digest = digests.Digest(replies=False)
+    digest = digests.Digest(includes_replies=False)
     digest.add([(0, made[0]), (1, made.with_replies(1, replies("what the server said")))])
     assert digest.hexdigest() == digests.fingerprint(made, 2)
 

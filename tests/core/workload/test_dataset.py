@@ -457,7 +457,7 @@ def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
         return caught.value.code, told.out + told.err
 
     code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
-    assert code == 0 and "left out 1 in which nobody asks anything" in told
+    assert code == 0 and "left out 1 conversation without a question" in told
     requests = json.loads((out / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 20, "every row once"
     code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
@@ -549,6 +549,6 @@ def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:
     )
     parsed = dataset_rows.parse_row(row)
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
-    assert parsed.ignored == ("model",)
+    assert parsed.ignored_fields == ("model",)
     with pytest.raises(row_errors.BadRowError, match="priority"):
         dataset_rows.parse_row(b'{"prompt": "a", "priority": "high"}')
