@@ -35,7 +35,7 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
-from loadgen.sim.engine.routing import make_router
+from loadgen.sim.engine.routing import create_router
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.request_lengths import RequestSize
@@ -85,16 +85,21 @@ class DisturbedReplica(Replica):
         self._slower, self._stall, self._blocks = slower, stall, limits.kv_blocks
         self.pages: dict[int, tuple[float, ...]] = {}
 
-    def begin(self, now_ns: int) -> bool:
+    def begin_iteration(self, now_ns: int) -> bool:
         """Begin an iteration, lengthen it, and record the metrics page of this second."""
-        if not super().begin(now_ns):
+        if not super().begin_iteration(now_ns):
             return False
         every, length = self._stall
         took = int((self.end_ns - now_ns) * self._slower(now_ns / NS_PER_S))
-        self.ends[-1] = self.end_ns = (
+        self.iteration_ends_ns[-1] = self.end_ns = (
             now_ns + took + (length if every and now_ns % every + took >= every else 0)
         )
-        values = (self.blocks_used / self._blocks, self.queued, self.active, self.pauses)
+        values = (
+            self.used_block_count / self._blocks,
+            self.queued_count,
+            self.active_count,
+            self.pause_count,
+        )
         self.pages.setdefault(now_ns // NS_PER_S, tuple(map(float, values)))
         return True
 
@@ -144,13 +149,19 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     elif cause == "kv_cache":
         blocks = int(in_flight / rng.uniform(1.1, 1.4) * (330 + tokens) / 32)
         limits = replace(
-            limits, guaranteed=True, block_reuse=False, kv_blocks=max(blocks, least_blocks)
+            limits,
+            reserves_output_blocks=True,
+            block_reuse=False,
+            kv_blocks=max(blocks, least_blocks),
         )
     elif cause == "preemptions":
         rate, outputs = rate / 2, outputs * 3
         blocks = int(in_flight * 1.5 / rng.uniform(1.0, 1.2) * (300 + 1.5 * tokens) / 32)
         limits = replace(
-            limits, guaranteed=False, block_reuse=False, kv_blocks=max(blocks, least_blocks)
+            limits,
+            reserves_output_blocks=False,
+            block_reuse=False,
+            kv_blocks=max(blocks, least_blocks),
         )
     elif cause == "target":
         speeds[int(rng.integers(REPLICAS))] = 1 / rng.uniform(3, 6)
@@ -186,13 +197,13 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
         planned,
         partial(_request_size, inputs, outputs),
         replicas,
-        make_router(speeds, "round_robin"),
+        create_router(speeds, "round_robin"),
         LoadBounds(timeout_ns=600 * NS_PER_S),
     )
     simulation.run()
     recorded = build_records(
         simulation.requests,
-        simulation.ends,
+        simulation.iteration_ends_ns,
         planned,
         RecordOptions(interval=1, source="estimate", reports_cached_tokens=False),
     )

@@ -194,8 +194,8 @@ def _middle_tokens_per_s(events: NDArray[np.int64]) -> float:
 
 def _mean_sequences(simulation: Simulation) -> float:
     """Return the mean number of sequences that decode in an iteration."""
-    steps = sum(len(replica.ends) for replica in simulation.replicas)
-    return sum(replica.decoded for replica in simulation.replicas) / steps
+    steps = sum(len(replica.iteration_ends_ns) for replica in simulation.replicas)
+    return sum(replica.decoded_tokens for replica in simulation.replicas) / steps
 
 
 def simulate_server(

@@ -193,7 +193,7 @@ def run_engine_only(rate: str, length: str) -> None:
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
     )
     schedule = build_schedule(workload, 1)
-    Simulation(schedule, sizes, system.create_replicas(), system.make_router()).run()
+    Simulation(schedule, sizes, system.create_replicas(), system.create_router()).run()
 
 
 def read_rows_only(folder: str) -> None:

@@ -34,7 +34,7 @@ class SentColumns(Struct, frozen=True, kw_only=True):
     resumed_iteration: Ints  # of the first token since the last admission
     last_iteration: Ints  # of the last token
     input_tokens: Ints
-    requested_tokens: Ints  # 0: a request for values, which ends with its prefill
+    requested_tokens: Ints  # 0: a prefill-only request (embeddings, rerank)
     output_tokens: Ints
     cached_tokens: Ints  # -1: never admitted
     failure: Ints  # a code of `record.KIND`; 0: the request succeeded
@@ -93,61 +93,74 @@ class SimulatedRequests:
         """Add requests that have ended. Their fields must not change any more."""
         self._ended += requests
         if len(self._ended) >= BATCH_SIZE:
-            self._copy_fields()
+            self._move_ended_to_columns()
 
     def add_unsent(self, slot: int, due_ns: int, reason: str) -> None:
         """Add a request that is never sent; `reason` is a name of `record.KIND`."""
         _append_row(self._unsent, (slot, due_ns, KIND[reason]))
 
     def add_pauses(self, paused: Iterable[tuple[SimRequest, int, int]]) -> None:
-        """Add the iterations (first, last) in which requests got tokens before they were paused."""
-        for request, first, last in paused:
-            if last >= first:
-                _append_row(self._pauses, (request.key, request.replica_index, first, last))
+        """Add the iterations in which paused requests got tokens before their pause.
+
+        Args:
+            paused: The value of `Replica.recent_pauses`: (request, first iteration, last iteration)
+                of each paused request. A request without tokens has an empty range.
+        """
+        for request, first_iteration, last_iteration in paused:
+            if last_iteration >= first_iteration:
+                row = (request.key, request.replica_index, first_iteration, last_iteration)
+                _append_row(self._pauses, row)
 
     def count_sent(self) -> int:
         """Return the number of requests that were sent and have ended."""
         return len(self._ended) + len(self._sent["slot"])
 
-    def sent_since(self, index: int) -> SentColumns:
-        """Return a copy of the columns of sent requests, without the first `index` of them."""
-        self._copy_fields()
+    def copy_sent_columns(self, skip_count: int) -> SentColumns:
+        """Return a copy of the columns of sent requests, without the first `skip_count` of them.
+
+        The copy stays as it is when more requests are added.
+        """
+        self._move_ended_to_columns()
         return SentColumns(
-            **{name: np.array(column[index:]) for name, column in self._sent.items()}
+            **{name: np.array(column[skip_count:]) for name, column in self._sent.items()}
         )
 
-    def sent(self) -> SentColumns:
-        """Return the columns of the sent requests, in the memory of this object."""
-        self._copy_fields()
+    def sent_columns(self) -> SentColumns:
+        """Return the columns of the sent requests, without a copy. Then no more can be added."""
+        self._move_ended_to_columns()
         return SentColumns(**_as_arrays(self._sent))
 
-    def unsent(self) -> UnsentColumns:
-        """Return the columns of the requests that were never sent, in the memory of this object."""
+    def unsent_columns(self) -> UnsentColumns:
+        """Return the columns of the requests that were never sent, without a copy."""
         return UnsentColumns(**_as_arrays(self._unsent))
 
-    def pauses(self) -> PauseColumns:
-        """Return the columns of the paused requests, in the memory of this object."""
+    def pause_columns(self) -> PauseColumns:
+        """Return the columns of the paused requests, without a copy."""
         return PauseColumns(**_as_arrays(self._pauses))
 
-    def _copy_fields(self) -> None:
-        """Copy the fields of the requests that have ended to the columns.
+    def _move_ended_to_columns(self) -> None:
+        """Append the fields of the ended requests to the columns, and drop the requests.
 
-        They are copied in batches: one conversion of a table is much faster than one append per
-        field and request.
+        This is done for many requests at once: one conversion of a table is much faster than one
+        append per field and request.
         """
         if not self._ended:
             return
+        request_class = type(self._ended[0])
         rows = np.empty((len(self._ended), len(REQUEST_FIELDS)), np.int64)
-        type(self._ended[0]).pack(self._ended, rows)
-        for (name, column), values in zip(self._sent.items(), rows.T, strict=True):
+        request_class.pack(self._ended, rows)
+        columns_of_rows = rows.T
+        for (name, column), values in zip(self._sent.items(), columns_of_rows, strict=True):
             column.frombytes(values.astype(_SENT_DTYPES[name]).tobytes())
         self._ended.clear()
 
 
 def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:
+    """Append one value to each of the columns."""
     for column, value in zip(columns.values(), row, strict=True):
         column.append(value)
 
 
 def _as_arrays(columns: dict[str, array[int]]) -> dict[str, Ints]:
+    """Return the columns as numpy arrays that use the same memory."""
     return {name: np.frombuffer(column, column.typecode) for name, column in columns.items()}

@@ -1,8 +1,11 @@
 """Simulate one run in virtual time: the dispatcher starts requests, and replicas serve them.
 
 The loop jumps from one event to the next. An event is a request that is due, the end of an
-iteration of a replica, a change of the number of replicas, a check of the load, or its stop. There
-is no event per token.
+iteration of a replica, or a scheduled action: a change of the number of replicas, an interim check
+of the load, or the stop of the load. There is no event per token.
+
+A prefill-only request (embeddings, rerank) asks for values instead of output tokens. It has one
+sequence per text, and each sequence ends with its prefill.
 """
 
 from __future__ import annotations
@@ -37,20 +40,51 @@ class _ScheduledCheck:
     Attributes:
         check: The check and its interval.
         next_ns: When it takes place next.
-        requests_seen: How many of the ended requests it has been given.
+        seen_count: How many of the ended requests it has been given.
     """
 
     check: InterimCheck
     next_ns: int
-    requests_seen: int = 0
+    seen_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedAbandonment:
-    """A request whose user cancels it and leaves when it has got so many tokens."""
+    """A request in flight whose user leaves as soon as it has `after_tokens` output tokens."""
 
     request: SimRequest
     after_tokens: int
+
+
+class _Abandonments:
+    """The users who leave in the middle of a session, according to the workload.
+
+    Attributes:
+        planned: The requests in flight during which a user leaves.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.planned: list[_PlannedAbandonment] = []
+        self._schedule = schedule
+        self._abandonment_by_session: dict[int, Abandonment] = {}
+
+    def plan(self, slot: DispatchedSlot, session: int, request: SimRequest) -> None:
+        """Add the request of a slot to `planned` if its user leaves during this turn.
+
+        The session says in which turn its user leaves, and after how many tokens. It is looked up
+        once per session, with the first turn, because building a session is expensive.
+        """
+        if slot.turn == 0:
+            session_abandonment = self._schedule.sessions.get(session).abandonment
+            if session_abandonment is not None:
+                self._abandonment_by_session[session] = session_abandonment
+        abandonment = self._abandonment_by_session.get(session)
+        if abandonment is not None and abandonment.turn == slot.turn:
+            self.planned.append(_PlannedAbandonment(request, abandonment.tokens))
+
+    def remove_done(self) -> None:
+        """Remove the requests that ended before their users left."""
+        self.planned = [entry for entry in self.planned if entry.request.state != DONE]
 
 
 class Simulation:
@@ -59,8 +93,8 @@ class Simulation:
     Attributes:
         requests: After `run`, what happened to each request.
         replicas: The replicas of the simulated system.
-        ends: After `run`, the end times of the iterations of each replica, in ns.
-        is_decided: Whether one of the checks has ended the load early.
+        iteration_ends_ns: After `run`, the end times of the iterations of each replica.
+        is_ended_by_check: Whether one of the checks has ended the load early.
     """
 
     def __init__(
@@ -68,79 +102,104 @@ class Simulation:
         schedule: Schedule,
         request_sizer: RequestSizer,
         replicas: Sequence[Replica],
-        next_replica: Router,
+        choose_replica: Router,
         bounds: LoadBounds = UNBOUNDED,
         *,
         checks: Sequence[InterimCheck] = (),
         changes: Sequence[ReplicaChange] = (),
     ) -> None:
+        """Prepare the simulation of a schedule.
+
+        Args:
+            schedule: When requests start.
+            request_sizer: Returns the lengths of the request of a slot of the schedule.
+            replicas: The replicas that serve the requests. They are idle.
+            choose_replica: Returns the index of the next request's replica at each call.
+            bounds: How many requests may be in flight, and when the load ends.
+            checks: Interim checks of the load, each of which may end it early.
+            changes: Changes of the number of replicas, in order of time.
+        """
         self.requests = SimulatedRequests()
         self.replicas = list(replicas)
-        self.ends: list[NDArray[np.int64]] = []
-        self.is_decided = False
+        self.iteration_ends_ns: list[Ints] = []
+        self.is_ended_by_check = False
+
         self._schedule = schedule
-        self._request_size = request_sizer
-        self._next_replica = next_replica
+        self._request_sizer = request_sizer
         self._dispatcher = Dispatcher(
             schedule,
             max_in_flight=bounds.max_in_flight,
             max_in_prefill=bounds.max_in_prefill,
         )
         self._is_prefill_limited = bounds.max_in_prefill is not None
-        self._timeout_ns = bounds.timeout_ns
-        self._checks = [_ScheduledCheck(check, check.every_ns) for check in checks]
-        self._changes = deque(changes)
-        self._serving = len(replicas)  # number of replicas that get requests: the first ones
-        self._busy_replicas = 0  # number of replicas with an iteration in progress
-        self._next_iteration = type(self.replicas[0]).next_iteration
-        # In order of due time. Requests that have ended stay until those before them have ended.
+
+        # Replicas. Only the first `_serving_count` ones get requests.
+        self._choose_replica = choose_replica
+        self._advance_to_next_event = type(self.replicas[0]).advance_to_next_event
+        self._serving_count = len(replicas)
+        self._busy_count = 0  # replicas with an iteration in progress
+
+        # Requests in flight, in order of due time. Those that have ended stay in the queue until
+        # all before them have ended, because only its ends can be changed quickly.
         self._in_flight: deque[SimRequest] = deque()
-        # Sequences that are not finished yet, of each request for values.
+        self._timeout_ns = bounds.timeout_ns
+        # The sequences of each prefill-only request that are not finished, by its key.
         self._unfinished_sequences: dict[int, list[SimRequest]] = {}
-        self._abandonment_of_session: dict[int, Abandonment] = {}
-        self._planned_abandonments: list[_PlannedAbandonment] = []
+        self._abandonments = _Abandonments(schedule)
+
+        # Scheduled actions: changes of the number of replicas, checks and the stop of the load.
+        self._changes = deque(changes)
+        self._checks = [_ScheduledCheck(check, next_ns=check.every_ns) for check in checks]
         self._stop_ns = bounds.stop_ns
-        self._after_stop_ns = bounds.after_stop_ns
+        self._drain_after_stop_ns = bounds.drain_after_stop_ns
+        self._next_action_ns = self._find_next_action_ns()
+
+        # At this time, requests in flight are cancelled. They fail with this name of `record.KIND`.
         self._end_of_run_ns = bounds.end_ns(schedule.horizon_ns)
-        # The failure of the requests that are in flight when the run ends, a name of `record.KIND`.
-        self._kind_at_end_of_run = "unfinished"
-        self._next_control_ns = self._find_next_control()
+        self._failure_at_end_of_run = "unfinished"
 
     def run(self) -> None:
         """Simulate until every slot of the schedule has its record.
 
-        Three times decide what happens next: when the next request is due, when the next iteration
-        ends, and when the next change, check or stop of the load takes place (a control). At the
-        same time, requests start before an iteration ends.
+        Each turn of the loop handles what comes next: a scheduled action, requests that are due, or
+        the end of an iteration. At the same time, requests start before an iteration ends.
         """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
-            end_ns, index = self._next_iteration(self.replicas, self._quiet_until_ns(due_ns))
-            control_ns = self._next_control_ns
-            is_control_next = control_ns <= due_ns and control_ns <= end_ns
-            if is_control_next and self._apply_control(due_ns, end_ns):
-                continue
-            if due_ns < NEVER and due_ns <= end_ns and due_ns <= self._end_of_run_ns:
-                self._start_requests(due_ns, end_ns)
-            elif end_ns < NEVER and end_ns <= self._end_of_run_ns:
-                self._end_iteration(end_ns, index)
-            else:
+            until_ns = self._uneventful_until_ns(due_ns)
+            end_ns, replica_index = self._advance_to_next_event(self.replicas, until_ns)
+            next_event_ns = due_ns if due_ns <= end_ns else end_ns
+
+            if self._next_action_ns <= next_event_ns:
+                has_acted = self._apply_scheduled_action(next_event_ns)
+                if has_acted:
+                    continue
+            if next_event_ns >= NEVER or next_event_ns > self._end_of_run_ns:
                 break
+            if due_ns <= end_ns:
+                self._start_requests(due_ns, end_ns)
+            else:
+                self._end_iteration(end_ns, replica_index)
         self._end_run()
-        self.ends = [np.asarray(replica.ends, np.int64) for replica in self.replicas]
+        self.iteration_ends_ns = [
+            np.asarray(replica.iteration_ends_ns, np.int64) for replica in self.replicas
+        ]
 
-    def _quiet_until_ns(self, due_ns: int) -> int:
-        """Return until when the replicas may end iterations that start and end no request.
+    def _uneventful_until_ns(self, due_ns: int) -> int:
+        """Return until when iterations may pass without this class if they are uneventful.
 
-        Until then nothing else happens that a simulated iteration could change: no request is due,
-        no timeout ends, and nothing is controlled. Planned abandonments depend on the number of
-        generated tokens, so every iteration has to be looked at (0).
+        An iteration is uneventful if no request starts or ends with it. Until the returned time, no
+        request is due (the next one is at `due_ns`) or times out, no scheduled action takes place,
+        and the run does not end.
+
+        A planned abandonment depends on the number of generated tokens. As long as there is one,
+        every iteration has to be handled, so the result is 0.
         """
-        if self._planned_abandonments:
+        if self._abandonments.planned:
             return 0
         # Comparisons instead of `min`, because this runs once per event.
-        until_ns = self._next_control_ns
+        until_ns = self._next_action_ns
         if due_ns < until_ns:
             until_ns = due_ns
         if self._end_of_run_ns < until_ns:
@@ -151,94 +210,99 @@ class Simulation:
                 until_ns = timeout_ns
         return until_ns
 
-    # Starting requests
+    # Starts of requests
 
     def _start_requests(self, due_ns: int, end_ns: int) -> None:
         """Start the requests that are due before anything else happens.
 
-        As long as all replicas are busy, requests only join their queues, so all that are due up to
-        the next end of an iteration can be started in one go.
+        The next request is due at `due_ns`, and the next iteration ends at `end_ns`. As long as all
+        replicas are busy, requests only join their queues, so all that are due up to `end_ns` can
+        be started at once.
         """
-        if self._busy_replicas < len(self.replicas):
+        if self._busy_count < len(self.replicas):
             # The request may wake an idle replica, whose iteration may end before the next request
             # is due.
             until_ns = due_ns
         else:
-            until_ns = min(end_ns, self._end_of_run_ns, self._next_control_ns)
+            until_ns = min(end_ns, self._end_of_run_ns, self._next_action_ns)
         for slot in self._dispatcher.take_due_slots(until_ns):
             if slot.drop_reason:
                 self.requests.add_unsent(slot.slot_id, slot.due_ns, slot.drop_reason)
             else:
-                self._send(slot)
+                self._send_request(slot)
 
-    def _send(self, slot: DispatchedSlot) -> None:
-        """Send the request of a slot to the next replica that serves.
+    def _send_request(self, slot: DispatchedSlot) -> None:
+        """Send the request of a slot to the next serving replica.
 
-        An idle replica begins an iteration at once. The router knows all replicas, so those that do
-        not serve now are skipped.
+        An idle replica begins an iteration at once. The router chooses from all replicas, so it is
+        asked again if its choice does not serve now.
         """
-        size = self._request_size(slot.slot_id)
-        index = self._next_replica()
-        while index >= self._serving:
-            index = self._next_replica()
+        size = self._request_sizer(slot.slot_id)
+        replica_index = self._choose_replica()
+        while replica_index >= self._serving_count:
+            replica_index = self._choose_replica()
+
         if size.output_tokens:
-            request = self._submit_request(slot, size, index)
+            request = self._submit_request(slot, size, replica_index)
         else:
-            request = self._submit_sequences(slot, size, index)
+            request = self._submit_prefill_only(slot, size, replica_index)
         if request is None:
             return
         if slot.session is not None:
-            self._plan_abandonment(slot, slot.session, request)
-        replica = self.replicas[index]
-        if replica.end_ns == NEVER and replica.begin(slot.due_ns):
-            self._busy_replicas += 1
+            self._abandonments.plan(slot, slot.session, request)
+
+        replica = self.replicas[replica_index]
+        is_idle = replica.end_ns == NEVER
+        if is_idle and replica.begin_iteration(slot.due_ns):
+            self._busy_count += 1
 
     def _submit_request(
-        self, slot: DispatchedSlot, size: RequestSize, index: int
+        self, slot: DispatchedSlot, size: RequestSize, replica_index: int
     ) -> SimRequest | None:
-        """Submit a request for tokens to a replica. Return None if the replica refuses it.
+        """Submit a request for output tokens to a replica. Return None if it is refused.
 
         A replica refuses a prompt that it could never serve.
         """
-        replica = self.replicas[index]
+        replica = self.replicas[replica_index]
         request = replica.Request(
             slot.slot_id, slot.due_ns, size.input_tokens, size.output_tokens, size.blocks
         )
-        if not replica.admissible(size.input_tokens):
-            self._refuse(request, index)
+        if not replica.can_serve(size.input_tokens):
+            self._record_refusal(request, replica_index)
             return None
-        request.replica_index = index
+        request.replica_index = replica_index
         replica.submit(request)
         self._in_flight.append(request)
         return request
 
-    def _submit_sequences(
-        self, slot: DispatchedSlot, size: RequestSize, index: int
+    def _submit_prefill_only(
+        self, slot: DispatchedSlot, size: RequestSize, replica_index: int
     ) -> SimRequest | None:
-        """Submit the sequences of a request for values to a replica, and return the last one.
+        """Submit a prefill-only request (embeddings, rerank). Return None if it is refused.
 
-        A request for values (embeddings, rerank) is prefilled as one sequence per text. They have
-        no output (0 tokens): each of them ends with its prefill. Return None if the replica refuses
-        the request.
+        Each text of the request is a sequence without output tokens, which ends with its prefill.
+        The request is complete when all of them are. The last sequence is returned, because any of
+        them can stand for the request.
         """
-        replica = self.replicas[index]
-        if not all(replica.admissible(tokens) for tokens in size.sequence_lengths):
-            self._refuse(replica.Request(slot.slot_id, slot.due_ns, size.input_tokens, 0), index)
+        replica = self.replicas[replica_index]
+        if not all(replica.can_serve(tokens) for tokens in size.sequence_lengths):
+            request = replica.Request(slot.slot_id, slot.due_ns, size.input_tokens, 0)
+            self._record_refusal(request, replica_index)
             return None
         sequences = [
             replica.Request(slot.slot_id, slot.due_ns, tokens, 0)
             for tokens in size.sequence_lengths
         ]
         for sequence in sequences:
-            sequence.replica_index = index
+            sequence.replica_index = replica_index
             replica.submit(sequence)
         self._in_flight += sequences
         self._unfinished_sequences[slot.slot_id] = sequences
         return sequences[-1]
 
-    def _refuse(self, request: SimRequest, index: int) -> None:
-        """Record a request whose prompt is too long for the replica."""
-        request.replica_index = index
+    def _record_refusal(self, request: SimRequest, replica_index: int) -> None:
+        """Record a request that fails at once, because its prompt is too long for the replica."""
+        request.replica_index = replica_index
         request.output_tokens = 0  # nothing is generated
         request.failure = KIND["http_4xx"]
         request.failed_ns = request.due_ns
@@ -247,54 +311,61 @@ class Simulation:
 
     # Ends of iterations and requests
 
-    def _end_iteration(self, end_ns: int, index: int) -> None:
-        """End the iteration of a replica, and begin its next one.
+    def _end_iteration(self, end_ns: int, replica_index: int) -> None:
+        """End the current iteration of a replica at `end_ns`, and begin its next one.
 
-        `end_ns` is the end of the iteration, and `index` the index of the replica. It becomes idle
-        if it has nothing to compute.
+        Requests that are done with it are recorded, and those that end at the same time for another
+        reason (a timeout, or a user who leaves) are cancelled. The replica becomes idle if it has
+        nothing left to compute.
         """
-        replica = self.replicas[index]
-        done = replica.finish()
+        replica = self.replicas[replica_index]
+        done_requests = replica.end_iteration()
         if self._is_prefill_limited:
-            for request in replica.started:
+            for request in replica.first_token_requests:
                 self._dispatcher.report_first_output(request.key, end_ns)
-        if done:
-            self._complete(done, end_ns)
-        if self._planned_abandonments:
-            self._apply_abandonments(index, end_ns)
+        if done_requests:
+            self._complete_requests(done_requests, end_ns)
+        if self._abandonments.planned:
+            self._apply_abandonments(replica_index, end_ns)
         self._cancel_timed_out(end_ns)
-        if not replica.begin(end_ns):
-            self._busy_replicas -= 1
-        if replica.paused:
-            self.requests.add_pauses(replica.paused)
 
-    def _complete(self, done: list[SimRequest], end_ns: int) -> None:
-        """Record requests that have got their last token, and report them to the dispatcher.
+        has_work = replica.begin_iteration(end_ns)
+        if not has_work:
+            self._busy_count -= 1
+        if replica.recent_pauses:
+            self.requests.add_pauses(replica.recent_pauses)
 
-        A request for values consists of sequences and is complete with its last one. The dispatcher
-        has to know of the end, because in a closed loop or a session the next request follows it.
+    def _complete_requests(self, done_requests: list[SimRequest], end_ns: int) -> None:
+        """Record requests that have succeeded, and report them to the dispatcher.
+
+        The dispatcher has to know of the end, because in a closed loop or a session the next
+        request follows it.
         """
         if self._unfinished_sequences:
-            done = [request for request in done if self._is_last_sequence(request)]
+            done_requests = self._merge_sequences(done_requests)
         report_finished = self._dispatcher.report_finished
-        for request in done:
+        for request in done_requests:
             report_finished(request.key, end_ns, ok=True)
-        self.requests.add_sent(done)
+        self.requests.add_sent(done_requests)
 
-    def _is_last_sequence(self, sequence: SimRequest) -> bool:
-        """Return whether a request is done with this sequence.
+    def _merge_sequences(self, done_requests: list[SimRequest]) -> list[SimRequest]:
+        """Return the requests that are complete, each once.
 
-        The sequence that is done last stands for all sequences of its request.
+        Of a prefill-only request, each sequence is done for itself. The sequence that is done last
+        completes the request, and stands for all of them with the sum of their tokens.
         """
-        if sequence.requested_tokens:
-            return True
-        unfinished = self._unfinished_sequences[sequence.key]
-        unfinished.remove(sequence)
-        if unfinished:
-            return False
-        del self._unfinished_sequences[sequence.key]
-        sequence.input_tokens = self._request_size(sequence.key).input_tokens
-        return True
+        complete_requests = []
+        for request in done_requests:
+            if request.requested_tokens:  # no prefill-only request
+                complete_requests.append(request)
+                continue
+            unfinished = self._unfinished_sequences[request.key]
+            unfinished.remove(request)
+            if not unfinished:
+                del self._unfinished_sequences[request.key]
+                request.input_tokens = self._request_sizer(request.key).input_tokens
+                complete_requests.append(request)
+        return complete_requests
 
     def _cancel_timed_out(self, now_ns: int) -> None:
         """Cancel the requests whose timeout is over.
@@ -307,74 +378,59 @@ class Simulation:
             if request.state != DONE:
                 if request.due_ns + self._timeout_ns > now_ns:
                     return
-                self._cancel(request, now_ns, "timeout_total")
+                self._cancel_request(request, now_ns, "timeout_total")
             in_flight.popleft()
 
-    def _cancel(self, request: SimRequest, now_ns: int, kind: str) -> None:
-        """Cancel a request in flight and record it as failed.
+    def _cancel_request(self, request: SimRequest, now_ns: int, failure: str) -> None:
+        """Cancel a request in flight, record it as failed, and report it to the dispatcher.
+
+        The dispatcher then drops the later turns of the same session.
 
         Args:
-            request: The request, or one of the sequences of a request for values.
+            request: The request, or one of the sequences of a prefill-only request.
             now_ns: The time of the failure.
-            kind: Why it fails, a name of `record.KIND`.
+            failure: Why it fails, a name of `record.KIND`.
         """
         replica = self.replicas[request.replica_index]
-        generated_tokens = replica.generated(request)
+        generated_tokens = replica.count_generated_tokens(request)
         replica.cancel(request)
-        if not request.requested_tokens:
+        if not request.requested_tokens:  # a prefill-only request
             for sequence in self._unfinished_sequences.pop(request.key):
                 replica.cancel(sequence)
-            request.input_tokens = self._request_size(request.key).input_tokens
-        _shorten_to_generated(request, generated_tokens)
-        request.output_tokens = generated_tokens
-        request.failure = KIND[kind]
+            request.input_tokens = self._request_sizer(request.key).input_tokens
+
+        _shorten_output(request, generated_tokens)
+        request.failure = KIND[failure]
         request.failed_ns = now_ns
         self.requests.add_sent([request])
-        reason = "abandoned" if kind == "abandoned" else "previous_turn_failed"
-        self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=reason)
+        drop_reason = "abandoned" if failure == "abandoned" else "previous_turn_failed"
+        self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=drop_reason)
 
-    # Users who leave
+    def _apply_abandonments(self, replica_index: int, now_ns: int) -> None:
+        """Cancel the requests of a replica whose users leave at the end of this iteration.
 
-    def _plan_abandonment(self, slot: DispatchedSlot, session: int, request: SimRequest) -> None:
-        """Note when the user of a task leaves, if that is during this request.
-
-        A task says in which turn its user leaves, and after how many tokens. It is looked up once
-        per task, with its first turn.
+        A user leaves when the request has enough output tokens. The user takes part in one session
+        (a task may have several requests in flight), so all its requests are cancelled.
         """
-        if slot.turn == 0:
-            abandonment = self._schedule.sessions.get(session).abandonment
-            if abandonment is not None:
-                self._abandonment_of_session[session] = abandonment
-        abandonment = self._abandonment_of_session.get(session)
-        if abandonment is not None and abandonment.turn == slot.turn:
-            planned = _PlannedAbandonment(request, abandonment.tokens)
-            self._planned_abandonments.append(planned)
-
-    def _apply_abandonments(self, index: int, now_ns: int) -> None:
-        """Cancel the requests of one replica whose users leave now.
-
-        The other requests of their tasks are cancelled, too.
-        """
-        replica = self.replicas[index]
-        self._planned_abandonments = [
-            planned for planned in self._planned_abandonments if planned.request.state != DONE
-        ]
-        for planned in self._planned_abandonments:
-            request = planned.request
-            if request.replica_index != index or request.state == DONE:
+        replica = self.replicas[replica_index]
+        self._abandonments.remove_done()
+        for entry in self._abandonments.planned:
+            request = entry.request
+            # A request may be done by now, because another one of its session was abandoned.
+            if request.replica_index != replica_index or request.state == DONE:
                 continue
-            if replica.generated(request) < planned.after_tokens:
+            if replica.count_generated_tokens(request) < entry.after_tokens:
                 continue
-            slots_of_same_task = set(self._dispatcher.other_slots_in_flight(request.key))
-            self._cancel(request, now_ns, "abandoned")
+            slots_of_session = set(self._dispatcher.other_slots_in_flight(request.key))
+            self._cancel_request(request, now_ns, "abandoned")
             for in_flight in self._in_flight:
-                if in_flight.key in slots_of_same_task and in_flight.state != DONE:
-                    self._cancel(in_flight, now_ns, "abandoned")
+                if in_flight.key in slots_of_session and in_flight.state != DONE:
+                    self._cancel_request(in_flight, now_ns, "abandoned")
 
-    # Changes of replicas, checks and the stop of the load
+    # Scheduled actions: changes of replicas, checks and the stop of the load
 
-    def _find_next_control(self) -> int:
-        """Return when the next control takes place: a change, a check or the stop of the load."""
+    def _find_next_action_ns(self) -> int:
+        """Return the time of the next scheduled action, or NEVER."""
         return min(self._next_change_ns(), self._next_check_ns(), self._stop_ns)
 
     def _next_change_ns(self) -> int:
@@ -385,130 +441,157 @@ class Simulation:
         """Return when the load is checked next, or NEVER."""
         return min((scheduled.next_ns for scheduled in self._checks), default=NEVER)
 
-    def _apply_control(self, due_ns: int, end_ns: int) -> bool:
-        """Apply what comes before the next due request and the next end of an iteration.
+    def _apply_scheduled_action(self, next_event_ns: int) -> bool:
+        """Apply the next scheduled action, unless another event comes first.
 
-        Return False if there is nothing to apply. If several things have the same time, a change of
-        replicas comes first, then starts of requests and ends of iterations, then a stop of the
-        load, then a check of it.
+        At the same time, this order holds:
+
+        1. a change of the number of replicas
+        2. the next event: requests that are due, or the end of an iteration
+        3. the stop of the load
+        4. a check of the load
+
+        Args:
+            next_event_ns: The time of the next event, or NEVER.
+
+        Returns:
+            Whether an action was applied.
         """
-        next_event_ns = min(due_ns, end_ns)
         change_ns = self._next_change_ns()
         check_ns = self._next_check_ns()
         stop_ns = self._stop_ns
-        last_ns_for_change = min(next_event_ns, check_ns, stop_ns, self._end_of_run_ns)
-        if change_ns < NEVER and change_ns <= last_ns_for_change:
+        latest_change_ns = min(next_event_ns, check_ns, stop_ns, self._end_of_run_ns)
+        if change_ns < NEVER and change_ns <= latest_change_ns:
             self._change_replicas()
         elif check_ns < min(next_event_ns, stop_ns):
             if next_event_ns == NEVER:
-                self._checks.clear()  # nothing is left to check
+                self._checks.clear()  # all requests have ended, and nothing is left to check
             else:
-                self._check_load(check_ns)
+                self._run_checks(check_ns)
         elif stop_ns < next_event_ns:
             self._stop_load()
         else:
             return False
-        self._next_control_ns = self._find_next_control()
+        self._next_action_ns = self._find_next_action_ns()
         return True
 
     def _change_replicas(self) -> None:
-        """Change how many replicas serve.
+        """Apply the next change of the number of serving replicas.
 
-        A new replica has an empty cache. Requests in flight at a removed replica fail.
+        A new replica has an empty cache. The requests in flight at a removed replica fail with a
+        connection reset.
         """
         change = self._changes.popleft()
-        for replica in self.replicas[self._serving : change.serving]:
+        for replica in self.replicas[self._serving_count : change.serving_count]:
             replica.reset_cache()
-        self._serving = change.serving
+        self._serving_count = change.serving_count
         for request in self._in_flight:
-            if request.replica_index >= change.serving and request.state != DONE:
-                self._cancel(request, change.at_ns, "reset")
+            is_removed = request.replica_index >= change.serving_count
+            if is_removed and request.state != DONE:
+                self._cancel_request(request, change.at_ns, "reset")
 
     def _stop_load(self) -> None:
         """Start no more requests. Those in flight may end within the drain."""
         self._dispatcher.stop()
         self._checks.clear()
-        self._end_of_run_ns = min(self._end_of_run_ns, self._stop_ns + self._after_stop_ns)
-        self._kind_at_end_of_run = "interrupted"
+        self._end_of_run_ns = min(self._end_of_run_ns, self._stop_ns + self._drain_after_stop_ns)
+        self._failure_at_end_of_run = "interrupted"
         self._stop_ns = NEVER
 
-    def _check_load(self, now_ns: int) -> None:
-        """Pass the requests that have ended since its last check to each check that is due.
+    def _run_checks(self, now_ns: int) -> None:
+        """Run the checks that are due now. A check may end the load.
 
-        A check may then end the load: the load is stopped now, and there are no more checks. Their
-        times are multiples of their intervals.
+        Each check gets the records of the requests that have ended since it ran last. If one of
+        them returns True, the load stops now, and there are no more checks.
         """
         for scheduled in self._checks:
             if scheduled.next_ns != now_ns:
                 continue
             scheduled.next_ns += scheduled.check.every_ns
-            records = self._records_since(scheduled.requests_seen)
-            scheduled.requests_seen = self.requests.count_sent()
-            if scheduled.check.ends(now_ns, records):
-                self.is_decided = True
-        if self.is_decided:
+            new_records = self._build_records_since(scheduled.seen_count)
+            scheduled.seen_count = self.requests.count_sent()
+            if scheduled.check.ends(now_ns, new_records):
+                self.is_ended_by_check = True
+        if self.is_ended_by_check:
             self._stop_ns = now_ns
             self._checks.clear()
 
-    def _records_since(self, index: int) -> NDArray[np.void]:
-        """Return the records of the requests that have ended, without the first `index` of them.
+    def _build_records_since(self, seen_count: int) -> NDArray[np.void]:
+        """Return the records of all ended requests but the first `seen_count`, for a check.
 
-        The records are those that a check of the load needs, built while the simulation goes on.
+        They are built while the simulation goes on, and lack the gaps and events of whole runs.
         """
-        sent = self.requests.sent_since(index)
+        sent = self.requests.copy_sent_columns(seen_count)
         return records_of_ended_requests(
             sent,
-            first_ns=self._iteration_ends(sent, sent.first_iteration),
-            last_ns=self._iteration_ends(sent, sent.last_iteration),
+            first_ns=self._look_up_ends_ns(sent, sent.first_iteration),
+            last_ns=self._look_up_ends_ns(sent, sent.last_iteration),
             schedule=self._schedule,
         )
 
-    def _iteration_ends(self, sent: SentColumns, iterations: Ints) -> Ints:
-        """Return when an iteration ended, for each sent request; -1 if the request has none.
+    def _look_up_ends_ns(self, sent: SentColumns, iterations: Ints) -> Ints:
+        """Return when one iteration ended for each sent request, such as that of its first token.
 
-        `iterations` has one iteration per request, such as that of its first token: a number of the
-        iterations of the request's replica, or -1. After the run, `virtual_records` looks up all
-        requests at once; here they are few, and the replicas are still at work.
+        After the run, `virtual_records` looks up all requests at once. Here the requests are few,
+        and the replicas go on with their iterations.
+
+        Args:
+            sent: The requests, each with the index of its replica.
+            iterations: For each request, the number of an iteration of its replica, or -1.
+
+        Returns:
+            The end times in ns, -1 where the iteration is -1.
         """
         ends_ns = np.full(len(iterations), -1, np.int64)
         for row in np.flatnonzero(iterations >= 0).tolist():
             replica = self.replicas[sent.replica[row]]
-            ends_ns[row] = replica.end_of(int(iterations[row]))
+            ends_ns[row] = replica.iteration_end_ns(int(iterations[row]))
         return ends_ns
+
+    # The end of the run
 
     def _end_run(self) -> None:
         """Cancel what is in flight at the end of the run, and record what was never sent.
 
-        Without an end of the run (a drain without limit), all requests have ended by now, and only
-        slots that were never started are left.
+        Without a limit of the drain the run has no end time. Then all requests have ended by now,
+        and only slots that were never started are left.
         """
         if self._end_of_run_ns < NEVER:
             self._cancel_timed_out(self._end_of_run_ns)
-            # Before the cancellations, because a failed turn would drop the turns after it for
-            # another reason.
-            self._dispatcher.stop()
-            for request in self._in_flight:
-                if request.state != DONE:
-                    self._cancel(request, self._end_of_run_ns, self._kind_at_end_of_run)
+            self._cancel_all_in_flight()
         self._dispatcher.stop()
         for slot in self._dispatcher.unsent_slots():
-            reason = slot.drop_reason
-            if reason == "interrupted":  # no user interrupts a virtual run: its drain has ended
-                reason = self._kind_at_end_of_run
+            # The dispatcher calls the slots interrupted that it could not start before it was
+            # stopped. In virtual time nobody interrupts a run: its drain has ended.
+            is_interrupted = slot.drop_reason == "interrupted"
+            reason = self._failure_at_end_of_run if is_interrupted else slot.drop_reason
             self.requests.add_unsent(slot.slot_id, slot.due_ns, reason)
 
+    def _cancel_all_in_flight(self) -> None:
+        """Cancel all requests in flight at the end of the run.
 
-def _shorten_to_generated(request: SimRequest, generated_tokens: int) -> None:
-    """Set the iterations of a cancelled request to those in which it really got tokens.
+        The dispatcher is stopped first. Otherwise it would drop the turns after a cancelled one
+        because of a failed turn, and not because the run has ended.
+        """
+        self._dispatcher.stop()
+        for request in self._in_flight:
+            if request.state != DONE:
+                self._cancel_request(request, self._end_of_run_ns, self._failure_at_end_of_run)
 
-    `last_iteration` was planned when its prefill ended, for the whole output. Only the tokens since
-    the last admission are meant, because those from before a pause are recorded already.
+
+def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
+    """Reduce the output of a cancelled request to the tokens that it really got.
+
+    Its `last_iteration` was planned for the whole output when its prefill ended, and is moved to
+    the iteration of the last generated token. Iterations before a pause are recorded apart, so only
+    the tokens since the last admission count for it. Without such tokens, the iterations become -1.
     """
+    tokens_before_pause = request.output_tokens - request.remaining_output_tokens
+    tokens_since_admission = generated_tokens - tokens_before_pause
+    request.output_tokens = generated_tokens
     if request.resumed_iteration < 0:
         request.last_iteration = -1
         return
-    tokens_before_pause = request.output_tokens - request.remaining_tokens
-    tokens_since_admission = generated_tokens - tokens_before_pause
     request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
     if not tokens_since_admission:
         request.resumed_iteration = -1

@@ -92,7 +92,7 @@ def simulate(
         schedule,
         request_sizer,
         system.create_replicas(),
-        system.make_router(),
+        system.create_router(),
         bounds,
         checks=checks,
         changes=system.changes,
@@ -100,12 +100,12 @@ def simulate(
     with _collector_disabled():
         simulation.run()
     options = RecordOptions(
-        interval=system.interval,
+        interval=system.tokens_per_event,
         source=source,
         reports_cached_tokens=system.limits.block_reuse,
         keep_events=keep_events,
     )
-    results = build_records(simulation.requests, simulation.ends, schedule, options)
+    results = build_records(simulation.requests, simulation.iteration_ends_ns, schedule, options)
     return results, simulation
 
 
@@ -241,7 +241,7 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
         bounds = msgspec.structs.replace(bounds, stop_ns=min(stops_ns))
         results, simulation = simulate_plan(bounds, checks=[])  # its end is known by now
         emit(Simulated(cast(Any, results.records), []))
-    is_decided = simulation.is_decided or bool(stops_ns)
+    is_decided = simulation.is_ended_by_check or bool(stops_ns)
     return _SimulatedLoad(results, simulation, monitor.breach, is_decided)
 
 
@@ -385,7 +385,7 @@ def _outcome_notes(
     mean_batch = _mean_batch_size(simulation)
     if mean_batch < min_sequences:
         notes["extrapolated"] = {"sequences": mean_batch, "limit": min_sequences}
-    pauses = sum(replica.pauses for replica in simulation.replicas)
+    pauses = sum(replica.pause_count for replica in simulation.replicas)
     notes["paused"] = {"times": pauses} if pauses else None
     if preset.routing == "round_robin":
         notes["resonance"] = resonance.find_resonance(
@@ -400,10 +400,10 @@ def _outcome_notes(
 
 def _mean_batch_size(simulation: Simulation) -> float:
     """Return the mean number of decoding sequences of an iteration."""
-    iterations = sum(map(len, simulation.ends))
+    iterations = sum(map(len, simulation.iteration_ends_ns))
     if not iterations:
         return 0.0
-    return sum(replica.decoded for replica in simulation.replicas) / iterations
+    return sum(replica.decoded_tokens for replica in simulation.replicas) / iterations
 
 
 def _worker_sample(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
@@ -411,7 +411,9 @@ def _worker_sample(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
 
     `span_s` is 0, so that it is not taken for the load of a client.
     """
-    end_ns = max((int(ends[-1]) for ends in load.simulation.ends if len(ends)), default=0)
+    end_ns = max(
+        (int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)), default=0
+    )
     return WorkerSample(
         t_s=end_ns / 1e9,
         span_s=0.0,

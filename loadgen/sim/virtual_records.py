@@ -81,11 +81,11 @@ def build_records(
         schedule: The schedule that was simulated.
         options: What does not follow from the simulation.
     """
-    sent = requests.sent()
-    unsent = requests.unsent()
+    sent = requests.sent_columns()
+    unsent = requests.unsent_columns()
     slot = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
     slot_columns = _slot_columns(slot, schedule)
-    spans = _token_spans(sent, requests.pauses())
+    spans = _token_spans(sent, requests.pause_columns())
     stage = np.asarray(slot_columns["stage"])[: len(sent)]
     counts = count_events(spans, iteration_ends, stage, len(schedule.stages), options.interval)
     events = None

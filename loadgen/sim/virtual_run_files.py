@@ -46,7 +46,7 @@ def replica_count_samples(preset: Preset) -> list[MetricSample]:
     if not preset.changes:
         return []
     counts = [(0.0, preset.replicas)]
-    counts += [(change.at_ns / 1e9, change.serving) for change in preset.changes]
+    counts += [(change.at_ns / 1e9, change.serving_count) for change in preset.changes]
     return [
         MetricSample(
             t_s=t_s,

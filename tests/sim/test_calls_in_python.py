@@ -65,5 +65,5 @@ def test_requests_need_few_calls_and_quiet_iterations_none(name: str) -> None:
         rows, simulation = simulate(schedule, sizes, system)
     finally:
         sys.setprofile(None)
-    assert sum(map(len, simulation.ends)) > len(rows.records) / 2
+    assert sum(map(len, simulation.iteration_ends_ns)) > len(rows.records) / 2
     assert calls < 700 + most * len(rows.records), f"{calls} calls for {len(rows.records)} requests"

@@ -35,25 +35,29 @@ LIMITS = st.builds(
     tokens_per_block=st.sampled_from([1, 16]),
     max_seq_len=st.just(320),
     chunked_prefill=st.booleans(),
-    guaranteed=st.booleans(),
+    reserves_output_blocks=st.booleans(),
     block_reuse=st.booleans(),
 )
 REQUEST = st.tuples(
     st.integers(0, 200 * MS), st.integers(1, 200), st.integers(0, 130), st.integers(0, 3)
 )
-FIELDS = (*REQUEST_FIELDS, "prefill_tokens", "remaining_tokens", "state")
+FIELDS = (*REQUEST_FIELDS, "prefill_tokens", "remaining_output_tokens", "state")
 STATE = (
-    "active",
-    "decoding",
-    "decoded",
+    "active_count",
+    "decoding_count",
+    "decoded_tokens",
     "iteration",
     "end_ns",
     "context_requests",
     "context_tokens",
-    "pauses",
-    "hits",
+    "pause_count",
+    "cache_hits",
+    "cache_misses",
+    "queued_count",
+    "next_due_ns",
+    "used_block_count",
+    "iteration_ends_ns",
 )
-STATE += ("misses", "queued", "next_due_ns", "blocks_used", "ends")
 
 
 def blocks_of(prefix: int, tokens: int, per_block: int) -> list[Any]:
@@ -68,7 +72,7 @@ def script(
     due, waiting = 0, []
     for key, (apart, tokens, output, prefix) in enumerate(asked):
         due += apart
-        if replica.admissible(tokens):
+        if replica.can_serve(tokens):
             blocks = blocks_of(prefix, tokens, limits.tokens_per_block)
             waiting.append(replica.Request(key, due, tokens, output, blocks))
     everyone, said, leaving = list(waiting), [], list(cancelled)
@@ -77,33 +81,36 @@ def script(
             one = waiting.pop(0)
             replica.submit(one)
             if replica.end_ns == NEVER:
-                replica.begin(one.due_ns)
+                replica.begin_iteration(one.due_ns)
         else:
             end = replica.end_ns
-            done = [one.key for one in replica.finish()]
-            said.append((done, [one.key for one in replica.started]))
+            done = [one.key for one in replica.end_iteration()]
+            said.append((done, [one.key for one in replica.first_token_requests]))
             if leaving and replica.iteration % 3 == 0:
                 one = everyone[leaving.pop() % len(everyone)]
                 if one not in waiting:
-                    said.append(replica.generated(one))
+                    said.append(replica.count_generated_tokens(one))
                     replica.cancel(one)
             if leaving and leaving[-1] == 7:
                 replica.reset_cache()
-            said.append(replica.begin(end))
-        said.append([(one.key, first, last) for one, first, last in replica.paused])
+            said.append(replica.begin_iteration(end))
+        said.append([(one.key, first, last) for one, first, last in replica.recent_pauses])
         said.append(
             [
-                [*getattr(replica, name)] if name == "ends" else getattr(replica, name)
+                [*getattr(replica, name)] if name == "iteration_ends_ns" else getattr(replica, name)
                 for name in STATE
             ]
         )
-        said.append([replica.generated(one) for one in everyone])
+        said.append([replica.count_generated_tokens(one) for one in everyone])
     said += [[getattr(one, name) for name in FIELDS] for one in everyone]
-    if replica.ends:
-        assert replica.end_of(len(replica.ends) - 1) == replica.ends[-1]
-        last = replica.ends[-1]
-        replica.forget()
-        assert list(replica.ends) == [last]
+    if replica.iteration_ends_ns:
+        assert (
+            replica.iteration_end_ns(len(replica.iteration_ends_ns) - 1)
+            == replica.iteration_ends_ns[-1]
+        )
+        last = replica.iteration_ends_ns[-1]
+        replica.discard_iteration_ends()
+        assert list(replica.iteration_ends_ns) == [last]
     return said
 
 
@@ -139,24 +146,24 @@ def test_both_implementations_end_quiet_iterations_alike(
         ]
         for number, (input_tokens, output_tokens) in enumerate(sequences):
             replica = replicas[number % replica_count]
-            if replica.admissible(input_tokens):
+            if replica.can_serve(input_tokens):
                 replica.submit(replica.Request(number, 0, input_tokens, output_tokens))
         for replica in replicas:
-            replica.begin(0)
+            replica.begin_iteration(0)
         seen = []
         until_ns = before_ns
         while len(seen) < 3000:
-            end_ns, index = replica_class.next_iteration(replicas, until_ns)
+            end_ns, index = replica_class.advance_to_next_event(replicas, until_ns)
             if end_ns == NEVER:
                 break
             until_ns = min(NEVER, end_ns + before_ns)
             replica = replicas[index]
-            done = [request.key for request in replica.finish()]
-            started = [request.key for request in replica.started]
-            replica.begin(end_ns)
-            paused = [(request.key, first, last) for request, first, last in replica.paused]
+            done = [request.key for request in replica.end_iteration()]
+            started = [request.key for request in replica.first_token_requests]
+            replica.begin_iteration(end_ns)
+            paused = [(request.key, first, last) for request, first, last in replica.recent_pauses]
             seen.append((end_ns, index, done, started, paused))
-        return [seen, [list(replica.ends) for replica in replicas]]
+        return [seen, [list(replica.iteration_ends_ns) for replica in replicas]]
 
     compiled, reference = (events(one, step_ns) for one in (compiled_module.Replica, Replica))
     assert compiled == reference
@@ -196,8 +203,8 @@ def test_garbage_collector_frees_cycles_through_requests() -> None:
     for _ in range(3):  # it waits, is prefilled, decodes
         assert gc.get_referents(replica).count(answer.served) >= 1
         if replica.end_ns != NEVER:
-            replica.finish()
-        replica.begin(0 if replica.end_ns == NEVER else replica.end_ns)
+            replica.end_iteration()
+        replica.begin_iteration(0 if replica.end_ns == NEVER else replica.end_ns)
 
 
 def test_invalid_arguments_raise_errors() -> None:
@@ -206,7 +213,7 @@ def test_invalid_arguments_raise_errors() -> None:
     )
     for wrong in (
         lambda: replica.submit(1),
-        lambda: replica.begin("x"),
+        lambda: replica.begin_iteration("x"),
         lambda: replica.cancel(None),
     ):
         with pytest.raises(TypeError):
@@ -214,11 +221,11 @@ def test_invalid_arguments_raise_errors() -> None:
     with pytest.raises(ValueError, match="not submitted"):
         replica.cancel(replica.Request(1, 0, 10, 3))
     with pytest.raises(IndexError):
-        replica.end_of(0)
+        replica.iteration_end_ns(0)
     with pytest.raises(TypeError):
-        compiled_module.Replica.next_iteration([replica, 1], 0)
+        compiled_module.Replica.advance_to_next_event([replica, 1], 0)
     with pytest.raises(ValueError, match="no replicas"):
-        compiled_module.Replica.next_iteration([], 0)
+        compiled_module.Replica.advance_to_next_event([], 0)
     with pytest.raises(ValueError, match="size of the requests"):
         compiled_module.SimRequest.pack(
             [compiled_module.SimRequest(1, 0, 10, 3)], np.zeros((1, 2), np.int64)

@@ -186,7 +186,7 @@ def test_sequences_of_one_request_share_a_replica_and_an_iteration() -> None:
     preset = load_preset("gb300-vm")
     fleet = Fleet(preset.system)
     fleet.submit_prefills(0, ["a", "b", "c"], [400, 400, 400])
-    assert [replica.active for replica in fleet.replicas] == [3, 0, 0, 0]
+    assert [replica.active_count for replica in fleet.replicas] == [3, 0, 0, 0]
     ends = set()
     while (at := fleet.next_event_ns()) is not None:
         ends |= {(emission.key, emission.is_last, at) for emission in fleet.advance(at)}

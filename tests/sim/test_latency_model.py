@@ -107,12 +107,12 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, slots=2))
     for key in "abcd":
         pace.submit(0, key, 0, 3)
-    assert (pace.active, pace.queued) == (2, 2)
+    assert (pace.active_count, pace.queued_count) == (2, 2)
     first = {}
     for key, _, _, due in drain(pace):
         first.setdefault(key, due)
     assert first == {"a": 100 * MS, "b": 100 * MS, "c": 220 * MS, "d": 220 * MS}
-    assert (pace.active, pace.queued) == (0, 0)
+    assert (pace.active_count, pace.queued_count) == (0, 0)
 
 
 def test_cancelled_request_emits_nothing_and_frees_its_slot() -> None:
@@ -126,7 +126,7 @@ def test_cancelled_request_emits_nothing_and_frees_its_slot() -> None:
     left = drain(pace)
     assert {key for key, _, _, _ in left} == {"c"}
     assert left[0][3] == 210 * MS
-    assert (pace.active, pace.queued, pace.next_event_ns()) == (0, 0, None)
+    assert (pace.active_count, pace.queued_count, pace.next_event_ns()) == (0, 0, None)
 
 
 def test_input_tokens_delay_the_first_token() -> None:

@@ -22,7 +22,7 @@ from loadgen.sim.engine.replica import (
     Costs,
     ServerLimits,
 )
-from loadgen.sim.engine.routing import routing_order
+from loadgen.sim.engine.routing import build_routing_order
 from loadgen.sim.engine.system import SimulatedSystem
 
 MS = 1_000_000
@@ -43,21 +43,26 @@ def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
             request = waiting.pop(0)
             replica.submit(request)
             if replica.end_ns == NEVER:
-                replica.begin(request.due_ns)
+                replica.begin_iteration(request.due_ns)
             continue
         end = replica.end_ns
-        done += replica.finish()
-        replica.begin(end)
+        done += replica.end_iteration()
+        replica.begin_iteration(end)
     return done
 
 
 def assert_all_blocks_are_free(replica: Replica) -> None:
-    assert (replica.active, replica.decoding, replica.queued, replica.blocks_used) == (0, 0, 0, 0)
+    assert (
+        replica.active_count,
+        replica.decoding_count,
+        replica.queued_count,
+        replica.used_block_count,
+    ) == (0, 0, 0, 0)
     if isinstance(replica, reference.Replica):
         assert (
             not replica._decoding_requests
-            and not replica._ending_by_iteration
-            and not any(replica._growing_by_phase)
+            and not replica._requests_by_last_iteration
+            and not any(replica._block_demand_by_phase)
             and replica._kv_tokens == 0
         )
 
@@ -85,7 +90,7 @@ def test_duration_of_a_single_prompt_follows_the_roofline(
 ) -> None:
     replica = Replica(costs, WIDE)
     [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
-    assert list(replica.ends) == [math.floor(expected_ns) + 1]
+    assert list(replica.iteration_ends_ns) == [math.floor(expected_ns) + 1]
     assert (one.first_iteration, one.last_iteration) == (0, 0)
 
 
@@ -93,7 +98,7 @@ def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
     replica = Replica(COSTS, WIDE)
     drive(replica, [SimRequest(i, 0, 16, 3) for i in range(2)])
     # The first begins alone at its arrival. Its second token is computed with the next prompt.
-    lengths = np.diff([0, *replica.ends])
+    lengths = np.diff([0, *replica.iteration_ends_ns])
     weights = 15 * MS
     assert lengths.tolist() == [
         weights + 16 * 20 + 1,
@@ -129,7 +134,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
         3,
         4,
     ]  # b needs an empty iteration; c waits behind b
-    assert replica.admissible(512) and not replica.admissible(513)
+    assert replica.can_serve(512) and not replica.can_serve(513)
 
 
 # -- admission -------------------------------------------------------------------------------------
@@ -162,22 +167,22 @@ def test_blocks_are_reserved_at_admission_or_taken_when_needed(
         kv_blocks=128,
         tokens_per_block=16,
         max_seq_len=2048,
-        guaranteed=guaranteed,
+        reserves_output_blocks=guaranteed,
     )
     replica = Replica(COSTS, limits)
     requests = [SimRequest(i, 0, 256, 700) for i in range(10)]
     for request in requests:
         replica.submit(request)
-    replica.begin(0)
-    most = replica.active
+    replica.begin_iteration(0)
+    most = replica.active_count
     while replica.end_ns != NEVER:
         end = replica.end_ns
-        replica.finish()
-        assert replica.blocks_used <= limits.kv_blocks
-        replica.begin(end)
-        most = max(most, replica.active)
+        replica.end_iteration()
+        assert replica.used_block_count <= limits.kv_blocks
+        replica.begin_iteration(end)
+        most = max(most, replica.active_count)
     assert most == at_once
-    assert (replica.pauses > 0) is not guaranteed
+    assert (replica.pause_count > 0) is not guaranteed
     assert all(request.state == DONE for request in requests)
     assert_all_blocks_are_free(replica)
 
@@ -190,13 +195,13 @@ def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
     older, newer = SimRequest("older", 0, 60, 40), SimRequest("newer", 0, 60, 20)
     replica.submit(older)
     replica.submit(newer)
-    replica.begin(0)
+    replica.begin_iteration(0)
     paused: list[tuple[Any, int, int]] = []
     while replica.end_ns != NEVER:
         end = replica.end_ns
-        replica.finish()
-        replica.begin(end)
-        paused += [(request.key, first, last) for request, first, last in replica.paused]
+        replica.end_iteration()
+        replica.begin_iteration(end)
+        paused += [(request.key, first, last) for request, first, last in replica.recent_pauses]
     # 4 blocks each. At its 5th token (60 + 4 = 64) a sequence needs a 5th block, but none is free.
     assert paused == [("newer", 0, 4)]
     assert (older.first_iteration, older.last_iteration) == (0, 39)
@@ -295,14 +300,14 @@ REQUESTS = st.lists(
 @given(
     asked=REQUESTS,
     blocks=st.integers(20, 60),
-    guaranteed=st.booleans(),
+    reserves_output_blocks=st.booleans(),
     reuse=st.booleans(),
     data=st.data(),
 )
 def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
     asked: list[tuple[int, int, int, int]],
     blocks: int,
-    guaranteed: bool,
+    reserves_output_blocks: bool,
     reuse: bool,
     data: st.DataObject,
 ) -> None:
@@ -312,12 +317,12 @@ def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
         kv_blocks=blocks,
         tokens_per_block=16,
         max_seq_len=320,
-        guaranteed=guaranteed,
+        reserves_output_blocks=reserves_output_blocks,
         block_reuse=reuse,
     )
     apart_ns = data.draw(st.sampled_from((0, 1, 20_000, 10**12)))
     system = SimulatedSystem(
-        costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5))
+        costs=COSTS, limits=limits, speeds=(1.0, 0.8), tokens_per_event=data.draw(st.integers(1, 5))
     )
     fleet = Fleet(system, emission_spacing_ns=apart_ns)
     waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
@@ -395,7 +400,8 @@ def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
         requests = [SimRequest(i, at, 8, 1) for i, at in enumerate(due)]
         drive(replica, requests)
         waits = [
-            replica.ends[request.first_iteration] - service - request.due_ns for request in requests
+            replica.iteration_ends_ns[request.first_iteration] - service - request.due_ns
+            for request in requests
         ]
         assert min(waits) >= 0
         means.append(float(np.mean(waits[500:])))  # the first ones find an empty server
@@ -422,11 +428,11 @@ def test_littles_law_holds_over_a_busy_period() -> None:
             request = waiting.pop(0)
             replica.submit(request)
             if replica.end_ns == NEVER:
-                replica.begin(now)
+                replica.begin_iteration(now)
         else:
-            stays += sum(now - request.due_ns for request in replica.finish())
-            replica.begin(now)
-        inside = replica.active + replica.queued
+            stays += sum(now - request.due_ns for request in replica.end_iteration())
+            replica.begin_iteration(now)
+        inside = replica.active_count + replica.queued_count
     assert inside == 0 and area == stays
 
 
@@ -435,8 +441,8 @@ def test_littles_law_holds_over_a_busy_period() -> None:
 
 def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
     speeds = (1.0, 0.5, 1.5)
-    assert routing_order(speeds, "round_robin") == [0, 1, 2]
-    weighted = routing_order(speeds, "weighted")
+    assert build_routing_order(speeds, "round_robin") == [0, 1, 2]
+    weighted = build_routing_order(speeds, "weighted")
     counts = Counter(weighted)
     assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx(
         [1 / 3, 1 / 6, 1 / 2], abs=1e-3
@@ -457,7 +463,7 @@ def test_fleet_emissions_do_not_depend_on_when_the_caller_advances(
 
     def emitted(step_ns: int) -> list[Any]:
         fleet = Fleet(
-            SimulatedSystem(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3),
+            SimulatedSystem(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), tokens_per_event=3),
             emission_spacing_ns=apart_ns,
         )
         arrivals = [(i * every_ns, i, 40 + i % 90, 5 + i % 40) for i in range(60)]

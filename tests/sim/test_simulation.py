@@ -24,7 +24,7 @@ from loadgen.core.schedule.sessions import (
 )
 from loadgen.sim.engine.implementation import compiled_module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
-from loadgen.sim.engine.routing import make_router
+from loadgen.sim.engine.routing import create_router
 from loadgen.sim.engine.system import ReplicaChange
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.request_lengths import RequestSize
@@ -152,7 +152,7 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
         tokens_per_block=draw.choice([1, 16]),
         max_seq_len=draw.choice([150, 320]),
         chunked_prefill=draw.random() < 0.5,
-        guaranteed=draw.random() < 0.5,
+        reserves_output_blocks=draw.random() < 0.5,
         block_reuse=draw.random() < 0.5,
     )
     sizes = lengths_of(draw, limits.tokens_per_block, draw.random() < 0.3)
@@ -179,7 +179,7 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
         schedule,
         sizes,
         [replica_class(COSTS.at_speed(speed), limits) for speed in speeds],
-        make_router(speeds, draw.choice(["round_robin", "weighted"])),
+        create_router(speeds, draw.choice(["round_robin", "weighted"])),
         LoadBounds(
             max_in_flight=draw.choice([None, None, 2, 6]),
             max_in_prefill=draw.choice([None, None, 1, 3]),
@@ -192,24 +192,31 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
     )
     simulation.run()
     collected = simulation.requests
-    tables = (collected.sent(), collected.unsent(), collected.pauses())
+    tables = (collected.sent_columns(), collected.unsent_columns(), collected.pause_columns())
     columns = [
         {name: getattr(table, name).tolist() for name in table.__struct_fields__}
         for table in tables
     ]
     replicas = [
-        (list(one.ends), one.decoded, one.pauses, one.hits, one.misses, one.active)
+        (
+            list(one.iteration_ends_ns),
+            one.decoded_tokens,
+            one.pause_count,
+            one.cache_hits,
+            one.cache_misses,
+            one.active_count,
+        )
         for one in simulation.replicas
     ]
-    return columns, simulation.is_decided, seen, replicas
+    return columns, simulation.is_ended_by_check, seen, replicas
 
 
 class OneByOne(Replica):
     """A replica whose iterations are all simulated one by one."""
 
     @staticmethod
-    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
-        return Replica.next_iteration(replicas, min(before_ns, 0))
+    def advance_to_next_event(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
+        return Replica.advance_to_next_event(replicas, min(before_ns, 0))
 
 
 @settings(deadline=None, max_examples=150)

@@ -60,7 +60,9 @@ def visited(
     interval: int,
 ) -> dict[int, list[tuple[int, int]]]:
     """Return (time, tokens) of every event over HTTP for requests that arrive at given times."""
-    fleet = Fleet(SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval))
+    fleet = Fleet(
+        SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, tokens_per_event=interval)
+    )
     arrivals = sorted((int(row["due_ns"]), int(row["slot"])) for row in rows)
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
@@ -103,7 +105,7 @@ def test_records_equal_those_computed_token_by_token(
     made, simulation = simulate(
         schedule,
         sizes,
-        SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval),
+        SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, tokens_per_event=interval),
         keep_events=True,
     )
     assert made.events is not None
@@ -126,7 +128,7 @@ def test_records_equal_those_computed_token_by_token(
             row["last_token_ns"] if interval == 1 else times[-1],
         )
         assert times[-1] == row["end_ns"] == row["done_ns"]
-        if not any(replica.pauses for replica in simulation.replicas):
+        if not any(replica.pause_count for replica in simulation.replicas):
             assert len(times) == row["output_events"]
         gaps = np.diff(times)
         assert emitted.get(int(row["slot"]), []) == gaps.tolist()

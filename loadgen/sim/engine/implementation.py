@@ -8,7 +8,7 @@ from loadgen_sdk import compiled
 
 from loadgen.sim.engine import replica as reference
 
-VERSION = 3
+VERSION = 4
 """Version of the interface of `_replica.c`. A module of another version is not used."""
 
 compiled_module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)

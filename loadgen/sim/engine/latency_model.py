@@ -1,4 +1,4 @@
-"""When a simulated server without a physical model emits tokens.
+"""A model of when a simulated server without a physical engine emits tokens.
 
 The caller passes the time; nothing here reads a clock. Every due time follows from the arrival and
 from draws that are functions of the seed. So a late caller gets late emissions, but the due times
@@ -31,7 +31,7 @@ class Emission(Struct, gc=False):
 DistributionKind = Literal["fixed", "normal", "lognormal"]
 
 _MASK_64_BITS = (1 << 64) - 1
-_DRAWN_GAPS = 4096  # times between tokens drawn in advance: a draw costs more than a token
+_DRAWN_GAPS = 4096  # number of times between tokens that are drawn in advance
 _GAP_STRIDE = 977  # a prime: requests that arrive together begin far apart among the drawn gaps
 _MAX_SIGMA = 10.0  # exp(10) is 22,000: no latency spreads that much, so it is a mistake
 # Numbers of the random streams that this module draws from; fault_injection.py uses 3 and 4.
@@ -43,7 +43,7 @@ def parse_duration_ns(text: str, where: str = "") -> int:
     """Return the duration in an option, in ns. A number without a unit means seconds.
 
     Raises:
-        UserError: It is no duration.
+        UserError: The text is no duration. The error names the option, `where`.
     """
     try:
         return units.duration_ns(text, bare="s")
@@ -51,19 +51,20 @@ def parse_duration_ns(text: str, where: str = "") -> int:
         raise UserError(error.code, f'"{text}" {error}', where, error.hint) from None
 
 
-def draw_uniform(seed: int, *path: int) -> float:
-    """Return a number in [0, 1) that depends on the arguments only.
+def draw_uniform(seed: int, *stream_path: int) -> float:
+    """Return a uniform random number in [0, 1) that depends on the arguments only.
 
-    The hash function splitmix64 (Steele, Lea and Flood 2014), whose constants these are, is applied
-    to each number of the path in turn. A hash instead of a random generator gives each request the
-    same number in whatever order requests are drawn.
+    A hash instead of a random generator gives each request the same number in whatever order the
+    draws take place. The state is updated by splitmix64 once for each number of the path (Steele,
+    Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014, which has the constants).
 
     Args:
         seed: The seed of the server.
-        path: Numbers that tell draws apart, such as the stream and the request.
+        stream_path: Numbers that tell draws apart, such as the purpose of the draw and the number
+            of the request.
     """
     state = seed & _MASK_64_BITS
-    for number in path:
+    for number in stream_path:
         state = (state + 0x9E3779B97F4A7C15 * (number + 1)) & _MASK_64_BITS
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64_BITS
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64_BITS
@@ -84,16 +85,20 @@ class DurationDistribution(Struct, frozen=True, kw_only=True):
     at_ns: int = 0
     spread: float = 0.0
 
-    def draw(self, seed: int, *path: int) -> int:
+    def draw(self, seed: int, *stream_path: int) -> int:
         """Return one duration in ns that depends on the arguments only.
 
         The Box-Muller transform converts two uniform numbers to a normal one.
+
+        Args:
+            seed: The seed of the server.
+            stream_path: Numbers that tell draws apart. See `draw_uniform`.
         """
         if self.kind == "fixed":
             return self.at_ns
         # The first uniform number may be 0, which has no logarithm; 1 minus it never is.
-        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *path, 0)))
-        standard_normal = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *path, 1))
+        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *stream_path, 0)))
+        standard_normal = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *stream_path, 1))
         if self.kind == "normal":
             return max(0, round(self.at_ns + self.spread * standard_normal))
         return round(self.at_ns * math.exp(self.spread * standard_normal))
@@ -138,13 +143,15 @@ def _parse_sigma(text: str, where: str) -> float:
     return sigma
 
 
-class _Stream:
+class _TokenStream:
     """The state of one request whose tokens are emitted one after the other.
 
     Attributes:
         key: Names the request to the caller. None after a cancellation, because a stream cannot be
             removed from the middle of the heap or queue; it is skipped when it comes to the front.
         arrival_index: Counts the requests by arrival, from 0.
+        arrival_ns: When the request arrived.
+        input_tokens: The length of the prompt.
         next_tokens: How many tokens the next emission has. The first token is emitted alone.
         remaining_tokens: How many tokens are not emitted yet, those of the next emission included.
         has_started: Whether the request has got a slot.
@@ -168,6 +175,7 @@ class _Stream:
         input_tokens: int,
         output_tokens: int,
     ) -> None:
+        """Create a stream that has not started. The class describes the attributes."""
         self.key: Hashable | None = key
         self.arrival_index = arrival_index
         self.arrival_ns = arrival_ns
@@ -180,15 +188,20 @@ class _Stream:
 class LatencyOptions(Struct, frozen=True, kw_only=True):
     """The options of a `LatencyModel`.
 
-    The first token of a request is emitted alone, then every `tokens_per_emission`, then the rest.
-    `lockstep` moves every emission to a multiple of `itl` of the clock, as a batching engine does.
-    `slots` limits how many requests are served at once, in order of arrival. `flood` leaves no time
-    between the emissions of a stream.
+    Attributes:
+        ttft: The time to first token.
+        itl: The time between tokens.
+        per_input_token_ns: Added to the time to first token for each token of the prompt.
+        tokens_per_emission: Tokens that are emitted together. The first token is emitted alone.
+        lockstep: Whether each emission takes place at a multiple of `itl`, as in a batching engine.
+        slots: The most requests that are served at the same time, or None for no limit.
+        flood: Whether there is no time between the emissions of a stream.
+        seed: The seed of all draws.
     """
 
-    ttft: DurationDistribution  # time to first token
-    itl: DurationDistribution  # time between tokens
-    per_input_token_ns: float = 0.0  # added to the time to first token
+    ttft: DurationDistribution
+    itl: DurationDistribution
+    per_input_token_ns: float = 0.0
     tokens_per_emission: int = 1
     lockstep: bool = False
     slots: int | None = None
@@ -198,7 +211,8 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise UserError if the options contradict each other.
 
-        Lockstep needs a clock with a fixed period above 0, which is the time between tokens.
+        With `lockstep`, all streams emit at the ticks of a clock. Its period is the time between
+        tokens, which therefore has to be fixed and above 0.
         """
         has_fixed_gap = self.itl.kind == "fixed" and self.itl.at_ns > 0
         if self.lockstep and not has_fixed_gap:
@@ -209,55 +223,72 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
             raise UserError("out_of_range", problem, "--stream-interval, --slots")
 
 
+def _draw_gaps_ns(options: LatencyOptions) -> list[int]:
+    """Return drawn times between tokens, or an empty list if that time is fixed.
+
+    They are drawn in advance and used again and again, because a draw costs more than an emission.
+    """
+    itl = options.itl
+    if itl.kind == "fixed":
+        return []
+    return [itl.draw(options.seed, _ITL_STREAM, index) for index in range(_DRAWN_GAPS)]
+
+
 class LatencyModel:
     """A server whose times are drawn: the first token after `ttft`, the others `itl` apart.
 
     An emission costs one heap operation.
 
     Attributes:
-        active: Number of requests that have a slot and are not finished.
+        active_count: Number of requests that have a slot and are not finished.
     """
 
     def __init__(self, options: LatencyOptions) -> None:
+        """Create an idle server. Raises UserError if the options contradict each other."""
         options.check()
-        itl = options.itl
-        self.active = 0
+        self.active_count = 0
         self._options = options
+        self._now_ns = 0  # the time of the last call
+        self._submitted_count = 0
+
+        # Copies of options that are read once per emission.
         self._tokens_per_emission = options.tokens_per_emission
-        self._slots = options.slots
         self._flood = options.flood
-        self._lockstep_ns = itl.at_ns if options.lockstep else 0
-        self._fixed_gap_ns = itl.at_ns
-        self._drawn_gaps_ns: list[int] = []
-        if itl.kind != "fixed":
-            indexes = range(_DRAWN_GAPS)
-            self._drawn_gaps_ns = [itl.draw(options.seed, _ITL_STREAM, index) for index in indexes]
+        self._fixed_gap_ns = options.itl.at_ns
+        self._drawn_gaps_ns = _draw_gaps_ns(options)  # empty with a fixed time between tokens
+        self._max_active = options.slots
+
+        self._streams: dict[Hashable, _TokenStream] = {}  # all that are not finished, by key
+        self._queue: deque[_TokenStream] = deque()  # those that wait for a slot
         # A heap of started streams: (due time of the next emission in ns, arrival index, stream).
-        self._heap: list[tuple[int, int, _Stream]] = []
-        self._queue: deque[_Stream] = deque()
-        self._streams: dict[Hashable, _Stream] = {}
-        self._now_ns = 0
-        self._submitted = 0
+        self._heap: list[tuple[int, int, _TokenStream]] = []
 
     @property
-    def queued(self) -> int:
+    def queued_count(self) -> int:
         """Number of requests that wait for a slot."""
-        return len(self._streams) - self.active
+        return len(self._streams) - self.active_count
 
     def submit(self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int) -> None:
-        """Add a request that arrives now.
+        """Add a request that arrives now. It starts if a slot is free, or else waits for one.
 
-        Raises ValueError if `key` is in use or `output_tokens` is below 1.
+        Args:
+            now_ns: The time of arrival.
+            key: Names the request in emissions and in `cancel`.
+            input_tokens: The length of the prompt.
+            output_tokens: The length of the output, at least 1.
+
+        Raises:
+            ValueError: The key is in use, or there is less than one output token.
         """
         if output_tokens < 1 or key in self._streams:
             raise ValueError(
                 f"needs a new key and at least one output token: {key!r}, {output_tokens}"
             )
         self._now_ns = now_ns
-        stream = _Stream(key, self._submitted, now_ns, input_tokens, output_tokens)
+        stream = _TokenStream(key, self._submitted_count, now_ns, input_tokens, output_tokens)
         self._streams[key] = stream
-        self._submitted += 1
-        if self._slots is None or self.active < self._slots:
+        self._submitted_count += 1
+        if self._max_active is None or self.active_count < self._max_active:
             self._start(stream, now_ns)
         else:
             self._queue.append(stream)
@@ -265,7 +296,11 @@ class LatencyModel:
     def submit_prefills(
         self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]
     ) -> None:
-        """Add sequences of these lengths in tokens. Each of them ends with its first token."""
+        """Add the sequences of a prefill-only request (embeddings, rerank).
+
+        Each of them ends with its first token. Its key is that of the same index in `keys`, and its
+        length in tokens that in `lengths`.
+        """
         for key, tokens in zip(keys, lengths, strict=True):
             self.submit(now_ns, key, tokens, 1)
 
@@ -279,8 +314,9 @@ class LatencyModel:
     def advance(self, now_ns: int) -> list[Emission]:
         """Return all emissions that are due by `now_ns`, in order of their due times.
 
-        A slot that becomes free is given to the next request at the due time of the last token, not
-        at the time of the call, so that a late caller delays nothing that follows.
+        The next emission of a stream, and the start of a request that waits for a slot, follow from
+        the due time of this emission, not from the time of the call. So a late caller delays
+        nothing that follows.
         """
         self._now_ns = now_ns
         heap = self._heap
@@ -288,21 +324,22 @@ class LatencyModel:
         while heap and heap[0][0] <= now_ns:
             due_ns, arrival_index, stream = heap[0]
             key = stream.key
-            if key is None:
+            is_cancelled = key is None
+            if is_cancelled:
                 heapq.heappop(heap)
                 continue
             tokens = stream.next_tokens
-            remaining = stream.remaining_tokens - tokens
-            if remaining <= 0:
-                emissions.append(Emission(key, tokens, True, due_ns))
+            remaining_tokens = stream.remaining_tokens - tokens
+            is_last = remaining_tokens <= 0
+            emissions.append(Emission(key, tokens, is_last, due_ns))
+            if is_last:
                 heapq.heappop(heap)
                 del self._streams[key]
                 self._free_slot(due_ns)
-                continue
-            emissions.append(Emission(key, tokens, False, due_ns))
-            next_due_ns = self._next_due_ns(stream, due_ns, remaining)
-            stream.remaining_tokens = remaining
-            heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
+            else:
+                next_due_ns = self._plan_next_emission(stream, due_ns, remaining_tokens)
+                stream.remaining_tokens = remaining_tokens
+                heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
         return emissions
 
     def cancel(self, key: Hashable) -> None:
@@ -314,37 +351,46 @@ class LatencyModel:
         if stream.has_started:
             self._free_slot(self._now_ns)
 
-    def _next_due_ns(self, stream: _Stream, due_ns: int, remaining: int) -> int:
-        """Choose how many of the remaining tokens a stream emits next, and return when."""
+    def _plan_next_emission(self, stream: _TokenStream, due_ns: int, remaining_tokens: int) -> int:
+        """Set how many tokens a stream emits next, and return when they are due.
+
+        Args:
+            stream: The stream, whose field `next_tokens` is set.
+            due_ns: When its current emission is due.
+            remaining_tokens: How many tokens it has left after its current emission.
+        """
         tokens = self._tokens_per_emission
-        if tokens > remaining:  # instead of `min`, because this runs once per emission
-            tokens = remaining
+        if tokens > remaining_tokens:  # instead of `min`, because this runs once per emission
+            tokens = remaining_tokens
         stream.next_tokens = tokens
         if self._flood:
-            return self._now_ns + 1  # in the next call, so that streams take turns
+            # Due in the next call of `advance` and not in this one, so that streams take turns.
+            return self._now_ns + 1
         gaps_ns = self._drawn_gaps_ns
         if not gaps_ns:
             return due_ns + self._fixed_gap_ns * tokens
-        # The drawn gaps are used again in a circle. Each request starts at a place of its own, and
-        # goes on as its tokens become fewer.
+        # The list of drawn gaps is used as a ring. Where a stream begins in it depends on its
+        # arrival, and it moves on with each token. The number of the remaining tokens does that.
         first_gap = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
         for index in range(first_gap, first_gap + tokens):
             due_ns += gaps_ns[index % _DRAWN_GAPS]
         return due_ns
 
-    def _start(self, stream: _Stream, start_ns: int) -> None:
-        """Plan the first token of a request that gets a slot.
+    def _start(self, stream: _TokenStream, start_ns: int) -> None:
+        """Give a slot to a request, and plan its first token.
 
-        With `lockstep` it is delayed to the next multiple of the time between tokens, so that all
-        streams emit at the same times.
+        With the option `lockstep`, the first token is delayed to the next multiple of the time
+        between tokens, so that all streams emit at the same times.
         """
         stream.has_started = True
-        self.active += 1
+        self.active_count += 1
         options = self._options
         due_ns = start_ns + options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
         due_ns += round(options.per_input_token_ns * stream.input_tokens)
-        if self._lockstep_ns:
-            due_ns = -(-due_ns // self._lockstep_ns) * self._lockstep_ns  # rounded up
+        if options.lockstep:
+            period_ns = options.itl.at_ns
+            periods = -(-due_ns // period_ns)  # rounded up
+            due_ns = periods * period_ns
         heapq.heappush(self._heap, (due_ns, stream.arrival_index, stream))
 
     def _free_slot(self, now_ns: int) -> None:
@@ -352,9 +398,9 @@ class LatencyModel:
 
         Requests that were cancelled while they waited are skipped.
         """
-        self.active -= 1
+        self.active_count -= 1
         queue = self._queue
-        while queue and self._slots is not None and self.active < self._slots:
+        while queue and self._max_active is not None and self.active_count < self._max_active:
             stream = queue.popleft()
             if stream.key is not None:
                 self._start(stream, max(now_ns, stream.arrival_ns))

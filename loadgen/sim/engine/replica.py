@@ -1,9 +1,9 @@
 """One replica of a continuous-batching server as a physical model, iteration by iteration.
 
-The caller passes the time. An iteration takes `overhead + max(bytes / bandwidth, FLOPs / rate)`.
-The batch changes only when a sequence is admitted, paused or finished. The iteration of a
-sequence's last token is known when its prefill ends, so no work is done per token. The HTTP
-endpoint and simulations in virtual time use the same class.
+The caller passes the time. An iteration takes `overhead + max(bytes / bandwidth, FLOPs / rate)`,
+the roofline model. The batch changes only when a sequence is admitted, paused (preempted) or
+finished. The iteration of a sequence's last token is known when its prefill ends, so no work is
+done per token. The HTTP endpoint and simulations in virtual time use the same class.
 
 This is the reference implementation. `_replica.c` does the same, to the last bit, and
 `implementation.py` chooses one.
@@ -70,10 +70,10 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
         tokens_per_block: Tokens in a block.
         max_seq_len: The longest prompt and output together.
         chunked_prefill: Whether a prompt may be spread over iterations.
-        guaranteed: Whether all blocks for the output are reserved at admission (the scheduler
-            "guaranteed no evict"). If not ("max utilization"), blocks are taken as tokens are
-            generated. When none are left, the sequence admitted last is paused and computed again
-            later.
+        reserves_output_blocks: Whether all blocks for the output are reserved at admission
+            (TensorRT-LLM's scheduler "guaranteed no evict"). If not ("max utilization"), blocks
+            are taken as tokens are generated. When none are left, the sequence admitted last is
+            paused and computed again later.
         block_reuse: Whether prompts with the same prefix share its blocks.
     """
 
@@ -83,7 +83,7 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     tokens_per_block: int = 32
     max_seq_len: int = 4096
     chunked_prefill: bool = True
-    guaranteed: bool = False
+    reserves_output_blocks: bool = False
     block_reuse: bool = False
 
 
@@ -115,13 +115,32 @@ REQUEST_FIELDS = (
 class SimRequest:
     """One sequence in a replica.
 
-    `blocks` has one hash per full block of the prompt, which covers the prompt up to the end of
-    that block. Iterations are numbered from 0; -1 stands for none, and also for a time or a count
-    that is not known yet. All fields are integers, so that they can be packed into rows.
-    `replica_index`, `failure` and `failed_ns` are for the caller's use.
+    Iterations are numbered from 0. -1 stands for no iteration, and for a time or a count that is
+    not known yet. A request that is paused is admitted a second time after the pause.
 
-    A request that is paused is admitted a second time. `first_iteration` stays what it was, and
-    `resumed_iteration` becomes the iteration of its first token after the pause.
+    Attributes:
+        key: Names the request to the caller. An integer if the request is packed into rows.
+        due_ns: When the request arrives.
+        input_tokens: Tokens of the prompt.
+        requested_tokens: Output tokens that the client requested.
+        output_tokens: Output tokens to be generated, which may be fewer than requested.
+        blocks: One hash per full block of the prompt. It covers the prompt up to the end of the
+            block, so prompts with equal beginnings have equal first hashes.
+        replica_index: The caller's index of the replica. The replica does not use it.
+        failure: The caller's code of the failure, or 0. The replica does not use it.
+        failed_ns: The caller's time of the failure. The replica does not use it.
+        state: WAITING, PREFILLING, DECODING or DONE.
+        admitted_ns: When the request was first admitted to the batch.
+        cached_tokens: Tokens of the prompt that were in the cache at the first admission.
+        first_iteration: The iteration of the first token.
+        resumed_iteration: The iteration of the first token since the last admission.
+        last_iteration: The planned iteration of the last token. Known when the prefill ends.
+        prefill_tokens: Tokens to be prefilled: the prompt and, after a pause, the tokens that were
+            generated before it.
+        prefill_tokens_left: Those of them that are not computed yet.
+        remaining_output_tokens: Output tokens to be generated after the prefill.
+        private_block_count: Blocks taken at admission that no other request uses.
+        shared_blocks: Hashes of the blocks that the request shares with others.
     """
 
     def __init__(
@@ -132,27 +151,27 @@ class SimRequest:
         output_tokens: int,
         blocks: Sequence[Hashable] = (),
     ) -> None:
+        """Create a request that waits. The class describes the attributes; -1 is "not yet"."""
         self.key = key
         self.due_ns = due_ns
         self.input_tokens = input_tokens
         self.requested_tokens = output_tokens
-        self.output_tokens = output_tokens  # to be generated, which may be fewer than requested
+        self.output_tokens = output_tokens
         self.blocks = blocks
         self.replica_index = 0
         self.failure = 0
         self.failed_ns = -1
         self.state = WAITING
-        self.admitted_ns = -1  # time of the first admission
-        self.cached_tokens = -1  # prompt tokens found in the cache at the first admission
-        self.first_iteration = -1  # gave its first token
-        self.resumed_iteration = -1  # gave its first token since the last admission
-        self.last_iteration = -1  # gives its last token
-        # After a pause, the tokens that were generated before it are prefilled, too.
+        self.admitted_ns = -1
+        self.cached_tokens = -1
+        self.first_iteration = -1
+        self.resumed_iteration = -1
+        self.last_iteration = -1
         self.prefill_tokens = input_tokens
-        self.prefill_left = input_tokens
-        self.remaining_tokens = output_tokens  # to be generated after the prefill
-        self.private_blocks = 0  # taken at admission
-        self.shared_blocks: Sequence[Hashable] = ()  # in use by this request
+        self.prefill_tokens_left = input_tokens
+        self.remaining_output_tokens = output_tokens
+        self.private_block_count = 0
+        self.shared_blocks: Sequence[Hashable] = ()
 
     @staticmethod
     def pack(requests: Sequence[SimRequest], rows: NDArray[np.int64]) -> None:
@@ -162,26 +181,34 @@ class SimRequest:
 
 
 @dataclass(slots=True)
-class _Work:
-    """What one iteration computes and reads."""
+class _IterationWork:
+    """What one iteration computes and reads.
 
-    decoding: int  # sequences that get one token each
-    tokens_read: int  # from the key-value cache
+    Attributes:
+        decoding_count: Sequences that get one output token each.
+        tokens_read: Tokens whose keys and values are read from the key-value cache.
+        context_requests: Requests of which a part of the prompt is computed.
+        context_tokens: Tokens of prompts that are computed.
+        attended_tokens: The sum over all computed tokens of the tokens that each attends to.
+    """
+
+    decoding_count: int
+    tokens_read: int
     context_requests: int = 0
     context_tokens: int = 0
-    attended: float = field(init=False)  # sum over the computed tokens of the tokens they attend to
+    attended_tokens: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.attended = float(self.tokens_read)
+        self.attended_tokens = float(self.tokens_read)
 
-    def add_chunk(self, start: int, tokens: int) -> None:
-        """Add a part of a prompt that begins after `start` of its tokens.
+    def add_prompt_chunk(self, start: int, tokens: int) -> None:
+        """Add the computation of `tokens` tokens of a prompt, after its first `start` tokens.
 
-        Each of its tokens attends to all tokens before it, which are `start` plus, on average over
-        the part, half of the part.
+        With causal attention, each token attends to all tokens before it. These are the first
+        `start` tokens and, on average over the chunk, half of the chunk.
         """
         self.tokens_read += start + tokens
-        self.attended += tokens * (start + 0.5 * tokens)
+        self.attended_tokens += tokens * (start + 0.5 * tokens)
         self.context_tokens += tokens
         self.context_requests += 1
 
@@ -192,8 +219,8 @@ class _Work:
         rounded up, so that an iteration always takes some time.
         """
         memory_ns = costs.weights_ns + self.tokens_read * costs.kv_token_ns
-        tokens = self.decoding + self.context_tokens
-        compute_ns = tokens * costs.token_ns + self.attended * costs.attended_ns
+        computed_tokens = self.decoding_count + self.context_tokens
+        compute_ns = computed_tokens * costs.token_ns + self.attended_tokens * costs.attended_ns
         return int(costs.overhead_ns + max(memory_ns, compute_ns)) + 1
 
 
@@ -216,7 +243,7 @@ class _SharedBlocks:
         """Number of blocks in use."""
         return len(self._user_counts)
 
-    def match(self, blocks: Sequence[Hashable]) -> Sequence[Hashable]:
+    def match_prefix(self, blocks: Sequence[Hashable]) -> Sequence[Hashable]:
         """Return the blocks at the beginning of a prompt that exist."""
         for count, block in enumerate(blocks):
             if block not in self._user_counts and block not in self._unused:
@@ -233,25 +260,26 @@ class _SharedBlocks:
             self._unused.pop(block, None)
             self._user_counts[block] = self._user_counts.get(block, 0) + 1
 
-    def add(self, blocks: Sequence[Hashable]) -> list[Hashable]:
-        """Create blocks that one request uses, up to the first that exists. Return those created.
+    def create(self, blocks: Sequence[Hashable]) -> list[Hashable]:
+        """Create the blocks up to the first that exists already, and return the created ones.
 
-        The blocks after an existing one are not created: their prefix is shared already, so they
-        are likely to exist, too.
+        They have one user: the request that has computed them. The blocks after an existing one
+        are not created, because another request with the same prefix has probably created them.
         """
-        created = []
+        created_blocks = []
         for block in blocks:
             if block in self._user_counts or block in self._unused:
                 break
             self._user_counts[block] = 1
-            created.append(block)
-        return created
+            created_blocks.append(block)
+        return created_blocks
 
     def release(self, blocks: Sequence[Hashable]) -> None:
-        """Count one request less that uses each of the blocks.
+        """Remove one user from each of the blocks, which are in the order of their prompt.
 
-        The end of a prefix becomes unused first, so that it is evicted first: its beginning is
-        shared by more prompts, and the end is useless without the beginning.
+        A block without users stays in the cache until it is evicted. The last blocks of a prefix
+        become unused first, so they are evicted first: fewer prompts share them, and they are
+        useless without the blocks before them.
         """
         for block in reversed(blocks):
             self._user_counts[block] -= 1
@@ -269,94 +297,103 @@ class _SharedBlocks:
 
 
 class Replica:
-    """One model instance.
+    """One model instance, which serves a batch of requests in iterations.
 
-    The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has
-    ended, and `finish` at `end_ns`, the end of the current iteration.
+    The owner calls `submit` for each request, `begin_iteration` when the replica is idle or an
+    iteration has ended, and `end_iteration` at `end_ns`.
 
     Attributes:
         end_ns: The end of the current iteration, or NEVER if the replica is idle.
-        ends: The end time of every iteration since the start or the last `forget`, in ns.
-        started: The requests that got a first token in the last `finish`: the very first, or the
-            first after a pause.
-        paused: The requests paused by the last `begin`, as (request, first iteration, last
-            iteration). These are the iterations in which it got tokens since it was last admitted.
-        waiting: The requests that wait for admission, in order.
-        active: Number of requests in the batch: admitted, and neither finished nor paused. Some of
-            them are in prefill, the others decode.
-        decoding: Number of active requests that have finished their prefill.
-        decoded: Sum of `decoding` over all finished iterations.
-        iteration: Number of finished iterations.
+        iteration_ends_ns: The end of every iteration since the start or the last call of
+            `discard_iteration_ends`. The end of the current iteration is included.
+        first_token_requests: The requests that got a first token in the iteration that ended last:
+            the very first, or the first after a pause.
+        recent_pauses: The requests paused by the last `begin_iteration`, as (request, first
+            iteration, last iteration): the iterations in which it got tokens since its last
+            admission.
+        active_count: Number of requests in the batch: admitted, and neither finished nor paused.
+            Some of them are in prefill, the others decode.
+        decoding_count: Number of active requests that have finished their prefill.
+        decoded_tokens: Number of tokens generated by decoding, which is one per iteration and
+            decoding request. First tokens come from the prefill and are not counted.
+        iteration: Number of finished iterations, which is also the number of the current one.
         context_requests: Number of requests that the current iteration prefills.
         context_tokens: Number of tokens that it prefills.
-        pauses: Number of pauses since the start.
-        hits: Number of prompt blocks found in the cache at admission, since the start.
-        misses: Number of prompt blocks not found.
+        pause_count: Number of pauses since the start.
+        cache_hits: Number of prompt blocks found in the cache at admission, since the start.
+        cache_misses: Number of prompt blocks not found, since the start.
     """
 
     Request = SimRequest
     """The class of the requests for `submit`."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
+        """Create an idle replica. The class describes the public attributes."""
         self.end_ns = NEVER
-        self.ends = array("q")
-        self.started: list[SimRequest] = []
-        self.paused: list[tuple[SimRequest, int, int]] = []
-        self.waiting: deque[SimRequest] = deque()
-        self.active = 0
-        self.decoding = 0
-        self.decoded = 0
+        self.iteration_ends_ns = array("q")
+        self.first_token_requests: list[SimRequest] = []
+        self.recent_pauses: list[tuple[SimRequest, int, int]] = []
+        self.active_count = 0
+        self.decoding_count = 0
+        self.decoded_tokens = 0
         self.iteration = 0
         self.context_requests = 0
         self.context_tokens = 0
-        self.pauses = 0
-        self.hits = 0
-        self.misses = 0
+        self.pause_count = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
         self._costs = costs
         self._limits = limits
-        self._is_under_way = False  # between `begin` and `finish`
+
+        self._is_computing = False  # between `begin_iteration` and `end_iteration`
         self._kv_tokens = 0  # in the key-value cache, of decoding requests
-        self._private_blocks = 0  # blocks in use that are not shared
+        self._private_block_count = 0  # blocks in use that are not shared
         self._shared = _SharedBlocks()
-        # The request whose prompt is prefilled in part. It is served before the queue.
-        self._partial: SimRequest | None = None
+
+        self._waiting: deque[SimRequest] = deque()  # for admission, in order of arrival
+        # The request whose prompt is prefilled in part. It is served before those that wait.
+        self._partly_prefilled: SimRequest | None = None
         # The requests whose prefill ends with the current iteration.
-        self._ready: list[SimRequest] = []
-        # The decoding requests in order of admission: a dict without values, because any of them
-        # can be removed quickly, and the last one found.
+        self._finishing_prefill: list[SimRequest] = []
+        # The decoding requests in order of admission. A dict without values is an ordered set: any
+        # request can be removed quickly, and the last one found.
         self._decoding_requests: dict[SimRequest, None] = {}
         # The decoding requests by the iteration of their last token, which is known in advance.
-        self._ending_by_iteration: dict[int, list[SimRequest]] = {}
+        self._requests_by_last_iteration: dict[int, list[SimRequest]] = {}
         # A decoding request gets a token per iteration, so it fills a block and needs a new one
         # every `tokens_per_block` iterations, always at the same iteration % tokens_per_block: its
-        # phase. This is the number of decoding requests by phase, so that an iteration need not
-        # visit each of them. Unused with `guaranteed`, where blocks are taken at admission.
-        self._growing_by_phase = [0] * limits.tokens_per_block
+        # phase. This list has the number of decoding requests of each phase, so that an iteration
+        # knows how many blocks it needs without visiting each request. It is not used with
+        # `reserves_output_blocks`, where all blocks are taken at admission.
+        self._block_demand_by_phase = [0] * limits.tokens_per_block
 
     @property
-    def queued(self) -> int:
+    def queued_count(self) -> int:
         """Number of requests that wait for admission."""
-        return len(self.waiting)
+        return len(self._waiting)
 
     @property
     def next_due_ns(self) -> int:
         """Due time of the first request that waits, or NEVER if none waits."""
-        return self.waiting[0].due_ns if self.waiting else NEVER
+        return self._waiting[0].due_ns if self._waiting else NEVER
 
     @property
-    def blocks_used(self) -> int:
+    def used_block_count(self) -> int:
         """Number of blocks that cannot be reused for another request now."""
-        return self._private_blocks + self._shared.used_count
+        return self._private_block_count + self._shared.used_count
 
-    def end_of(self, iteration: int) -> int:
-        """Return when an iteration ended, if `forget` was never called. Raises IndexError."""
-        return self.ends[iteration]
+    def iteration_end_ns(self, iteration: int) -> int:
+        """Return when an iteration ended. Raises IndexError if it has not begun.
 
-    def forget(self) -> None:
-        """Forget when iterations ended, except for the last one."""
-        del self.ends[:-1]
+        The result is right only if `discard_iteration_ends` was never called.
+        """
+        return self.iteration_ends_ns[iteration]
 
-    def admissible(self, input_tokens: int) -> bool:
+    def discard_iteration_ends(self) -> None:
+        """Discard the end times of all iterations but the last, to limit the memory of a server."""
+        del self.iteration_ends_ns[:-1]
+
+    def can_serve(self, input_tokens: int) -> bool:
         """Return whether a prompt of this length can be served at all."""
         limits = self._limits
         fits_iteration = limits.chunked_prefill or input_tokens <= limits.max_num_tokens
@@ -370,319 +407,370 @@ class Replica:
         max_output_tokens = self._limits.max_seq_len - request.input_tokens
         if request.output_tokens > max_output_tokens:
             request.output_tokens = max_output_tokens
-            request.remaining_tokens = max_output_tokens
-        self.waiting.append(request)
+            request.remaining_output_tokens = max_output_tokens
+        self._waiting.append(request)
 
-    def begin(self, now_ns: int) -> bool:
+    def begin_iteration(self, now_ns: int) -> bool:
         """Begin an iteration, which ends at `end_ns`. Return False if there is nothing to do.
 
-        A decoding request reads its whole cache in an iteration, and the token that is computed
-        now. Prompts share the iteration as far as the limit of tokens allows.
+        The iteration computes one token of each decoding request, and prompts as far as the limit
+        of tokens allows. If blocks are missing, some requests are paused first. Without anything
+        to compute, the replica becomes idle.
         """
-        self.paused = []
-        if not self._limits.guaranteed:
-            self._grow_decoding()
-        work = _Work(self.decoding, self._kv_tokens + self.decoding)
-        if not self.paused:  # a request that was just paused is not admitted again yet
-            self._prefill(work, self._limits.max_num_tokens - self.decoding, now_ns)
-        if not work.decoding and not work.context_tokens:
+        self.recent_pauses = []
+        if not self._limits.reserves_output_blocks:
+            self._take_decoding_blocks()
+        # Decoding requests read their whole cache, and the token that is computed now.
+        tokens_read = self._kv_tokens + self.decoding_count
+        work = _IterationWork(self.decoding_count, tokens_read)
+        if not self.recent_pauses:  # a request that was just paused is not admitted again yet
+            self._schedule_prefill(work, self._limits.max_num_tokens - self.decoding_count, now_ns)
+        if not work.decoding_count and not work.context_tokens:
             self.end_ns = NEVER
             return False
         self.context_tokens = work.context_tokens
         self.context_requests = work.context_requests
         self.end_ns = now_ns + work.duration_ns(self._costs)
-        self.ends.append(self.end_ns)
-        self._is_under_way = True
+        self.iteration_ends_ns.append(self.end_ns)
+        self._is_computing = True
         return True
 
-    def finish(self) -> list[SimRequest]:
-        """End the current iteration, and return the requests that are done.
+    def end_iteration(self) -> list[SimRequest]:
+        """End the current iteration, and return the requests that are done with it.
 
-        Every decoding request, and every request whose prefill has just ended, gets one token.
+        Every decoding request gets one token, and so does every request whose prefill ends with
+        this iteration. The latter begin to decode.
         """
         finished_iteration = self.iteration
         self.iteration += 1
-        self._is_under_way = False
-        self._kv_tokens += self.decoding
-        self.decoded += self.decoding
-        done = self._ending_by_iteration.pop(finished_iteration, [])
-        for request in done:
+        self._is_computing = False
+        self._kv_tokens += self.decoding_count
+        self.decoded_tokens += self.decoding_count
+
+        done_requests = self._requests_by_last_iteration.pop(finished_iteration, [])
+        for request in done_requests:
             request.state = DONE
             self._remove_from_batch(request)
-        self.started = self._ready
-        self._ready = []
-        for request in self.started:
+
+        self.first_token_requests = self._finishing_prefill
+        self._finishing_prefill = []
+        for request in self.first_token_requests:
             self._start_decoding(request, finished_iteration)
             if request.state == DONE:
-                done.append(request)
-        self.decoding = len(self._decoding_requests)
-        return done
+                done_requests.append(request)
+        self.decoding_count = len(self._decoding_requests)
+        return done_requests
 
     @staticmethod
-    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
-        """Return the end of the iteration that ends first, and the index of its replica.
+    def advance_to_next_event(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
+        """Advance the replicas to the next iteration that the caller has to handle.
 
-        Iterations that end before `before_ns`, and start and end no request, are ended here, in
-        order of time. So the caller sees only iterations at which something happens. The end is
-        NEVER if all replicas are idle.
+        Iterations that end before `before_ns` and in which no request starts, ends or is paused are
+        ended here, in order of time. Most iterations are of this kind, and the compiled
+        implementation needs no call from Python for them.
+
+        Returns:
+            The end of the next iteration, which the caller has to end, and the index of its
+            replica. The end is NEVER if all replicas are idle.
         """
         while True:
             end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
-            if end_ns >= before_ns or not replicas[index]._is_quiet():
+            if end_ns >= before_ns or not replicas[index]._is_uneventful():
                 return end_ns, index
-            replicas[index].finish()
-            replicas[index].begin(end_ns)
+            replicas[index].end_iteration()
+            replicas[index].begin_iteration(end_ns)
 
     def cancel(self, request: SimRequest) -> None:
         """Stop a request unless it is done. Its blocks are free from the next iteration on.
 
-        What it is removed from depends on its state: the queue, the batch, or the requests in
-        prefill.
+        A request leaves the place that its state names: the queue, the prefill or the batch of
+        decoding requests.
         """
         if request.state == WAITING:
-            self.waiting.remove(request)
+            self._waiting.remove(request)
         elif request.state == DECODING:
             self._cancel_decoding(request)
         elif request.state == PREFILLING:
-            if request is self._partial:
-                self._partial = None
+            if request is self._partly_prefilled:
+                self._partly_prefilled = None
             else:
-                self._ready.remove(request)
-            self._release_blocks(request, request.private_blocks)
-            self.active -= 1
+                self._finishing_prefill.remove(request)
+            self._release_blocks(request, request.private_block_count)
+            self.active_count -= 1
         request.state = DONE
 
-    def generated(self, request: SimRequest) -> int:
-        """Return the tokens that a request has got by the end of the last finished iteration.
+    def count_generated_tokens(self, request: SimRequest) -> int:
+        """Return how many tokens a request has by the end of the last finished iteration.
 
-        Tokens are not counted one by one. Since its admission, a request has got one token in each
-        iteration from `resumed_iteration` on; after a pause, `remaining_tokens` says how many it
-        lacked then.
+        Tokens are not counted one by one, but follow from the iterations: since its last
+        admission, a request gets one token in each iteration from `resumed_iteration` to
+        `last_iteration`. The tokens from before a pause are those that no longer remain.
         """
-        tokens_before_pause = request.output_tokens - request.remaining_tokens
+        tokens_before_pause = request.output_tokens - request.remaining_output_tokens
         is_done_after_decoding = request.state == DONE and request.last_iteration >= 0
         if request.state != DECODING and not is_done_after_decoding:
             return tokens_before_pause
         last_iteration = min(self.iteration - 1, request.last_iteration)
-        return tokens_before_pause + max(0, last_iteration - request.resumed_iteration + 1)
+        tokens_since_admission = max(0, last_iteration - request.resumed_iteration + 1)
+        return tokens_before_pause + tokens_since_admission
 
     def reset_cache(self) -> None:
         """Forget the shared blocks that no request uses; those in use stay until they are free."""
         self._shared.evict(0)
 
-    def _free_blocks(self) -> int:
+    def _count_free_blocks(self) -> int:
         """Return the number of blocks that are free or could be evicted."""
-        return self._limits.kv_blocks - self.blocks_used
+        return self._limits.kv_blocks - self.used_block_count
 
-    def _is_quiet(self) -> bool:
-        """Return whether this iteration starts and ends no request, and the next pauses none.
+    def _is_uneventful(self) -> bool:
+        """Return whether the owner need not know of the end of the current iteration.
 
-        The caller need not see such an iteration.
+        In an uneventful iteration no request gets its first or last token, and the next iteration
+        pauses none.
         """
-        if not self.decoding and self._partial is None:
-            return False  # all were cancelled: the replica becomes idle
-        if self._ready or self.iteration in self._ending_by_iteration:
-            return False
-        if self._limits.guaranteed:
-            return True
+        if not self.decoding_count and self._partly_prefilled is None:
+            return False  # all requests were cancelled: the replica becomes idle
+        if self._finishing_prefill:
+            return False  # a request gets its first token
+        if self.iteration in self._requests_by_last_iteration:
+            return False  # a request gets its last token
+        if self._limits.reserves_output_blocks:
+            return True  # no request is ever paused
         next_phase = (self.iteration + 1) % self._limits.tokens_per_block
-        return self._growing_by_phase[next_phase] <= self._free_blocks()
+        return self._block_demand_by_phase[next_phase] <= self._count_free_blocks()
 
     # Admission and prefill
 
-    def _prefill(self, work: _Work, budget: int, now_ns: int) -> None:
-        """Add the prefill of at most `budget` prompt tokens to an iteration, in order of arrival.
+    def _schedule_prefill(self, work: _IterationWork, budget: int, now_ns: int) -> None:
+        """Add the prefill of at most `budget` prompt tokens to the work of an iteration.
 
-        A prompt that exceeds the rest of the budget is prefilled in part and continued in the next
-        iteration (chunked prefill).
+        Requests are admitted in order of arrival. A prompt that exceeds the rest of the budget is
+        prefilled in part and continued in the next iteration (chunked prefill).
         """
         while budget > 0:
-            request = self._partial or self._admit_next(budget, now_ns)
+            request = self._partly_prefilled or self._admit_first_waiting(budget, now_ns)
             if request is None:
                 return
-            chunk = min(request.prefill_left, budget)
-            work.add_chunk(request.prefill_tokens - request.prefill_left, chunk)
+            chunk = min(request.prefill_tokens_left, budget)
+            work.add_prompt_chunk(request.prefill_tokens - request.prefill_tokens_left, chunk)
             budget -= chunk
-            request.prefill_left -= chunk
-            self._partial = request if request.prefill_left else None
-            if not request.prefill_left:
-                self._ready.append(request)
+            request.prefill_tokens_left -= chunk
+            self._partly_prefilled = request if request.prefill_tokens_left else None
+            if not request.prefill_tokens_left:
+                self._finishing_prefill.append(request)
 
-    def _admit_next(self, budget: int, now_ns: int) -> SimRequest | None:
-        """Admit the request that waits first, and return it. Return None if it has to wait.
+    def _admit_first_waiting(self, budget: int, now_ns: int) -> SimRequest | None:
+        """Admit the first waiting request, and return it. Return None if there is none to admit.
 
-        It waits if the batch is full, if it is not due yet, if its prompt exceeds the budget and
-        cannot be prefilled in parts, or if too few blocks are free. No later request overtakes it.
+        The first request goes on waiting if the batch is full, if it is not due yet, if its prompt
+        exceeds the budget and cannot be prefilled in parts, or if too few blocks are free. No later
+        request overtakes it.
         """
         limits = self._limits
-        if not self.waiting or self.active >= limits.max_batch_size:
+        if not self._waiting or self.active_count >= limits.max_batch_size:
             return None
-        request = self.waiting[0]
+        request = self._waiting[0]
         if request.due_ns > now_ns:
             return None
-        if not limits.chunked_prefill and request.prefill_left > budget:
+        if not limits.chunked_prefill and request.prefill_tokens_left > budget:
             return None
-        if not self._take_blocks(request):
+        if not self._allocate_blocks(request):
             return None
-        self.waiting.popleft()
+        self._waiting.popleft()
         request.state = PREFILLING
-        self.active += 1
+        self.active_count += 1
         if request.admitted_ns < 0:
             request.admitted_ns = now_ns
         return request
 
-    def _take_blocks(self, request: SimRequest) -> bool:
-        """Take the blocks for a waiting request. Return False if there are not enough.
+    def _allocate_blocks(self, request: SimRequest) -> bool:
+        """Allocate cache blocks to a waiting request. Return False if too few are free.
 
-        The blocks at the beginning of its prompt that exist already are shared. The rest are
-        private: no other request uses them. Cached blocks that no request uses count as free, and
-        are evicted where private blocks need their memory.
+        The blocks of its prompt prefix that are in the cache are shared with other requests. The
+        rest are private. Cached blocks that no request uses count as free, and are evicted when
+        private blocks need their memory.
         """
         limits = self._limits
         per_block = limits.tokens_per_block
         tokens = request.prefill_tokens
-        if limits.guaranteed:
-            tokens += request.remaining_tokens  # space for the whole output is reserved now
-        # At least one token of a prompt is computed, even if all its blocks are in the cache.
-        reusable_count = (request.prefill_tokens - 1) // per_block if limits.block_reuse else 0
-        shared = self._shared.match(request.blocks[:reusable_count])
-        private_count = _divide_rounding_up(tokens, per_block) - len(shared)
-        if private_count + self._shared.count_unused(shared) > self._free_blocks():
+        if limits.reserves_output_blocks:
+            tokens += request.remaining_output_tokens
+
+        shared_blocks = self._find_cached_prefix(request)
+        private_count = _divide_rounding_up(tokens, per_block) - len(shared_blocks)
+        # Shared blocks without users are free now, but not once this request uses them.
+        needed_count = private_count + self._shared.count_unused(shared_blocks)
+        if needed_count > self._count_free_blocks():
             return False
-        self._shared.use(shared)
-        self._private_blocks += private_count
-        self._shared.evict(self._free_blocks())
-        request.shared_blocks = shared
-        request.private_blocks = private_count
-        request.prefill_left = request.prefill_tokens - len(shared) * per_block
-        if request.cached_tokens < 0:  # the first admission; one after a pause is not counted
-            request.cached_tokens = len(shared) * per_block
-            if limits.block_reuse:
-                self.hits += len(shared)
-                self.misses += len(request.blocks) - len(shared)
+
+        self._shared.use(shared_blocks)
+        self._private_block_count += private_count
+        self._shared.evict(self._count_free_blocks())
+        request.shared_blocks = shared_blocks
+        request.private_block_count = private_count
+        request.prefill_tokens_left = request.prefill_tokens - len(shared_blocks) * per_block
+        self._count_cache_hits(request)
         return True
+
+    def _find_cached_prefix(self, request: SimRequest) -> Sequence[Hashable]:
+        """Return the blocks at the beginning of a prompt that are in the cache.
+
+        At least one token of a prompt is computed, even if all its blocks are in the cache: the
+        first output token follows from it.
+        """
+        if not self._limits.block_reuse:
+            return ()
+        reusable_count = (request.prefill_tokens - 1) // self._limits.tokens_per_block
+        return self._shared.match_prefix(request.blocks[:reusable_count])
+
+    def _count_cache_hits(self, request: SimRequest) -> None:
+        """Count the blocks of an admitted request that were in the cache, and those that were not.
+
+        Only the first admission counts, not the admission after a pause.
+        """
+        if request.cached_tokens >= 0:
+            return
+        hits = len(request.shared_blocks)
+        request.cached_tokens = hits * self._limits.tokens_per_block
+        if self._limits.block_reuse:
+            self.cache_hits += hits
+            self.cache_misses += len(request.blocks) - hits
 
     # Decoding
 
     def _start_decoding(self, request: SimRequest, iteration: int) -> None:
         """Begin to decode a request whose prefill has ended with this iteration.
 
-        The prefill has given it its first token. A request that needs no other token is done.
+        The prefill has given it its first token. A request that needs no other token is done. The
+        iteration of the last token is known now, because a decoding request gets one token per
+        iteration.
         """
         limits = self._limits
         if request.first_iteration < 0:
             request.first_iteration = iteration
         request.resumed_iteration = iteration
-        request.last_iteration = iteration + request.remaining_tokens - 1
+        request.last_iteration = iteration + request.remaining_output_tokens - 1
         if limits.block_reuse and request.blocks:
             self._share_prompt_blocks(request)
-        if request.remaining_tokens <= 1:
-            self._release_blocks(request, request.private_blocks)
-            self.active -= 1
+        if request.remaining_output_tokens <= 1:
+            self._release_blocks(request, request.private_block_count)
+            self.active_count -= 1
             request.state = DONE
             return
         request.state = DECODING
         self._kv_tokens += request.prefill_tokens
-        if not limits.guaranteed:
-            self._growing_by_phase[self._growth_phase(request)] += 1
+        if not limits.reserves_output_blocks:
+            self._block_demand_by_phase[self._block_demand_phase(request)] += 1
         self._decoding_requests[request] = None
-        self._ending_by_iteration.setdefault(request.last_iteration, []).append(request)
+        self._requests_by_last_iteration.setdefault(request.last_iteration, []).append(request)
 
     def _share_prompt_blocks(self, request: SimRequest) -> None:
-        """Share the full blocks of a prompt that has been computed with later requests.
+        """Share the full blocks of a computed prompt, so that later requests can reuse them.
 
-        Blocks that another request has already shared stay private to this one.
+        A block that another request has shared in the meantime exists twice: the copy of this
+        request stays private.
         """
         full_blocks = request.input_tokens // self._limits.tokens_per_block
         already_shared = len(request.shared_blocks)
-        newly_shared = self._shared.add(request.blocks[already_shared:full_blocks])
+        newly_shared = self._shared.create(request.blocks[already_shared:full_blocks])
         request.shared_blocks = [*request.shared_blocks, *newly_shared]
-        request.private_blocks -= len(newly_shared)
-        self._private_blocks -= len(newly_shared)
+        request.private_block_count -= len(newly_shared)
+        self._private_block_count -= len(newly_shared)
 
-    def _growth_phase(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo tokens_per_block, a request needs a new block.
+    def _block_demand_phase(self, request: SimRequest) -> int:
+        """Return in which iterations, modulo tokens_per_block, a decoding request needs a new block.
 
         In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and
-        adds one. It needs a new block if these fill their blocks exactly, so if `prefill_tokens +
-        n` is a multiple of tokens_per_block.
+        adds one. It needs a new block if the cached tokens fill their blocks exactly, so if
+        `prefill_tokens + n` is a multiple of tokens_per_block.
         """
         iteration_minus_cached_tokens = request.resumed_iteration + 1 - request.prefill_tokens
         return iteration_minus_cached_tokens % self._limits.tokens_per_block
 
-    def _grow_decoding(self) -> None:
-        """Take the blocks that decoding requests need now; pause some if there are too few.
+    def _take_decoding_blocks(self) -> None:
+        """Take the blocks that decoding requests need in this iteration.
 
-        Each pause frees the blocks of one request, and may also lower the number of blocks needed.
+        If too few blocks are free, the newest requests are paused. Each pause frees the blocks of
+        one request, and may also lower the number of blocks needed.
         """
+        demand = self._block_demand_by_phase  # `_pause_newest_request` changes it
         phase = self.iteration % self._limits.tokens_per_block
-        if self._growing_by_phase[phase] > self._free_blocks():
-            while self._growing_by_phase[phase] > self._free_blocks():
-                self._pause_one()
-            self._shared.evict(self._free_blocks() - self._growing_by_phase[phase])
-        self._private_blocks += self._growing_by_phase[phase]
+        if demand[phase] > self._count_free_blocks():
+            while demand[phase] > self._count_free_blocks():
+                self._pause_newest_request()
+            self._shared.evict(self._count_free_blocks() - demand[phase])
+        self._private_block_count += demand[phase]
 
-    def _pause_one(self) -> None:
-        """Pause the request admitted last, which frees its blocks.
+    def _pause_newest_request(self) -> None:
+        """Pause (preempt) the request admitted last, which frees its blocks.
 
-        It is the next to be admitted. Its prompt and the tokens that it has got are then prefilled
-        again, because their keys and values are lost. A request that is still in prefill is newer
-        than all decoding ones.
+        It returns to the front of the queue. When it is admitted again, its prompt and the tokens
+        generated so far are prefilled again, because their keys and values are lost.
         """
-        if self._partial is not None:
-            request = self._partial
-            self._partial = None
-            self._release_blocks(request, request.private_blocks)
-            self.active -= 1
-            self.paused.append((request, 0, -1))  # an empty range: it has got no token
+        if self._partly_prefilled is not None:
+            # A request in prefill is newer than all decoding ones. It has no token yet, which the
+            # empty range of iterations 0 to -1 says.
+            request = self._partly_prefilled
+            self._partly_prefilled = None
+            self._release_blocks(request, request.private_block_count)
+            self.active_count -= 1
+            self.recent_pauses.append((request, 0, -1))
         else:
             request = next(reversed(self._decoding_requests))
-            generated = self.generated(request)
-            self.paused.append((request, request.resumed_iteration, self.iteration - 1))
+            generated_tokens = self.count_generated_tokens(request)
+            self.recent_pauses.append((request, request.resumed_iteration, self.iteration - 1))
             self._cancel_decoding(request)
-            request.prefill_tokens = request.input_tokens + generated
-            request.remaining_tokens = request.output_tokens - generated
-        request.prefill_left = request.prefill_tokens
+            request.prefill_tokens = request.input_tokens + generated_tokens
+            request.remaining_output_tokens = request.output_tokens - generated_tokens
+        request.prefill_tokens_left = request.prefill_tokens
         request.state = WAITING
-        self.waiting.appendleft(request)
-        self.pauses += 1
+        self._waiting.appendleft(request)
+        self.pause_count += 1
 
     def _cancel_decoding(self, request: SimRequest) -> None:
-        """Remove a decoding request from the batch before it has got its last token."""
-        ending_together = self._ending_by_iteration[request.last_iteration]
+        """Remove a decoding request from the batch before it gets its last token."""
+        ending_together = self._requests_by_last_iteration[request.last_iteration]
         ending_together.remove(request)
         if not ending_together:
-            del self._ending_by_iteration[request.last_iteration]
+            del self._requests_by_last_iteration[request.last_iteration]
         self._remove_from_batch(request)
 
     def _remove_from_batch(self, request: SimRequest) -> None:
-        """Remove a decoding request that has ended or is paused, and free all of its blocks.
+        """Remove a decoding request that is done, paused or cancelled, and free its blocks.
 
-        The caller removes it from `_ending_by_iteration`.
+        The caller removes it from `_requests_by_last_iteration`.
         """
-        limits = self._limits
         last_iteration = min(self.iteration - 1, request.last_iteration)
-        # The key and the value of the last token are not in the cache: they are computed together
-        # with the token after it. So the first token, at `resumed_iteration`, has added none.
-        cached_tokens = request.prefill_tokens + last_iteration - request.resumed_iteration
-        if limits.guaranteed:
-            private_blocks = request.private_blocks  # also those of the output, since admission
+        # The key and the value of a token enter the cache when the token after it is computed. So
+        # the newest token is not in the cache.
+        decoded_tokens_in_cache = last_iteration - request.resumed_iteration
+        cached_tokens = request.prefill_tokens + decoded_tokens_in_cache
+        if self._limits.reserves_output_blocks:
+            private_count = request.private_block_count
         else:
-            phase = self._growth_phase(request)
-            self._growing_by_phase[phase] -= 1
-            cached_blocks = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
-            private_blocks = cached_blocks - len(request.shared_blocks)
-            if self._is_under_way and self.iteration % limits.tokens_per_block == phase:
-                private_blocks += 1  # the current iteration has already taken a block for it
+            private_count = self._count_private_blocks(request, cached_tokens)
+            self._block_demand_by_phase[self._block_demand_phase(request)] -= 1
         del self._decoding_requests[request]
         self._kv_tokens -= cached_tokens
-        self.decoding -= 1
-        self.active -= 1
-        self._release_blocks(request, private_blocks)
+        self.decoding_count -= 1
+        self.active_count -= 1
+        self._release_blocks(request, private_count)
 
-    def _release_blocks(self, request: SimRequest, private_blocks: int) -> None:
+    def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
+        """Return how many private blocks a decoding request has, if they are taken as needed.
+
+        The current iteration may already have taken a block for a token that it has not added yet.
+        """
+        per_block = self._limits.tokens_per_block
+        private_count = _divide_rounding_up(cached_tokens, per_block) - len(request.shared_blocks)
+        is_in_phase = self.iteration % per_block == self._block_demand_phase(request)
+        if self._is_computing and is_in_phase:
+            private_count += 1
+        return private_count
+
+    def _release_blocks(self, request: SimRequest, private_count: int) -> None:
         """Free the private blocks of a request, and stop using its shared ones."""
-        self._private_blocks -= private_blocks
+        self._private_block_count -= private_count
         self._shared.release(request.shared_blocks)
         request.shared_blocks = ()
-        request.private_blocks = 0
+        request.private_block_count = 0

@@ -8,34 +8,39 @@ from msgspec import Struct
 
 from loadgen.sim.engine.implementation import Replica
 from loadgen.sim.engine.replica import Costs, ServerLimits
-from loadgen.sim.engine.routing import Router, make_router
+from loadgen.sim.engine.routing import Router, create_router
 
 
 class ReplicaChange(Struct, frozen=True):
-    """A change of the number of replicas: from `at_ns` on, only the first `serving` ones serve."""
+    """A change of the number of replicas: from `at_ns` on, only the first `serving_count` serve."""
 
     at_ns: int
-    serving: int
+    serving_count: int
 
 
 class SimulatedSystem(Struct, frozen=True, kw_only=True):
     """The simulated servers: replicas with these costs and limits.
 
-    `speeds` has one entry per replica, relative to `costs`. `interval` is the number of tokens per
-    output event after the first. `changes` are in order of time.
+    Attributes:
+        costs: The costs of an iteration of a replica with speed 1.
+        limits: The limits of each replica.
+        speeds: One entry per replica: how fast it is relative to `costs`.
+        routing: How requests are routed to replicas, `round_robin` or `weighted` (see `routing.py`).
+        tokens_per_event: The tokens of one output event after the first, which has one token.
+        changes: Changes of the number of replicas, in order of time.
     """
 
     costs: Costs
     limits: ServerLimits
     speeds: Sequence[float] = (1.0,)
     routing: str = "round_robin"
-    interval: int = 1
+    tokens_per_event: int = 1
     changes: Sequence[ReplicaChange] = ()
 
     def create_replicas(self) -> list[Replica]:
         """Return new, idle replicas."""
         return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
 
-    def make_router(self) -> Router:
-        """Return a function that chooses the replica of the next request."""
-        return make_router(self.speeds, self.routing)
+    def create_router(self) -> Router:
+        """Return a function that returns the index of the next request's replica at each call."""
+        return create_router(self.speeds, self.routing)

@@ -239,7 +239,7 @@ class Preset(Part):
             ReplicaChange(units.duration_ns(time, bare="s"), count)
             for time, count in self.replicas_at.items()
         ]
-        return tuple(sorted(changes, key=lambda change: (change.at_ns, change.serving)))
+        return tuple(sorted(changes, key=lambda change: (change.at_ns, change.serving_count)))
 
     @property
     def system(self) -> SimulatedSystem:
@@ -249,7 +249,7 @@ class Preset(Part):
             limits=self.limits,
             speeds=self.speeds,
             routing=self.routing,
-            interval=self.server.stream_interval,
+            tokens_per_event=self.server.stream_interval,
             changes=self.changes,
         )
 
@@ -311,7 +311,7 @@ class Preset(Part):
             tokens_per_block=server.tokens_per_block,
             max_seq_len=server.max_seq_len,
             chunked_prefill=server.chunked_prefill,
-            guaranteed=server.scheduler == "guaranteed_no_evict",
+            reserves_output_blocks=server.scheduler == "guaranteed_no_evict",
             block_reuse=server.block_reuse,
         )
 

@@ -42,24 +42,24 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     return {
         "iter": iteration.iteration_index,
         "iterLatencyMS": iteration.duration_ns / 1e6,
-        "numActiveRequests": iteration.active,
-        "numQueuedRequests": iteration.queued,
-        "numCompletedRequests": iteration.completed,
+        "numActiveRequests": iteration.active_count,
+        "numQueuedRequests": iteration.queued_count,
+        "numCompletedRequests": iteration.completed_count,
         "maxNumActiveRequests": limits.max_batch_size,
         "kvCacheStats": {
             "maxNumBlocks": limits.kv_blocks,
-            "freeNumBlocks": limits.kv_blocks - iteration.blocks_used,
-            "usedNumBlocks": iteration.blocks_used,
+            "freeNumBlocks": limits.kv_blocks - iteration.used_block_count,
+            "usedNumBlocks": iteration.used_block_count,
             "tokensPerBlock": limits.tokens_per_block,
-            "cacheHitRate": fleet.hit_share,
-            "reusedBlocks": iteration.blocks_hit,
-            "missedBlocks": iteration.blocks_missed,
+            "cacheHitRate": fleet.cache_hit_rate,
+            "reusedBlocks": iteration.cache_hits,
+            "missedBlocks": iteration.cache_misses,
         },
         "inflightBatchingStats": {
             "numContextRequests": iteration.context_requests,
-            "numGenRequests": iteration.generating,
-            "numPausedRequests": iteration.paused,
-            "numScheduledRequests": iteration.context_requests + iteration.generating,
+            "numGenRequests": iteration.decoding_count,
+            "numPausedRequests": iteration.paused_count,
+            "numScheduledRequests": iteration.context_requests + iteration.decoding_count,
             "numCtxTokens": iteration.context_tokens,
             "avgNumDecodedTokensPerIter": 1.0,
         },
@@ -202,7 +202,7 @@ class ServerMetrics:
         """
         text = _PrometheusText(labels=f'model_name="{model}",engine_type="simulated"')
         if isinstance(engine, Fleet) and engine.reports_serving_replicas:
-            text.lines += _gateway_lines(engine.serving)
+            text.lines += _gateway_lines(engine.serving_count)
         if weights:
             precisions = f'quantization="{weights}",kv_cache_dtype="{kv_cache}"'
             text.add("model_config_info", "gauge", 1, precisions)
@@ -252,18 +252,18 @@ def _gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
     An engine without a physical model knows only how many requests are running and waiting.
     """
     gauges: dict[str, float] = {
-        "num_requests_running": engine.active,
-        "num_requests_waiting": engine.queued,
+        "num_requests_running": engine.active_count,
+        "num_requests_waiting": engine.queued_count,
     }
     if not isinstance(engine, Fleet):
         return gauges
-    gauges["kv_cache_utilization"] = engine.blocks_used_share
-    gauges["kv_cache_hit_rate"] = engine.hit_share
+    gauges["kv_cache_utilization"] = engine.cache_utilization
+    gauges["kv_cache_hit_rate"] = engine.cache_hit_rate
     gauges["max_batch_size_runtime"] = engine.limits.max_batch_size
     if engine.iterations:
         last = engine.iterations[-1]
         gauges["num_context_requests"] = last.context_requests
-        gauges["num_generation_requests"] = last.generating
+        gauges["num_generation_requests"] = last.decoding_count
         gauges["iteration_latency_seconds"] = last.duration_ns / 1e9
         gauges["avg_decoded_tokens_per_iter"] = 1.0
     return gauges

@@ -142,7 +142,7 @@ class ServerPages:
     def _flush_cache(self) -> HttpResponse:
         """Empty the prefix cache as SGLang does, which refuses it while requests are in flight."""
         fleet = self._setup.fleet
-        is_busy = fleet is not None and (fleet.active or fleet.queued)
+        is_busy = fleet is not None and (fleet.active_count or fleet.queued_count)
         if is_busy and self._options.cores == 1:
             return HttpResponse(400, _CACHE_IN_USE_TEXT)
         return self._reset_cache()
@@ -172,7 +172,7 @@ class ServerPages:
         elif counters.events > self._events_at_last_read:
             engine = self._setup.engine
             row = iteration_stats_without_model(
-                counters.events, engine.active, engine.queued, counters.completed
+                counters.events, engine.active_count, engine.queued_count, counters.completed
             )
             rows = [row]
         self._events_at_last_read = counters.events
@@ -212,8 +212,8 @@ class ServerPages:
             "requests": counters.requests,
             "completed": counters.completed,
             "events": counters.events,
-            "active": engine.active,
-            "queued": engine.queued,
+            "active": engine.active_count,
+            "queued": engine.queued_count,
             "connections": counters.open_connections,
             "slow_readers": counters.slow_readers,
             "profiling": counters.is_profiling,

@@ -212,6 +212,6 @@ class ResponseSender:
         """Reset the connections whose requests were at a replica that has gone away."""
         if self._fleet is None:
             return
-        while self._fleet.lost:
-            key = self._fleet.lost.pop()
+        while self._fleet.lost_keys:
+            key = self._fleet.lost_keys.pop()
             key.connection.reset()
