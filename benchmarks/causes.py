@@ -205,7 +205,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
         simulation.requests,
         simulation.iteration_ends_ns,
         planned,
-        RecordOptions(interval=1, source="estimate", reports_cached_tokens=False),
+        RecordOptions(tokens_per_event=1, source="estimate", reports_cached_tokens=False),
     )
     rows = recorded.records[:]
     _add_client_and_network(rows, cause, seed, rng)

@@ -185,7 +185,7 @@ class OrderedRun(NamedTuple):
         measured_starts_ns = [stage.start_ns for stage in manifest.stages if stage.measured]
         end_ns = min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
         record_count = int(np.searchsorted(self.session_start_ns, end_ns))
-        rows: Any = self.rows.part(slice(record_count))
+        rows: Any = self.rows.slice_records(slice(record_count))
         stages = tuple(
             _shorten_stage(stage, slots=int((rows["stage"] == number).sum()), end_ns=end_ns)
             for number, stage in enumerate(manifest.stages)

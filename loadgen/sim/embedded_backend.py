@@ -17,9 +17,9 @@ from loadgen.sim.server.options import PHYSICAL, Options
 
 @contextlib.contextmanager
 def serve(settings: Settings) -> Iterator[Settings]:
-    """Start a simulated server, yield the settings with its URL, and stop it.
+    """Run a simulated server as long as the `with` block, and yield the settings with its URL.
 
-    Raises TargetError if it does not start.
+    Raises TargetError if the server does not start.
     """
     server = embedded.start(Options(**_server_options(settings)))
     try:
@@ -28,10 +28,11 @@ def serve(settings: Settings) -> Iterator[Settings]:
         server.stop()
 
 
-def known(settings: Settings) -> KnownTarget:
-    """Return what is known of the server by its options.
+def describe_target(settings: Settings) -> KnownTarget:
+    """Return what is known of the simulated server from its options, without a request.
 
-    Raises UserError if they name a preset that does not exist.
+    A server with drawn latencies has only a name. Raises UserError if the options name a preset
+    that does not exist.
     """
     name = _server_options(settings).get("preset")
     if not name:

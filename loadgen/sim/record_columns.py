@@ -17,16 +17,22 @@ Column = NDArray[Any] | int
 class RecordColumns:
     """A sequence of records of the type `record.ROW`, stored by column.
 
-    `records["due_ns"]` is a read-only column. `records[:10]` is an array of records, as
-    `records[mask]` is. Constant columns take no memory, and fields that are given as the same array
-    share it. Missing fields are 0.
+    `records["due_ns"]` is a read-only column. `records[:10]` and `records[mask]` are arrays of
+    records. Constant columns take no memory, and fields that have the same array share it.
     """
 
     def __init__(self, length: int, columns: Mapping[str, Column]) -> None:
+        """Convert the columns to the types of `record.ROW`.
+
+        Args:
+            length: The number of records.
+            columns: The values of each field, by its name in `record.ROW`. A missing field is 0.
+        """
         self._length = length
         self._columns: dict[str, NDArray[Any]] = {}
-        # Arrays that were converted already, by the identity of the given array and by type.
-        converted: dict[tuple[int, str], NDArray[Any]] = {}
+        # Fields that share an array also share its conversion. Arrays cannot be keys of a dict, so
+        # their identity is one, together with the type.
+        conversions: dict[tuple[int, str], NDArray[Any]] = {}
         for name in ROW.names or ():
             values = columns.get(name, 0)
             dtype = ROW[name]
@@ -34,9 +40,9 @@ class RecordColumns:
                 self._columns[name] = np.broadcast_to(np.array(values, dtype), length)
                 continue
             key = (id(values), dtype.str)
-            if key not in converted:
-                converted[key] = _convert(values, dtype)
-            self._columns[name] = converted[key]
+            if key not in conversions:
+                conversions[key] = _convert_column(values, dtype)
+            self._columns[name] = conversions[key]
 
     def __len__(self) -> int:
         return self._length
@@ -58,7 +64,7 @@ class RecordColumns:
     def __iter__(self) -> Iterator[Any]:
         return iter(self[:])
 
-    def part(self, span: slice) -> RecordColumns:
+    def slice_records(self, span: slice) -> RecordColumns:
         """Return consecutive records without copying their columns.
 
         The columns have their final types already, so `__init__`, which converts them, is left out.
@@ -69,11 +75,12 @@ class RecordColumns:
         return span_records
 
 
-def _convert(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values in another type.
+def _convert_column(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the values of a column in another type, in as little memory as possible.
 
-    A column of a small type in which all values are equal takes no memory, such as a status. Larger
-    types are times and counts, which are rarely equal, so that the comparison is not worth it.
+    A column of a small type, such as a status, often has equal values. Then it becomes a read-only
+    view of one value. Columns of 64 bits are times and counts, which are rarely equal, so the
+    comparison is not worth its time for them.
     """
     is_small_type = dtype.itemsize < np.dtype(np.int64).itemsize
     if is_small_type and len(values) and (values == values[0]).all():

@@ -9,6 +9,7 @@ or one conversation.
 from __future__ import annotations
 
 import functools
+import math
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,26 +22,36 @@ from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
     from loadgen.core.requests.mix import MixPrompts
-    from loadgen.core.requests.task_prompts import TaskPrompts
+    from loadgen.core.requests.task_prompts import SegmentOwner, TaskPrompts
     from loadgen.core.requests.trace_prompts import TracePrompts
+    from loadgen.core.workload.request_kinds import Synthetic
 
 DRAWS_PER_BATCH = 1024  # requests whose lengths are drawn together
 MAX_BATCHES = 1024  # in memory, because virtual users of a closed loop ask out of order
-POSITION_BITS = 24  # of a block in its prompt
-GROUP_STRIDE = 1 << 40  # distance between the first hashes of two prefix groups
-CONVERSATION_BASE = 1 << 60  # first hash of the blocks of conversations
+
+# The numbers that identify blocks are `range start + position in the prompt`. Each owner of blocks
+# has a range for itself: first the blocks of all requests, then one range per prefix group (or step
+# of a task), then one range per conversation (or request of a task).
+POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
+GROUP_STRIDE = 1 << 40  # distance between the ranges of two prefix groups
+CONVERSATION_BASE = 1 << 60  # start of the range of the first conversation
 
 
 class RequestSize(Struct, frozen=True, gc=False):
-    """The lengths of one request in tokens, and its shareable blocks.
+    """The lengths of one request in tokens, and the blocks of its prompt.
 
-    A request for values (embeddings, rerank) has no output tokens and no blocks. Instead it has the
-    length of each sequence that is prefilled for it.
+    Attributes:
+        input_tokens: The length of the prompt.
+        output_tokens: The length of the output. 0 for a non-generative request (embeddings,
+            rerank).
+        blocks: The hashes of the full blocks of the prompt that other requests may share. See
+            `SimRequest.blocks`.
+        sequence_lengths: The length of each sequence of a non-generative request.
     """
 
     input_tokens: int
     output_tokens: int
-    blocks: Sequence[Hashable] = ()  # the hashes of the prompt's full blocks that may be shared
+    blocks: Sequence[Hashable] = ()
     sequence_lengths: Sequence[int] = ()
 
 
@@ -49,30 +60,37 @@ RequestSizer = Callable[[int], RequestSize]
 
 
 def create_request_sizer(
-    spec: Any, prompts: Any, tokens_per_block: int, *, requests_values: bool = False
+    spec: Any, prompts: Any, tokens_per_block: int, *, is_non_generative: bool = False
 ) -> RequestSizer:
-    """Return the sizer of a workload's requests. No text is built if the lengths need none.
+    """Return the sizer for the requests of a workload.
+
+    A sizer computes the lengths of a request and the blocks of its prompt without building its
+    text, if the workload allows it. The kind of requests is recognized by its fields, as in
+    `build_prompts`, because a test for its class would import pydantic.
 
     Args:
-        spec: The part `requests` of the workload.
-        prompts: The requests that are built from it.
+        spec: The field `requests` of the workload.
+        prompts: The requests that `build_prompts` has built from it.
         tokens_per_block: The block size of the prefix cache, or 0 if prompts share nothing.
-        requests_values: Whether the API returns values (embeddings, rerank) instead of tokens.
+        is_non_generative: Whether the API returns values (embeddings, rerank) instead of tokens.
     """
     if hasattr(spec, "classes"):
-        parts = [
+        sizer_of_class = [
             create_request_sizer(
-                request_class.requests, part, tokens_per_block, requests_values=requests_values
+                request_class.requests,
+                class_prompts,
+                tokens_per_block,
+                is_non_generative=is_non_generative,
             )
-            for request_class, part in zip(
+            for request_class, class_prompts in zip(
                 spec.classes.values(), prompts.class_prompts, strict=True
             )
         ]
-        return MixSizer(prompts, parts)
+        return MixSizer(prompts, sizer_of_class)
     if hasattr(spec, "steps"):
         return TaskSizer(prompts, tokens_per_block)
-    if requests_values:
-        return ValueSizer(prompts)
+    if is_non_generative:
+        return SequencesSizer(prompts)
     if hasattr(spec, "trace"):
         return TraceSizer(prompts, tokens_per_block)
     if hasattr(spec, "path"):
@@ -81,27 +99,27 @@ def create_request_sizer(
 
 
 def create_synthetic_sizer(
-    spec: Any, prompts: SyntheticPrompts, tokens_per_block: int
+    spec: Synthetic, prompts: SyntheticPrompts, tokens_per_block: int
 ) -> RequestSizer:
-    """Return the sizer of synthetic requests. With `tokens_per_block` 0 no block is shared.
+    """Return the cheapest sizer that computes the lengths and shared blocks of synthetic requests.
 
-    The cheapest sizer that knows the shared blocks is chosen, because it is called once per request
-    of a simulation.
+    A sizer is called once per request of a simulation, so its cost matters. Blocks are needed only
+    if there is a prefix cache (`tokens_per_block` above 0) and if prompts share something.
     """
-    if tokens_per_block and getattr(spec, "chunks", None) is not None:
+    has_cache = tokens_per_block > 0
+    has_shared_prefix = spec.system_tokens or spec.shared_prefix_tokens or spec.cache
+    has_turns = prompts.turns > 1
+    if has_cache and spec.chunks is not None:
         return ChunkSizer(spec, prompts, tokens_per_block)
-    has_shared_prefix = (
-        spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
-    )
-    if prompts.turns > 1 or (tokens_per_block and has_shared_prefix):
+    if has_turns or (has_cache and has_shared_prefix):
         return PrefixSizer(spec, prompts, tokens_per_block)
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
         return FixedSizer(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
-    return DrawnSizer(prompts, spec.system_tokens)
+    return SampledSizer(prompts, spec.system_tokens)
 
 
-class ValueSizer:
-    """Sizes of texts to embed, or of documents to rank."""
+class SequencesSizer:
+    """Sizes of non-generative requests: of texts to embed, or of documents to rank."""
 
     def __init__(self, prompts: SyntheticPrompts | FilePrompts) -> None:
         self._prompts = prompts
@@ -112,7 +130,7 @@ class ValueSizer:
 
 
 def _size_of_sequences(lengths: Sequence[int]) -> RequestSize:
-    """Return the size of a request for values with these sequences."""
+    """Return the size of a non-generative request with sequences of these lengths."""
     return RequestSize(sum(lengths), output_tokens=0, sequence_lengths=lengths)
 
 
@@ -127,10 +145,10 @@ class FixedSizer:
         return self._size
 
 
-class DrawnSizer:
+class SampledSizer:
     """Sizes of requests that share nothing.
 
-    Lengths are drawn for many numbers at a time, because requests come roughly in order.
+    Lengths are sampled for many requests at a time, because requests come roughly in order.
     """
 
     def __init__(self, prompts: SyntheticPrompts, system_tokens: int) -> None:
@@ -156,10 +174,10 @@ class DrawnSizer:
 class PrefixSizer:
     """Sizes of requests that share a beginning: a system prompt, a prefix, or their conversation.
 
-    Of a single request only the shared part is hashed, because no other request has the rest.
+    Of a single request only the shared prefix is hashed, because no other request has the rest.
     """
 
-    def __init__(self, spec: Any, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
+    def __init__(self, spec: Synthetic, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
         self._prompts = prompts
         self._tokens_per_block = tokens_per_block
         self._system_tokens = spec.system_tokens
@@ -178,36 +196,39 @@ class PrefixSizer:
         return RequestSize(input_tokens, output_tokens, self._blocks(conversation, input_tokens))
 
     def _blocks(self, conversation: int, input_tokens: int) -> list[int]:
-        """Return the hashes of the shareable blocks of a prompt.
+        """Return the hashes of the blocks of a prompt that other requests may share.
 
         A prompt begins with the system prompt, which all prompts share. The prefix of its group
-        follows, then the conversation so far. Every owner has a range of hashes of its own, in
-        which the hash of a block is its position in the prompt plus the start of the range. A block
-        that two owners fill belongs to the second, whose tokens make it differ.
+        follows, then the conversation so far. A block belongs to the owner of its last token: all
+        requests, the prefix group or the conversation. Its hash is the start of the owner's range
+        of numbers plus the position of the block in the prompt.
         """
         prompts = self._prompts
         per_block = self._tokens_per_block
-        full_blocks = input_tokens // per_block
-        system_blocks = self._system_tokens // per_block  # shared by all prompts
         prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
-        prefix_blocks = min(prefix_tokens // per_block, full_blocks)  # shared by a prefix group
-        blocks = list(range(min(system_blocks, full_blocks)))
-        if prefix_blocks > system_blocks:
-            base = GROUP_STRIDE * (1 + prompts.prefix_group(conversation))
-            blocks += range(base + system_blocks, base + prefix_blocks)
-        if prompts.turns > 1 and full_blocks > prefix_blocks:
-            base = CONVERSATION_BASE + (conversation << POSITION_BITS)
-            blocks += range(base + prefix_blocks, base + full_blocks)
+        # The positions at which the blocks of each owner end.
+        full_blocks = input_tokens // per_block
+        system_end = min(self._system_tokens // per_block, full_blocks)
+        prefix_end = min(prefix_tokens // per_block, full_blocks)
+
+        blocks = list(range(system_end))
+        if prefix_end > system_end:
+            range_start = GROUP_STRIDE * (1 + prompts.prefix_group(conversation))
+            blocks += range(range_start + system_end, range_start + prefix_end)
+        if prompts.turns > 1 and full_blocks > prefix_end:
+            range_start = CONVERSATION_BASE + (conversation << POSITION_BITS)
+            blocks += range(range_start + prefix_end, range_start + full_blocks)
         return blocks
 
 
 class ChunkSizer:
-    """Sizes of prompts that begin with retrieved chunks.
+    """Sizes of prompts that begin with retrieved chunks, as in retrieval-augmented generation.
 
     Two prompts share a block if they have the same chunks up to the end of the block.
     """
 
-    def __init__(self, spec: Any, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
+    def __init__(self, spec: Synthetic, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
+        assert spec.chunks is not None
         self._prompts = prompts
         self._tokens_per_block = tokens_per_block
         self._system_tokens = spec.system_tokens
@@ -216,18 +237,22 @@ class ChunkSizer:
     def __call__(self, request_index: int) -> RequestSize:
         """Return the size of the request at this index.
 
-        What follows the last chunk, such as the question, is of one request only, so its blocks are
-        never shared.
+        The prompt is the system prompt, the chunks, and a rest such as the question. The rest
+        differs between requests, so its blocks are left out. The hash of a block is its position
+        together with all chunks that begin before its end.
         """
         prompts = self._prompts
         chunks = prompts.chunks_of(request_index)
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
         blocks: list[Hashable] = []
         for position in range(shared_tokens // self._tokens_per_block):
-            # The end of the block, counted from the end of the system prompt.
-            end = (position + 1) * self._tokens_per_block - self._system_tokens
-            chunks_up_to_end = max(0, -(-end // self._chunk_tokens))  # rounded up
-            blocks.append((position, *chunks[:chunks_up_to_end]))
+            end_of_block = (position + 1) * self._tokens_per_block
+            end_in_chunks = end_of_block - self._system_tokens
+            if end_in_chunks > 0:
+                chunk_count = math.ceil(end_in_chunks / self._chunk_tokens)
+            else:
+                chunk_count = 0  # the block is a part of the system prompt
+            blocks.append((position, *chunks[:chunk_count]))
         return RequestSize(
             prompts.requested_input_tokens(request_index),
             prompts.requested_output_tokens(request_index),
@@ -238,52 +263,56 @@ class ChunkSizer:
 class TaskSizer:
     """Sizes of the requests of tasks.
 
-    A block belongs to whoever added its last token: a step of the task graph, a request, or a
-    sequence of documents. The latter is the same in all tasks.
+    A block depends on the segment of its last token. That is the instructions of a step, which are
+    the same in all tasks, the output of a request, or a sequence of documents.
     """
 
     def __init__(self, prompts: TaskPrompts, tokens_per_block: int) -> None:
         self._prompts = prompts
         self._tokens_per_block = tokens_per_block
-        self._base_of_step = {
+        self._range_start_of_step = {
             step: GROUP_STRIDE * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
         }
 
     def __call__(self, request_index: int) -> RequestSize:
         """Return the size of the request at this index.
 
-        The prompt consists of segments, each with its owner. A block that two segments fill belongs
-        to the second, because its hash covers the prompt up to its end.
+        The prompt consists of segments, such as the instructions of a step and the results of
+        earlier requests. A block belongs to the segment of its last token, so the segment that
+        completes a block identifies it.
         """
         sequence_lengths = self._prompts.sequence_lengths(request_index)
-        if sequence_lengths:
+        is_non_generative = bool(sequence_lengths)
+        if is_non_generative:
             return _size_of_sequences(sequence_lengths)
         blocks: list[Hashable] = []
         input_tokens = 0
-        for owner, tokens in self._prompts.prompt_segments(request_index):
-            input_tokens += tokens
+        for owner, segment_tokens in self._prompts.prompt_segments(request_index):
+            input_tokens += segment_tokens
             if not self._tokens_per_block:
                 continue
-            positions = range(len(blocks), input_tokens // self._tokens_per_block)
-            if positions:
-                blocks += self._hashes(owner, positions)
+            completed_positions = range(len(blocks), input_tokens // self._tokens_per_block)
+            if completed_positions:
+                blocks += self._block_hashes(owner, completed_positions)
         return RequestSize(
             input_tokens, self._prompts.requested_output_tokens(request_index), blocks
         )
 
-    def _hashes(self, owner: Any, positions: range) -> Sequence[Hashable]:
-        """Return the hashes of the blocks of an owner at these positions.
+    def _block_hashes(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
+        """Return the hashes of blocks at these positions of a prompt.
 
-        The owner is the name of a step, the number of a request, or a tuple that identifies a
-        sequence of documents.
+        Args:
+            owner: What the tokens of the blocks depend on: the name of a step, the index of a
+                request, or a tuple that identifies a sequence of documents.
+            positions: The positions of the blocks in the prompt.
         """
         if isinstance(owner, tuple):
             return [(owner, position) for position in positions]
         if isinstance(owner, str):
-            base = self._base_of_step[owner]
+            range_start = self._range_start_of_step[owner]
         else:
-            base = CONVERSATION_BASE + (owner << POSITION_BITS)
-        return range(base + positions.start, base + positions.stop)
+            range_start = CONVERSATION_BASE + (owner << POSITION_BITS)
+        return range(range_start + positions.start, range_start + positions.stop)
 
 
 class TraceSizer:
@@ -306,19 +335,21 @@ class TraceSizer:
         return RequestSize(input_tokens, output_tokens, self._blocks(request_index, input_tokens))
 
     def _blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
-        """Return the hashes of the shareable blocks of a prompt.
+        """Return the hashes of the blocks of a prompt that other requests may share.
 
-        The blocks of the trace may have another size than those of the simulated server. Each hash
-        of the trace names the server's blocks that end within its tokens. When a run repeats the
-        trace, the requests of a new cycle share nothing with those of the cycle before it.
+        The blocks of the trace may have another size than those of the simulated server. A block of
+        the server is identified by the block of the trace in which it ends, and by its position.
+        When a run repeats the trace, the requests of a new cycle share nothing with those of the
+        cycle before it.
         """
         trace = self._prompts.trace
         request = self._prompts.locate(request_index)
         blocks: list[Hashable] = []
-        end = 0
+        end_of_trace_block = 0  # in tokens
         for trace_hash in trace.block_hashes(request.row):
-            end = min(end + trace.tokens_by_hash[trace_hash], input_tokens)
-            positions = range(len(blocks), end // self._tokens_per_block)
+            end_of_trace_block += trace.tokens_by_hash[trace_hash]
+            covered_tokens = min(end_of_trace_block, input_tokens)
+            positions = range(len(blocks), covered_tokens // self._tokens_per_block)
             blocks += [(request.cycle, trace_hash, position) for position in positions]
         return blocks
 

@@ -1,4 +1,4 @@
-"""Estimates the load at which a simulated machine is full, by the roofline of its preset.
+"""Estimate the load at which a simulated machine is full, by the roofline of its preset.
 
 A search starts at this load. Nothing is simulated: there is no queue, and every request is the mean
 of a sample. The roofline model (Williams, Waterman and Patterson 2009) says that an iteration takes
@@ -21,7 +21,7 @@ from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.sessions import build_sessions
 from loadgen.sim.request_lengths import RequestSize, create_request_sizer
-from loadgen.sim.virtual_backend import preset_of
+from loadgen.sim.virtual_backend import load_target_preset
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -33,20 +33,26 @@ if TYPE_CHECKING:
 
 SAMPLED_REQUESTS = 1_000  # the first half of them only fills the caches
 BISECTION_STEPS = 20  # narrow an interval to a millionth of its width
-# Multiples of this number look random in their upper bits (Knuth's multiplicative hash), so that
-# consecutive turns of a conversation meet the replicas by chance.
-HASH_MULTIPLIER = 2_654_435_761
-HASH_SHIFT = 16
+HASH_MULTIPLIER = 2_654_435_761  # 2^32 divided by the golden ratio: Knuth's multiplicative hash
+HASH_SHIFT = 16  # only the upper bits of the product look random
 
 
 class Work(NamedTuple):
-    """The load that requests put on a machine, as the sum over one or several requests."""
+    """The load that requests put on a machine, as the sum over one or several requests.
+
+    Attributes:
+        requests: The number of requests.
+        computed_tokens: Tokens of prompts, without those found in the cache.
+        generated_tokens: Output tokens.
+        attended_tokens: Sum over the computed tokens of the tokens that each attends to.
+        read_tokens: Sum over the generated tokens of the cached tokens that each reads.
+    """
 
     requests: float
-    computed_tokens: float  # of prompts, without those found in the cache
+    computed_tokens: float
     generated_tokens: float
-    attended_tokens: float  # sum over the computed tokens of the tokens that each attends to
-    read_tokens: float  # sum over the generated tokens of the cached tokens that each reads
+    attended_tokens: float
+    read_tokens: float
 
 
 SessionWork = dict[int, Work]
@@ -54,26 +60,40 @@ SessionWork = dict[int, Work]
 
 
 def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | None:
-    """Return the rate per second at which single requests, conversations or tasks fill the machine.
+    """Return the rate in sessions per second that fills the simulated machine.
 
-    The machine has to be fast enough to keep the limits of the SLO for TPOT and for the duration of
-    tasks. Return None if no request can be served.
+    A session is a single request, a conversation or a task. The rate is the highest one at which
+    the machine still meets the limits of the SLO for TPOT and for the duration of tasks. A search
+    begins at this rate. Return None if no request can be served.
     """
-    preset = preset_of(settings)
+    preset = load_target_preset(settings)
     sample = _sample_work(workload, settings)
-    mean_work = _mean_session_work(sample)
+    mean_work = _average_session_work(sample)
     if mean_work is None:
         return None
+    max_iteration_ns = _limit_iteration_ns(workload, sample, preset.costs)
+    rate_per_s = _saturation_rate_of_replica(
+        mean_work, preset.costs, preset.limits, max_iteration_ns
+    )
+    return rate_per_s * sum(preset.speeds) if rate_per_s else None
+
+
+def _limit_iteration_ns(workload: Workload, sample: dict[int, SessionWork], costs: Costs) -> float:
+    """Return how long an iteration may take at most under the SLO of a workload.
+
+    A decoding request gets one token per iteration. So an iteration may take as long as the lowest
+    limit for TPOT, and the SLO for the duration of tasks also limits it. The result is infinite
+    without such limits.
+    """
     iteration_limits_ns: list[float] = [
         term.limit_ns for slo in _all_slos(workload) for term in slo.terms if term.metric == "tpot"
     ]
-    task = workload.slo.task if workload.slo is not None else None
-    if task is not None and task.within_ns is not None:
-        timed_tasks = _timed_tasks(workload, sample, preset.costs)
-        iteration_limits_ns.append(_slowest_iteration_ns(timed_tasks, task.within_ns, task.share))
-    max_iteration_ns = min(iteration_limits_ns, default=math.inf)
-    rate_per_s = _replica_rate(mean_work, preset.costs, preset.limits, max_iteration_ns)
-    return rate_per_s * sum(preset.speeds) if rate_per_s else None
+    task_slo = workload.slo.task if workload.slo is not None else None
+    if task_slo is not None and task_slo.within_ns is not None:
+        tasks = _select_complete_tasks(workload, sample, costs)
+        max_iteration_ns = _find_max_iteration_ns(tasks, task_slo.within_ns, task_slo.share)
+        iteration_limits_ns.append(max_iteration_ns)
+    return min(iteration_limits_ns, default=math.inf)
 
 
 def _all_slos(workload: Workload) -> Iterator[Slo]:
@@ -84,16 +104,24 @@ def _all_slos(workload: Workload) -> Iterator[Slo]:
             yield slo
 
 
-def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float) -> float:
+def _saturation_rate_of_replica(
+    work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float
+) -> float:
     """Return the sessions per second that fill one replica.
 
-    `work` is that of a mean session. The number of sessions whose work is done per iteration (a
-    fraction, because a session takes many iterations) is limited by four things:
+    An iteration does a part of the work of many sessions. Expressed in whole sessions, it does the
+    work of `sessions` of them, a fraction. That number is limited by four things:
 
     - the tokens that an iteration may compute
     - the size of a batch: each sequence in it generates one token per iteration
     - the cache: a generated token reads all tokens of its sequence, which have to be in the cache
     - the time that an iteration may take
+
+    Args:
+        work: The mean work of a session.
+        costs: The costs of an iteration of the replica.
+        limits: The limits of the replica.
+        max_iteration_ns: The time that an iteration may take.
     """
     sessions = limits.max_num_tokens / (work.computed_tokens + work.generated_tokens)
     if work.generated_tokens:
@@ -104,16 +132,17 @@ def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_
             cache_tokens / max(work.read_tokens, 1.0),  # 1.0 avoids a division by 0
         )
     if _iteration_ns(sessions, work, costs) > max_iteration_ns:
-        sessions = _sessions_within(max_iteration_ns, sessions, work, costs)
+        sessions = _max_sessions_for_duration(max_iteration_ns, sessions, work, costs)
     return sessions * 1e9 / _iteration_ns(sessions, work, costs)
 
 
-def _sessions_within(
+def _max_sessions_for_duration(
     max_iteration_ns: float, max_sessions: float, work: Work, costs: Costs
 ) -> float:
-    """Return the most sessions per iteration with which an iteration takes at most so long.
+    """Return the most sessions per iteration with which it takes at most `max_iteration_ns`.
 
-    The duration grows with the sessions, so the number is found by bisection.
+    The duration grows with the sessions, so their number is found by bisection between 0 and
+    `max_sessions`. The result is a fraction: see `_saturation_rate_of_replica`.
     """
     low = 0.0
     high = max_sessions
@@ -127,13 +156,19 @@ def _sessions_within(
 
 
 def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
-    """Return the mean duration of an iteration that does the work of this many sessions.
+    """Return the mean duration of an iteration that does the work of `sessions` sessions.
 
-    The number is a fraction, because a session takes many iterations. Prompts arrive at random, so
-    their number in an iteration has a Poisson distribution: a share of 1 - exp(-mean) of the
-    iterations has at least one. In these, the prompts are computed together with the outputs. By
-    the roofline model, an iteration of either kind takes as long as its memory traffic or its
-    computation, whichever is longer.
+    By the roofline model, an iteration takes as long as its memory traffic or its computation,
+    whichever is longer. This is computed for two kinds of iterations: those that compute prompts
+    together with outputs, and those that compute outputs only. Prompts arrive at random, so their
+    number in an iteration has a Poisson distribution, and a fraction of 1 - exp(-mean) of the
+    iterations has at least one prompt.
+
+    Args:
+        sessions: The work of an iteration in sessions. A fraction, because a session takes many
+            iterations.
+        work: The mean work of a session.
+        costs: The costs of an iteration.
     """
     memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * work.read_tokens
     output_ns = sessions * (
@@ -143,34 +178,35 @@ def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
         costs.token_ns * work.computed_tokens + costs.attended_ns * work.attended_tokens
     )
     prompts_per_iteration = sessions * work.requests
-    share_with_prompts = -math.expm1(-prompts_per_iteration)
-    # Both kinds count with their share of the iterations. All prompts are computed in iterations
-    # of this kind, so the time for prompts, a mean over all iterations, is not multiplied by it.
+    fraction_with_prompts = -math.expm1(-prompts_per_iteration)  # 1 - exp(-mean), but exact near 0
+
+    # Each kind contributes its duration times its fraction of the iterations. `prompt_ns` is a mean
+    # over all iterations, and all of it falls on those with prompts, so it is not multiplied.
     with_prompts_ns = max(
-        share_with_prompts * memory_ns, share_with_prompts * output_ns + prompt_ns
+        fraction_with_prompts * memory_ns, fraction_with_prompts * output_ns + prompt_ns
     )
-    without_prompts_ns = (1 - share_with_prompts) * max(memory_ns, output_ns)
+    without_prompts_ns = (1 - fraction_with_prompts) * max(memory_ns, output_ns)
     return costs.overhead_ns + without_prompts_ns + with_prompts_ns
 
 
 class _TimedTask:
     """A sampled task: the graph of its requests, and the work of each of them."""
 
-    def __init__(self, session: Session, works: Sequence[Work], costs: Costs) -> None:
+    def __init__(self, session: Session, work_of_turn: Sequence[Work], costs: Costs) -> None:
         self._session = session
-        self._works = works
+        self._work_of_turn = work_of_turn
         self._costs = costs
 
-    def duration_ns(self, iteration_ns: float) -> float:
-        """Return how long the task takes if every iteration takes so long.
+    def estimate_duration_ns(self, iteration_ns: float) -> float:
+        """Return how long the task takes if every iteration takes `iteration_ns`.
 
-        Each of its requests gets one token per iteration, and starts when the last of the requests
-        that it depends on has ended and its pause is over. Requests come after those that they
-        depend on.
+        A request (a turn) starts when all requests that it depends on have ended and its pause is
+        over. It then gets one token per iteration. Turns are numbered so that each one comes after
+        those that it depends on, and the last turn ends the task.
         """
-        starts_ns = [0.0] * len(self._works)
+        starts_ns = [0.0] * len(self._work_of_turn)
         end_ns = 0.0
-        for turn, work in enumerate(self._works):
+        for turn, work in enumerate(self._work_of_turn):
             prefill_ns = self._costs.token_ns * work.computed_tokens
             # One iteration more than tokens: a request first waits for the end of the current one.
             decode_ns = (work.generated_tokens + 1) * iteration_ns
@@ -180,57 +216,68 @@ class _TimedTask:
         return end_ns
 
 
-def _timed_tasks(
+def _select_complete_tasks(
     workload: Workload, sample: dict[int, SessionWork], costs: Costs
 ) -> list[_TimedTask]:
-    """Return the sampled tasks, without those of which a request is missing in the sample.
+    """Return the tasks of which all requests are in the sample.
 
-    The duration of a task follows from all of its requests. Single requests are no tasks.
+    Only their duration can be estimated, because it follows from all of their requests. Single
+    requests are no tasks.
     """
     sessions = build_sessions(workload.requests, workload.seed or 0)
     tasks = []
-    for number, works in sample.items():
-        session = sessions.get(number)
-        if not session.is_single_request and len(works) == session.turn_count:
-            tasks.append(_TimedTask(session, [*works.values()], costs))
+    for session_number, session_work in sample.items():
+        session = sessions.get(session_number)
+        is_complete = len(session_work) == session.turn_count
+        if is_complete and not session.is_single_request:
+            tasks.append(_TimedTask(session, [*session_work.values()], costs))
     return tasks
 
 
-def _slowest_iteration_ns(tasks: Sequence[_TimedTask], within_ns: int, share: float) -> float:
-    """Return the longest time of an iteration with which this share of the tasks ends in time.
+def _find_max_iteration_ns(
+    tasks: Sequence[_TimedTask], max_duration_ns: int, required_fraction: float
+) -> float:
+    """Return the longest time of an iteration with which enough tasks end in time.
 
-    The longer iterations take, the fewer tasks end within `within_ns`, so the time is found by
-    bisection. It is at most `within_ns`, which is also returned if there are no tasks.
+    The longer iterations take, the fewer tasks end in time, so the limit is found by bisection.
+
+    Args:
+        tasks: The sampled tasks.
+        max_duration_ns: How long a task may take by the SLO. An iteration cannot take longer, so
+            this is also the result without tasks.
+        required_fraction: The fraction of the tasks that has to end in time by the SLO.
     """
     low = 0.0
-    high = float(within_ns)
+    high = float(max_duration_ns)
     if not tasks:
         return high
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
-        in_time = np.mean([task.duration_ns(middle) <= within_ns for task in tasks])
-        if in_time >= share:
+        are_in_time = [task.estimate_duration_ns(middle) <= max_duration_ns for task in tasks]
+        if np.mean(are_in_time) >= required_fraction:
             low = middle
         else:
             high = middle
     return high
 
 
-def _mean_session_work(sample: dict[int, SessionWork]) -> Work | None:
+def _average_session_work(sample: dict[int, SessionWork]) -> Work | None:
     """Return the mean work of a session, or None if there is no session."""
     if not sample:
         return None
-    totals = [np.sum([*works.values()], axis=0) for works in sample.values()]
-    return Work(*np.mean(totals, axis=0).tolist())
+    session_totals = [np.sum([*work.values()], axis=0) for work in sample.values()]
+    return Work(*np.mean(session_totals, axis=0).tolist())
 
 
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
     """Return the work of the requests of some sessions, by the number of the session.
 
-    Each request finds in the cache of its replica what the requests before it have left there. The
-    first half of the sample only fills these caches, as the start of a run does, and is left out.
+    Each request finds in the cache of its replica what the requests before it have left there.
+    Replicas are chosen by a hash of the request's index, so that consecutive turns of a
+    conversation are spread over them as if at random. The first half of the sample only fills the
+    caches, as the start of a run does, and is left out.
     """
-    preset = preset_of(settings)
+    preset = load_target_preset(settings)
     prompts = build_prompts(
         workload,
         workload.seed or 0,
@@ -240,27 +287,29 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
     )
     limits = preset.limits
     tokens_per_block = limits.tokens_per_block if limits.block_reuse else 0
-    request_size = create_request_sizer(
-        workload.requests, prompts, tokens_per_block, requests_values=settings.values
+    request_sizer = create_request_sizer(
+        workload.requests, prompts, tokens_per_block, is_non_generative=settings.values
     )
-    caches: dict[int, set[Hashable]] = defaultdict(set)  # blocks by replica
+    caches: dict[int, set[Hashable]] = defaultdict(set)  # the cached blocks of each replica
     sample: dict[int, SessionWork] = defaultdict(dict)
-    for index, number in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
-        replica = (index * HASH_MULTIPLIER >> HASH_SHIFT) % preset.replicas
-        work = _work_of_request(request_size(number), caches[replica], preset)
+    for index, request_id in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
+        replica_index = (index * HASH_MULTIPLIER >> HASH_SHIFT) % preset.replicas
+        work = _add_request(request_sizer(request_id), caches[replica_index], preset)
         if index >= SAMPLED_REQUESTS // 2:
-            sample[number // prompts.turns][number] = work
+            session_number = request_id // prompts.turns
+            sample[session_number][request_id] = work
     return sample
 
 
-def _work_of_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
-    """Return the work of one request, and add its blocks to the cache of its replica.
+def _add_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
+    """Add the blocks of a request to the cache of its replica, and return its work.
 
     An output that would exceed the longest sequence is shortened, as in the engine.
     """
     limits = preset.limits
-    if not size.output_tokens:
-        # A request for values (embeddings, rerank) shares no blocks and is computed as a whole.
+    is_non_generative = not size.output_tokens
+    if is_non_generative:
+        # A request for embeddings or ranks shares no blocks and is computed as a whole.
         return _work_of_lengths(size.input_tokens, size.input_tokens, output_tokens=0)
     cached_tokens = _count_cached_blocks(size.blocks, cache) * limits.tokens_per_block
     cache.update(size.blocks)
@@ -273,9 +322,14 @@ def _work_of_request(size: RequestSize, cache: set[Hashable], preset: Preset) ->
 def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int) -> Work:
     """Return the work of a request with these lengths.
 
-    In a transformer with causal attention, a token attends to all tokens up to its own, whose keys
-    and values are read from the cache. `engine.replica` counts the same tokens one by one; here
-    the sums are taken by their means.
+    With causal attention, a token attends to all tokens up to its own position, so the sum over
+    some consecutive tokens is their number times their mean position. `engine.replica` counts the
+    same tokens iteration by iteration.
+
+    Args:
+        input_tokens: The length of the prompt.
+        computed_tokens: The tokens of the prompt that were not found in the cache.
+        output_tokens: The length of the output.
     """
     # The computed tokens are the last ones of the prompt, from `input - computed` to `input`.
     mean_position_of_computed = input_tokens - computed_tokens / 2

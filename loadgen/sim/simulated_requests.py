@@ -34,7 +34,7 @@ class SentColumns(Struct, frozen=True, kw_only=True):
     resumed_iteration: Ints  # of the first token since the last admission
     last_iteration: Ints  # of the last token
     input_tokens: Ints
-    requested_tokens: Ints  # 0: a prefill-only request (embeddings, rerank)
+    requested_tokens: Ints  # 0: a non-generative request (embeddings, rerank)
     output_tokens: Ints
     cached_tokens: Ints  # -1: never admitted
     failure: Ints  # a code of `record.KIND`; 0: the request succeeded

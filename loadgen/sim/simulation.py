@@ -4,7 +4,7 @@ The loop jumps from one event to the next. An event is a request that is due, th
 iteration of a replica, or a scheduled action: a change of the number of replicas, an interim check
 of the load, or the stop of the load. There is no event per token.
 
-A prefill-only request (embeddings, rerank) asks for values instead of output tokens. It has one
+A non-generative request (embeddings, rerank) asks for values instead of output tokens. It has one
 sequence per text, and each sequence ends with its prefill.
 """
 
@@ -143,7 +143,7 @@ class Simulation:
         # all before them have ended, because only its ends can be changed quickly.
         self._in_flight: deque[SimRequest] = deque()
         self._timeout_ns = bounds.timeout_ns
-        # The sequences of each prefill-only request that are not finished, by its key.
+        # The sequences of each non-generative request that are not finished, by its key.
         self._unfinished_sequences: dict[int, list[SimRequest]] = {}
         self._abandonments = _Abandonments(schedule)
 
@@ -245,7 +245,7 @@ class Simulation:
         if size.output_tokens:
             request = self._submit_request(slot, size, replica_index)
         else:
-            request = self._submit_prefill_only(slot, size, replica_index)
+            request = self._submit_non_generative(slot, size, replica_index)
         if request is None:
             return
         if slot.session is not None:
@@ -275,10 +275,10 @@ class Simulation:
         self._in_flight.append(request)
         return request
 
-    def _submit_prefill_only(
+    def _submit_non_generative(
         self, slot: DispatchedSlot, size: RequestSize, replica_index: int
     ) -> SimRequest | None:
-        """Submit a prefill-only request (embeddings, rerank). Return None if it is refused.
+        """Submit a non-generative request (embeddings, rerank). Return None if it is refused.
 
         Each text of the request is a sequence without output tokens, which ends with its prefill.
         The request is complete when all of them are. The last sequence is returned, because any of
@@ -351,12 +351,12 @@ class Simulation:
     def _merge_sequences(self, done_requests: list[SimRequest]) -> list[SimRequest]:
         """Return the requests that are complete, each once.
 
-        Of a prefill-only request, each sequence is done for itself. The sequence that is done last
+        Of a non-generative request, each sequence is done for itself. The sequence that is done last
         completes the request, and stands for all of them with the sum of their tokens.
         """
         complete_requests = []
         for request in done_requests:
-            if request.requested_tokens:  # no prefill-only request
+            if request.requested_tokens:  # no non-generative request
                 complete_requests.append(request)
                 continue
             unfinished = self._unfinished_sequences[request.key]
@@ -387,14 +387,14 @@ class Simulation:
         The dispatcher then drops the later turns of the same session.
 
         Args:
-            request: The request, or one of the sequences of a prefill-only request.
+            request: The request, or one of the sequences of a non-generative request.
             now_ns: The time of the failure.
             failure: Why it fails, a name of `record.KIND`.
         """
         replica = self.replicas[request.replica_index]
         generated_tokens = replica.count_generated_tokens(request)
         replica.cancel(request)
-        if not request.requested_tokens:  # a prefill-only request
+        if not request.requested_tokens:  # a non-generative request
             for sequence in self._unfinished_sequences.pop(request.key):
                 replica.cancel(sequence)
             request.input_tokens = self._request_sizer(request.key).input_tokens

@@ -61,8 +61,8 @@ from loadgen.sim.virtual_records import (
 )
 from loadgen.sim.virtual_run_files import (
     RunContents,
-    replica_count_samples,
-    timestamp_uncertainties,
+    build_replica_count_samples,
+    build_timestamp_uncertainties,
     write_run,
 )
 
@@ -77,7 +77,7 @@ def simulate(
     checks: Sequence[InterimCheck] = (),
     keep_events: bool = False,
 ) -> tuple[VirtualRecords, Simulation]:
-    """Simulate a schedule, and return what was recorded and the simulation after its end.
+    """Simulate a schedule in virtual time.
 
     Args:
         schedule: When requests start.
@@ -85,8 +85,11 @@ def simulate(
         system: The simulated servers.
         bounds: The limits of the load.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
-        checks: Checks of what has ended so far, each of which may end the load early.
+        checks: Interim checks of the requests that have ended, each of which may end the load.
         keep_events: Whether the single output events are kept.
+
+    Returns:
+        What was recorded, and the simulation after its end.
     """
     simulation = Simulation(
         schedule,
@@ -97,10 +100,10 @@ def simulate(
         checks=checks,
         changes=system.changes,
     )
-    with _collector_disabled():
+    with _without_garbage_collection():
         simulation.run()
     options = RecordOptions(
-        interval=system.tokens_per_event,
+        tokens_per_event=system.tokens_per_event,
         source=source,
         reports_cached_tokens=system.limits.block_reuse,
         keep_events=keep_events,
@@ -110,10 +113,11 @@ def simulate(
 
 
 @contextlib.contextmanager
-def _collector_disabled() -> Iterator[None]:
-    """Disable the garbage collector.
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector within a `with` block.
 
-    Requests create no cycles, and the collector would scan hundreds of thousands of them.
+    A simulation creates no reference cycles, and the collector would scan its hundreds of thousands
+    of requests again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -134,7 +138,7 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     Raises LoadgenError or CombinedError if the run is not possible.
     """
     _check_supported(settings)
-    preset = preset_of(settings)
+    preset = load_target_preset(settings)
     start_cpu_s = process_time()
     plan, run_manifest = _plan_run(workload, settings, preset, run_dir)
     emit(RunPlanned(plan, run_manifest))
@@ -143,8 +147,8 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     contents = RunContents(
         run_manifest=run_manifest,
         results=load.results,
-        worker_samples=[_worker_sample(load, process_time() - start_cpu_s)],
-        replica_counts=replica_count_samples(preset),
+        worker_samples=[_measure_worker(load, process_time() - start_cpu_s)],
+        replica_counts=build_replica_count_samples(preset),
     )
     summary = summarize(
         run_manifest,
@@ -153,7 +157,7 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
         load.results.timeline,
         contents.worker_samples,
         ERROR_TEXTS,
-        timestamp_uncertainties(load.results),
+        build_timestamp_uncertainties(load.results),
         contents.replica_counts,
     )
     write_run(run_dir, contents)
@@ -174,14 +178,14 @@ def _plan_run(
     context = PreparationContext(
         folder=run_dir,
         simulated=True,
-        known=known(settings),
+        known=describe_target(settings),
         response_time=ResponseTime(preset.response_ns, "preset"),
     )
-    probe_results = (_probe_result(preset, settings),)
+    probe_results = (_create_probe_result(preset, settings),)
     plan, user_starts = prepare_plan(workload, settings, probe_results, context)
     check_plan(plan, is_local=True)
     run_manifest = create_manifest(plan, workload, user_starts)
-    return plan, _with_target(run_manifest, preset, settings)
+    return plan, _add_target(run_manifest, preset, settings)
 
 
 @dataclass(frozen=True)
@@ -192,74 +196,82 @@ class _SimulatedLoad:
         results: What was recorded.
         simulation: The simulation after its end.
         broken_rule: The rule of `--stop-when` that ended the load, if one did.
-        is_decided: Whether an interim analysis ended the load.
+        is_ended_early: Whether an interim check or a listener ended the load early.
     """
 
     results: VirtualRecords
     simulation: Simulation
     broken_rule: ReasonCode | None
-    is_decided: bool
+    is_ended_early: bool
 
 
 def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
     """Simulate the load of a plan.
 
-    Listeners may add checks, which end the load while it is simulated, or stop times when it is
-    over. In the latter case it is simulated again up to the first of them.
+    Listeners of events can end the load early in two ways. On `SimulationStarted` they may add
+    checks, which run during the simulation. On `Simulated` they may add times at which the load
+    should have stopped. Then it is simulated again up to the first of these times, and `Simulated`
+    is emitted again.
     """
     workload = plan.job.workload
     checks: list[InterimCheck] = []
     emit(SimulationStarted(checks))
     monitor = StopRuleMonitor(workload.stop_when)
     if workload.stop_when:
-        checks.append(_check_of_stop_rules(monitor, plan.schedule.horizon_ns))
+        checks.append(_create_stop_rule_check(monitor, plan.schedule.horizon_ns))
+
+    bounds = _create_load_bounds(workload)
+    results, simulation = _simulate_plan(plan, preset, bounds, checks)
+    requested_stops_ns: list[int] = []  # filled by the listeners
+    emit(Simulated(cast(Any, results.records), requested_stops_ns))
+    if requested_stops_ns:
+        bounds = msgspec.structs.replace(bounds, stop_ns=min(requested_stops_ns))
+        results, simulation = _simulate_plan(plan, preset, bounds, checks=[])
+        emit(Simulated(cast(Any, results.records), []))
+
+    is_ended_early = simulation.is_ended_by_check or bool(requested_stops_ns)
+    return _SimulatedLoad(results, simulation, monitor.breach, is_ended_early)
+
+
+def _simulate_plan(
+    plan: Plan, preset: Preset, bounds: LoadBounds, checks: Sequence[InterimCheck]
+) -> tuple[VirtualRecords, Simulation]:
+    """Simulate the schedule of a plan once, within these bounds and with these interim checks."""
+    settings = plan.job.settings
     server = preset.server
-    tokens_per_block = server.tokens_per_block if server.block_reuse else 0
     request_sizer = create_request_sizer(
-        workload.requests, plan.requests, tokens_per_block, requests_values=plan.job.settings.values
+        plan.job.workload.requests,
+        plan.requests,
+        tokens_per_block=server.tokens_per_block if server.block_reuse else 0,
+        is_non_generative=settings.values,
+    )
+    return simulate(
+        plan.schedule,
+        request_sizer,
+        preset.system,
+        bounds,
+        source=plan.tokenizer.tag,
+        checks=checks,
+        keep_events=settings.keep == "gaps",
     )
 
-    def simulate_plan(
-        bounds: LoadBounds, checks: Sequence[InterimCheck]
-    ) -> tuple[VirtualRecords, Simulation]:
-        """Simulate the schedule of the plan within these bounds."""
-        return simulate(
-            plan.schedule,
-            request_sizer,
-            preset.system,
-            bounds,
-            source=plan.tokenizer.tag,
-            checks=checks,
-            keep_events=plan.job.settings.keep == "gaps",
-        )
 
-    bounds = _load_bounds(workload)
-    results, simulation = simulate_plan(bounds, checks)
-    stops_ns: list[int] = []
-    emit(Simulated(cast(Any, results.records), stops_ns))
-    if stops_ns:
-        bounds = msgspec.structs.replace(bounds, stop_ns=min(stops_ns))
-        results, simulation = simulate_plan(bounds, checks=[])  # its end is known by now
-        emit(Simulated(cast(Any, results.records), []))
-    is_decided = simulation.is_ended_by_check or bool(stops_ns)
-    return _SimulatedLoad(results, simulation, monitor.breach, is_decided)
+def _create_stop_rule_check(monitor: StopRuleMonitor, horizon_ns: int | None) -> InterimCheck:
+    """Return an interim check that ends the load when a rule of `--stop-when` is broken.
 
-
-def _check_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> InterimCheck:
-    """Return the check of the rules of `--stop-when`, until nothing is left to start.
-
-    After the horizon of the schedule no request is started, so that there is nothing left to stop.
+    After `horizon_ns` the schedule starts no more requests. Then the check never ends the load,
+    because there is nothing left to stop. Without a horizon it goes on until the end.
     """
 
-    def is_broken(now_ns: int, ended: NDArray[np.void]) -> bool:
+    def should_stop(now_ns: int, ended_records: NDArray[np.void]) -> bool:
         if horizon_ns is not None and now_ns >= horizon_ns:
             return False
-        return monitor.check(now_ns, ended)
+        return monitor.check(now_ns, ended_records)
 
-    return InterimCheck(CHECK_INTERVAL_NS, is_broken)
+    return InterimCheck(CHECK_INTERVAL_NS, should_stop)
 
 
-def _load_bounds(workload: Workload) -> LoadBounds:
+def _create_load_bounds(workload: Workload) -> LoadBounds:
     """Return the limits of the load that a workload specifies."""
     return LoadBounds(
         max_in_flight=workload.max_in_flight,
@@ -279,12 +291,14 @@ def _check_supported(settings: Settings) -> None:
         raise UserError("unsupported", problem, f"--url {settings.url}", "remove the others")
 
 
-def known(settings: Settings) -> KnownTarget:
-    """Return what the preset says of itself.
+def describe_target(settings: Settings) -> KnownTarget:
+    """Return what is known of a simulated target from its preset, without a request.
 
-    Raises UserError if the preset does not exist or is not valid.
+    Raises:
+        UserError: The preset does not exist or cannot be read.
+        CombinedError: There are errors in the file of the preset.
     """
-    preset = preset_of(settings)
+    preset = load_target_preset(settings)
     return KnownTarget(
         name=f"simulated: {preset.name}",
         description=preset.description,
@@ -296,16 +310,17 @@ def known(settings: Settings) -> KnownTarget:
     )
 
 
-def preset_of(settings: Settings) -> Preset:
-    """Return the preset that the URL names. Raises UserError or CombinedError."""
+def load_target_preset(settings: Settings) -> Preset:
+    """Return the preset that the URL of a target names. Raises UserError or CombinedError."""
     return load_preset(after_scheme(settings.url), "--url sim:")
 
 
-def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
-    """Return the result that a probe of such a server would have.
+def _create_probe_result(preset: Preset, settings: Settings) -> ProbeResult:
+    """Return the result that the preflight of such a server would have.
 
-    The simulated server is taken to be a trtllm-serve without delay, which counts tokens as the
-    workload does: one token is one token, and a chat template adds none.
+    A run in virtual time sends no requests, but its plan and its manifest need this result. The
+    simulated server is described as a trtllm-serve without network delay. It counts tokens exactly
+    as the workload does, and its chat template adds none.
     """
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
@@ -329,7 +344,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     )
 
 
-def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
+def _add_target(run_manifest: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
     """Return the manifest with the simulated target and the notes about it.
 
     The target has no URL, because nothing is sent. There is no round trip, so its time is None.
@@ -350,12 +365,12 @@ def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) 
 def _add_outcome(
     run_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> RunManifest:
-    """Return the manifest with how the run ended, and with notes about what was simulated.
+    """Return the manifest with the end of the run, and with notes about what was simulated.
 
-    A broken stop rule takes precedence over an interim analysis that has decided, because it says
-    more about why the run ended.
+    The state of the run is, in this order: `stopped` if a rule of `--stop-when` was broken,
+    `decided` if an interim check or a listener ended the load early, or else `finished`.
     """
-    for code, values in _outcome_notes(preset, load, plan).items():
+    for code, values in _collect_notes(preset, load, plan).items():
         run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
     prompts_digest = digest.fingerprint(plan.requests, None)
     run_manifest = msgspec.structs.replace(
@@ -366,18 +381,22 @@ def _add_outcome(
     )
     if load.broken_rule is not None:
         return msgspec.structs.replace(run_manifest, state="stopped", stopped_by=load.broken_rule)
-    if load.is_decided:
+    if load.is_ended_early:
         return msgspec.structs.replace(run_manifest, state="decided")
     return run_manifest
 
 
-def _outcome_notes(
+def _collect_notes(
     preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> dict[str, dict[str, Any] | None]:
-    """Return the values of the notes about a simulation, by code; None for a note not needed.
+    """Return the values of the notes about a simulation by their code, or None for no note.
 
-    A preset is fitted on batches of some size. A run with smaller batches extrapolates, and says
-    so.
+    The notes are about three things:
+
+    - `extrapolated`: the batches were smaller than those that the preset was fitted on
+    - `paused`: requests were paused because the cache was full
+    - `resonance`: the order of the requests and round-robin routing have a common period, so that
+      replicas get different requests
     """
     simulation = load.simulation
     notes: dict[str, dict[str, Any] | None] = {}
@@ -406,10 +425,10 @@ def _mean_batch_size(simulation: Simulation) -> float:
     return sum(replica.decoded_tokens for replica in simulation.replicas) / iterations
 
 
-def _worker_sample(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
-    """Return what the simulation itself used.
+def _measure_worker(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
+    """Return the CPU time and the memory of the simulation, as a sample of its only worker.
 
-    `span_s` is 0, so that it is not taken for the load of a client.
+    `span_s` is 0, so that the CPU time is not taken for the load of a client in real time.
     """
     end_ns = max(
         (int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)), default=0

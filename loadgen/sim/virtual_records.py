@@ -41,8 +41,11 @@ from loadgen.sim.simulated_requests import (
 class VirtualRecords(NamedTuple):
     """What a simulated run recorded.
 
-    `gaps` and `timeline` (events per 10 ms) have one entry per stage. `events` holds the single
-    events if they were requested.
+    Attributes:
+        records: The record of each request.
+        gaps: The gaps between the output events of a request in ns, as one histogram per stage.
+        timeline: The number of output events per BIN_NS (10 ms), for each stage.
+        events: The single output events, or None if they were not requested.
     """
 
     records: RecordColumns
@@ -55,13 +58,13 @@ class RecordOptions(NamedTuple):
     """What records contain that does not follow from the simulation.
 
     Attributes:
-        interval: Tokens per event after the first one.
+        tokens_per_event: Tokens of each output event after the first.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
         reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
         keep_events: Whether the single events are kept.
     """
 
-    interval: int
+    tokens_per_event: int
     source: str
     reports_cached_tokens: bool
     keep_events: bool = False
@@ -69,40 +72,51 @@ class RecordOptions(NamedTuple):
 
 def build_records(
     requests: SimulatedRequests,
-    iteration_ends: Sequence[Ints],
+    iteration_ends_ns: Sequence[Ints],
     schedule: Schedule,
     options: RecordOptions,
 ) -> VirtualRecords:
     """Return the records, gaps and timeline of a simulated run.
 
+    The records of sent requests come first, in the order in which the requests ended. Those of
+    requests that were never sent follow.
+
     Args:
         requests: What happened to the requests.
-        iteration_ends: The end times of the iterations of each replica, in ns.
+        iteration_ends_ns: The end times of the iterations of each replica.
         schedule: The schedule that was simulated.
         options: What does not follow from the simulation.
     """
     sent = requests.sent_columns()
     unsent = requests.unsent_columns()
     slot = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
-    slot_columns = _slot_columns(slot, schedule)
-    spans = _token_spans(sent, requests.pause_columns())
-    stage = np.asarray(slot_columns["stage"])[: len(sent)]
-    counts = count_events(spans, iteration_ends, stage, len(schedule.stages), options.interval)
+    slot_columns = _build_slot_columns(slot, schedule)
+
+    spans = _build_token_spans(sent, requests.pause_columns())
+    stage_of_sent = np.asarray(slot_columns["stage"])[: len(sent)]
+    counts = count_events(
+        spans,
+        iteration_ends_ns,
+        stage_of_sent,
+        stage_count=len(schedule.stages),
+        tokens_per_event=options.tokens_per_event,
+    )
     events = None
     if options.keep_events:
-        events = EmittedEvents(sent.slot, spans, iteration_ends, options.interval)
+        events = EmittedEvents(sent.slot, spans, iteration_ends_ns, options.tokens_per_event)
     del spans  # they need as much memory as the records
-    columns = _columns_of_sent(
+
+    columns = _build_sent_columns(
         sent,
-        first_ns=_iteration_ends(iteration_ends, sent, sent.first_iteration),
-        last_ns=_iteration_ends(iteration_ends, sent, sent.last_iteration),
+        first_ns=_look_up_ends_ns(iteration_ends_ns, sent, sent.first_iteration),
+        last_ns=_look_up_ends_ns(iteration_ends_ns, sent, sent.last_iteration),
         source=options.source,
         reports_cached_tokens=options.reports_cached_tokens,
     )
     columns["max_gap_ns"] = counts.largest_gap_ns
     columns["output_events"] = counts.events
     if len(unsent):
-        columns = _with_unsent(columns, len(sent), unsent)
+        columns = _append_unsent(columns, len(sent), unsent)
     records = RecordColumns(len(slot), {**columns, **slot_columns})
     return VirtualRecords(records, counts.gaps, counts.timeline, events)
 
@@ -110,46 +124,55 @@ def build_records(
 def records_of_ended_requests(
     sent: SentColumns, *, first_ns: Ints, last_ns: Ints, schedule: Schedule
 ) -> NDArray[np.void]:
-    """Return the records of requests that have ended, while the run goes on.
+    """Return the records of requests that have ended, for an interim check during the run.
 
-    `first_ns` and `last_ns` are the times of their first and last token, -1 where there was none.
-    Gaps and events are not known yet.
+    Gaps and events are not known yet, so their fields are 0.
+
+    Args:
+        sent: The requests.
+        first_ns: When each of them got its first token, -1 if it got none.
+        last_ns: When each of them got its last token, -1 if it got none.
+        schedule: The schedule that is simulated.
     """
-    columns = _columns_of_sent(
+    columns = _build_sent_columns(
         sent, first_ns=first_ns, last_ns=last_ns, source="estimate", reports_cached_tokens=False
     )
+    columns |= _build_slot_columns(sent.slot, schedule)
     records = np.zeros(len(sent), ROW)
-    for name, column in {**columns, **_slot_columns(sent.slot, schedule)}.items():
+    for name, column in columns.items():
         records[name] = column
     return records
 
 
-def _iteration_ends(ends: Sequence[Ints], sent: SentColumns, iterations: Ints) -> Ints:
-    """Return when an iteration ended, for each sent request; -1 for an iteration of -1.
+def _look_up_ends_ns(
+    iteration_ends_ns: Sequence[Ints], sent: SentColumns, iterations: Ints
+) -> Ints:
+    """Return when one iteration ended for each sent request, such as that of its first token.
 
     Args:
-        ends: The end times of the iterations of each replica, in ns.
+        iteration_ends_ns: The end times of the iterations of each replica.
         sent: The requests, each with the index of its replica.
-        iterations: One iteration per request, such as that of its first token. It is an index into
-            the iterations of the request's replica, or -1 if there was none.
+        iterations: For each request, the number of an iteration of its replica, or -1.
+
+    Returns:
+        The end times in ns, -1 where the iteration is -1.
     """
-    # All end times are in one array, so that one look-up serves all replicas. The 0 at its end is
-    # never used: without it, the array could be empty, and an empty array cannot be indexed.
-    iterations_per_replica = [len(replica_ends) for replica_ends in ends]
-    first_of_replica = np.concatenate([[0], np.cumsum(iterations_per_replica)])
-    all_ends = np.concatenate([*ends, np.zeros(1, np.int64)])
-    is_known = iterations >= 0
-    positions = np.where(is_known, first_of_replica[sent.replica] + iterations, 0)
-    return np.where(is_known, all_ends[positions], -1)
+    # The end times of all replicas are in one array, so that one look-up serves all of them. The 0
+    # at its end is never used. Without it the array could be empty, which cannot be indexed.
+    all_ends_ns = np.concatenate([*iteration_ends_ns, np.zeros(1, np.int64)])
+    offset_of_replica = np.cumsum([0, *map(len, iteration_ends_ns)])
+    has_iteration = iterations >= 0
+    indexes = np.where(has_iteration, offset_of_replica[sent.replica] + iterations, 0)
+    return np.where(has_iteration, all_ends_ns[indexes], -1)
 
 
-def _slot_columns(slot: Ints, schedule: Schedule) -> dict[str, Column]:
+def _build_slot_columns(slot: Ints, schedule: Schedule) -> dict[str, Column]:
     """Return the fields that tell which slot of the schedule each record is for.
 
     All of them follow from the index of the slot: its session, its turn in the session, its stage,
     and in a closed loop its virtual user. A single request is no session, so its session is -1.
     """
-    session, turn, is_session = _sessions_and_turns(slot, schedule)
+    session, turn, is_session = _split_slots(slot, schedule)
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
     stage = (np.searchsorted(first_sessions, session, side="right") - 1).astype(np.int16)
     return {
@@ -162,13 +185,25 @@ def _slot_columns(slot: Ints, schedule: Schedule) -> dict[str, Column]:
     }
 
 
-def _sessions_and_turns(
-    slot: Ints, schedule: Schedule
-) -> tuple[Ints, NDArray[Any], NDArray[np.bool_]]:
-    """Return the session and the turn of each slot, and whether the session has several turns.
+class _SlotColumns(NamedTuple):
+    """Which session each slot belongs to.
+
+    Attributes:
+        session: The number of the session. A single request counts as a session here.
+        turn: The turn of the session.
+        is_session: Whether the session is a conversation or a task, and no single request.
+    """
+
+    session: Ints
+    turn: NDArray[np.signedinteger[Any]]
+    is_session: NDArray[np.bool_]
+
+
+def _split_slots(slot: Ints, schedule: Schedule) -> _SlotColumns:
+    """Return the session and the turn of each slot.
 
     Slots are numbered session after session, `max_turns` numbers for each. A session with fewer
-    turns leaves some of its numbers unused; the last of its numbers stands for its last turn.
+    turns leaves some of its numbers unused, except that its last number stands for its last turn.
     """
     if schedule.max_turns > 1:
         session, turn = np.divmod(slot, schedule.max_turns)
@@ -176,19 +211,24 @@ def _sessions_and_turns(
         session = slot
         turn = np.zeros(len(slot), np.int8)
     if isinstance(schedule.sessions, Conversations | SingleRequests):
-        return session, turn, np.full(len(slot), schedule.max_turns > 1)
-    # Each session is looked up once, and its facts are then spread over its slots.
+        return _SlotColumns(session, turn, np.full(len(slot), schedule.max_turns > 1))
+
+    # Sessions differ. Each one is looked up once, and the result is repeated for all its slots.
     session_numbers, session_of_slot = np.unique(session, return_inverse=True)
-    sessions = [schedule.sessions.get(session_index) for session_index in session_numbers.tolist()]
-    is_session = np.array([not content.is_single_request for content in sessions], np.bool_)
-    last_turn = np.array([content.turn_count - 1 for content in sessions], np.int64)
-    return session, np.minimum(turn, last_turn[session_of_slot]), is_session[session_of_slot]
+    sessions = [schedule.sessions.get(number) for number in session_numbers.tolist()]
+    last_turns = np.array([content.turn_count - 1 for content in sessions], np.int64)
+    are_sessions = np.array([not content.is_single_request for content in sessions], np.bool_)
+    return _SlotColumns(
+        session,
+        turn=np.minimum(turn, last_turns[session_of_slot]),
+        is_session=are_sessions[session_of_slot],
+    )
 
 
 def _virtual_users(session: Ints, stage: NDArray[np.int16], schedule: Schedule) -> Column:
     """Return the virtual user of each slot, -1 in an open loop.
 
-    In a closed loop, the sessions of a stage are dealt out to its virtual users in turn.
+    In a closed loop, the sessions of a stage are assigned to its virtual users round-robin.
     """
     concurrency = np.array([stage.concurrency for stage in schedule.stages])
     if not concurrency.any():
@@ -199,41 +239,49 @@ def _virtual_users(session: Ints, stage: NDArray[np.int16], schedule: Schedule) 
     return np.where(concurrency[stage] > 0, virtual_user, -1)
 
 
-def _with_unsent(
-    columns: dict[str, Column], sent_count: int, unsent: UnsentColumns
+def _append_unsent(
+    sent_columns: dict[str, Column], sent_count: int, unsent: UnsentColumns
 ) -> dict[str, Column]:
     """Return the columns of the sent requests, extended by the requests that were never sent.
 
-    Columns that `unsent` does not have get the values of a dropped request. A column with the same
-    value in all records stays a single number, which saves memory.
+    A column with the same value in all records stays a single number, which saves memory.
+    """
+    unsent_columns = _build_unsent_columns(unsent)
+    columns: dict[str, Column] = {}
+    for name in ROW.names or ():
+        sent_values = sent_columns.get(name, 0)
+        unsent_values = unsent_columns[name]
+        if isinstance(sent_values, int) and sent_values == unsent_values:
+            columns[name] = sent_values
+            continue
+        columns[name] = np.concatenate(
+            [_as_array(sent_values, sent_count), _as_array(unsent_values, len(unsent))]
+        )
+    return columns
+
+
+def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
+    """Return all columns of the requests that were never sent.
+
+    They are those of a dropped request, except that a request counts as unfinished or cancelled if
+    it was not sent because the run had ended (`record.CUTS`).
     """
     dropped = _dropped_record()
     status = np.full(len(unsent), int(dropped["status"]))
     for kind, status_name in CUTS.items():
         status[unsent.reason == KIND[kind]] = STATUS[status_name]
-    unsent_columns: dict[str, Column] = {
-        "due_ns": unsent.due_ns,
-        "kind": unsent.reason,
-        "status": status,
-    }
-    joined: dict[str, Column] = {}
-    for name in ROW.names or ():
-        of_sent = columns.get(name, 0)
-        of_unsent = unsent_columns.get(name, int(dropped[name]))
-        if isinstance(of_sent, int) and of_sent == of_unsent:
-            joined[name] = of_sent
-            continue
-        joined[name] = np.concatenate(
-            [_as_array(of_sent, sent_count), _as_array(of_unsent, len(unsent))]
-        )
-    return joined
+    columns: dict[str, Column] = {name: int(dropped[name]) for name in ROW.names or ()}
+    columns["due_ns"] = unsent.due_ns
+    columns["kind"] = unsent.reason
+    columns["status"] = status
+    return columns
 
 
 def _dropped_record() -> Any:
     """Return the record of a dropped request, for the fields that all unsent requests share.
 
-    It comes from the function that also runs over HTTP use. The fields of the key are placeholders,
-    because each request has its own.
+    It comes from the function that runs over HTTP use, too, so that the fields agree. The fields
+    of its key are placeholders, because each request has its own.
     """
     key = RecordKey(0, 0, 0, 0, 0, session=0, turn=0, virtual_user=0)
     data = unsent_record(key, -1, "", "dropped", Built(-1, "", -1))
@@ -245,31 +293,38 @@ def _as_array(values: Column, length: int) -> NDArray[Any]:
     return np.full(length, values) if isinstance(values, int) else values
 
 
-def _token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
-    """Return the unbroken spans of iterations in which each request got tokens.
+def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
+    """Return the unbroken spans of iterations in which requests got tokens.
 
-    A request has one span since its last admission, and one for each pause, before that pause.
+    A request has one span since its last admission, and one before each of its pauses. A request
+    that got no token since its last admission (`resumed_iteration` is -1, or the last iteration is
+    before it) has no span for that time.
     """
-    has_tokens = (sent.last_iteration >= sent.resumed_iteration) & (sent.resumed_iteration >= 0)
-    (index,) = np.nonzero(has_tokens)
-    after_last_pause = TokenSpans(
-        record_index=index,
-        replica=sent.replica[index],
-        first=sent.resumed_iteration[index],
-        last=sent.last_iteration[index],
+    is_resumed = sent.resumed_iteration >= 0
+    has_tokens = is_resumed & (sent.last_iteration >= sent.resumed_iteration)
+    (record_index,) = np.nonzero(has_tokens)
+    final_spans = TokenSpans(
+        record_index=record_index,
+        replica=sent.replica[record_index],
+        first=sent.resumed_iteration[record_index],
+        last=sent.last_iteration[record_index],
     )
     if not len(pauses):
-        return after_last_pause
-    # The record of each paused request is found by binary search in the sorted numbers.
-    order = np.argsort(sent.slot, kind="stable")
-    positions = np.searchsorted(sent.slot[order], pauses.slot)
-    paused_index = order[np.minimum(positions, len(order) - 1)]
+        return final_spans
     return TokenSpans(
-        record_index=np.concatenate([index, paused_index]),
-        replica=np.concatenate([after_last_pause.replica, pauses.replica]),
-        first=np.concatenate([after_last_pause.first, pauses.first_iteration]),
-        last=np.concatenate([after_last_pause.last, pauses.last_iteration]),
+        record_index=np.concatenate([record_index, _find_records(sent, pauses.slot)]),
+        replica=np.concatenate([final_spans.replica, pauses.replica]),
+        first=np.concatenate([final_spans.first, pauses.first_iteration]),
+        last=np.concatenate([final_spans.last, pauses.last_iteration]),
     )
+
+
+def _find_records(sent: SentColumns, slots: Ints) -> Ints:
+    """Return the index of the record of each slot, by binary search in the sorted slots."""
+    order = np.argsort(sent.slot, kind="stable")
+    positions = np.searchsorted(sent.slot[order], slots)
+    record_index: Ints = order[np.minimum(positions, len(order) - 1)]
+    return record_index
 
 
 class _FailureKind(NamedTuple):
@@ -302,7 +357,8 @@ ERROR_TEXTS = tuple(failure.text for failure in _FAILURE_KINDS)
 class _SentTimes(NamedTuple):
     """When sent requests got their tokens, in ns; -1 if they got none.
 
-    A request for values gets no token: the end of its prefill is the response.
+    A non-generative request (embeddings, rerank) gets no token. Its only event is the response, which
+    comes at the end of its prefill.
     """
 
     first_event_ns: Ints
@@ -311,7 +367,7 @@ class _SentTimes(NamedTuple):
     end_ns: Ints
 
 
-def _columns_of_sent(
+def _build_sent_columns(
     sent: SentColumns,
     *,
     first_ns: Ints,
@@ -323,19 +379,28 @@ def _columns_of_sent(
 
     The network takes no time: a request is sent when it is due, and a token is received when it is
     emitted.
+
+    Args:
+        sent: The requests.
+        first_ns: When each of them got its first token or, of a non-generative request, its response.
+            -1 if it got none.
+        last_ns: When each of them got its last token.
+        source: Where the prompt token counts come from, a name of `record.SOURCE`.
+        reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
     """
-    is_for_values = (sent.requested_tokens == 0) & (first_ns >= 0)
-    has_tokens = (first_ns >= 0) & ~is_for_values
+    has_event = first_ns >= 0
+    is_non_generative = has_event & (sent.requested_tokens == 0)
+    has_tokens = has_event & ~is_non_generative
     last_token_ns = np.where(has_tokens, last_ns, -1)
     times = _SentTimes(
         first_event_ns=first_ns,
         first_token_ns=np.where(has_tokens, first_ns, -1),
         last_token_ns=last_token_ns,
-        end_ns=np.where(is_for_values, first_ns, last_token_ns),
+        end_ns=np.where(is_non_generative, first_ns, last_token_ns),
     )
     return {
         **_time_columns(sent, times),
-        **_outcome_columns(sent, is_for_values),
+        **_outcome_columns(sent, is_non_generative),
         **_token_columns(sent, source, reports_cached_tokens),
         **_server_timing_columns(sent, times),
         "first_event_tokens": has_tokens,
@@ -366,15 +431,15 @@ def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
     }
 
 
-def _outcome_columns(sent: SentColumns, is_for_values: NDArray[np.bool_]) -> dict[str, Column]:
+def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) -> dict[str, Column]:
     """Return the columns that tell how each request ended.
 
-    `text` is an index of ERROR_TEXTS, -1 for a request without an error. A completion always ends
-    at its requested length, because the simulated model has no text that could end by itself.
+    The column `text` is an index of ERROR_TEXTS, or -1 for a request without an error. A completion
+    always ends at its requested length, because the simulated model never ends a text by itself.
     """
     is_failed = sent.failure > 0
     is_refused = sent.failure == KIND["http_4xx"]
-    finish_reason = np.where(is_for_values, FINISH["stop"], FINISH["length"])
+    finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
     status = np.full(len(sent), STATUS["ok"])
     text = np.full(len(sent), -1)
     for text_index, failure in enumerate(_FAILURE_KINDS):

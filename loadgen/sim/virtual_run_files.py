@@ -1,4 +1,4 @@
-"""Writes the files of a run in virtual time, which are those of any run."""
+"""Write the files of a run in virtual time, which are those of any run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class RunContents(NamedTuple):
     replica_counts: Sequence[MetricSample]
 
 
-def replica_count_samples(preset: Preset) -> list[MetricSample]:
-    """Return how many replicas served over time, as the metrics page of a gateway reports it.
+def build_replica_count_samples(preset: Preset) -> list[MetricSample]:
+    """Return how many replicas served over time, as samples of server metrics.
 
-    The list is empty if their number does not change.
+    Over HTTP, these samples are read from the metrics page of a gateway. There is one at the start
+    and one at each change. Without changes the list is empty.
     """
     if not preset.changes:
         return []
@@ -60,7 +61,7 @@ def replica_count_samples(preset: Preset) -> list[MetricSample]:
     ]
 
 
-def timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
+def build_timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
     """Return the uncertainty of the timestamps of each stage: in virtual time, 0 for all events."""
     histograms = []
     for timeline in results.timeline:
@@ -71,10 +72,10 @@ def timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
 
 
 def write_run(run_dir: Path, contents: RunContents) -> None:
-    """Write the files of a run as they are after a clean end (see `results/store.py`).
+    """Write the files of a run in its directory, as they are after a clean end.
 
-    The file of gaps exists with `--keep gaps` only, and that of server metrics if the number of
-    replicas changes.
+    `results/store.py` describes the files. The file of gaps exists with `--keep gaps` only, and the
+    file of server metrics only if the number of replicas changes.
     """
     results = contents.results
     store.replace(run_dir / "run.json", encode_manifest(contents.run_manifest))
@@ -95,7 +96,7 @@ def _json_lines(values: Sequence[msgspec.Struct]) -> bytes:
 def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
     """Write the gaps, the timeline and the timestamp uncertainties of each stage."""
     directory.mkdir(exist_ok=True)
-    for stage, uncertainties in enumerate(timestamp_uncertainties(results)):
+    for stage, uncertainties in enumerate(build_timestamp_uncertainties(results)):
         timeline = results.timeline[stage].astype("<i8")
         store.replace(directory / f"w0.{STAMPS}{stage}", uncertainties.to_bytes())
         store.replace(directory / f"w0.gaps.{stage}", results.gaps[stage].to_bytes())
@@ -107,6 +108,6 @@ def _write_records(directory: Path, results: VirtualRecords) -> None:
     directory.mkdir(exist_ok=True)
     records = results.records
     starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
-    groups = (records.part(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
+    groups = (records.slice_records(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
     tables = (parquet.to_table(cast(Any, group), list(ERROR_TEXTS)) for group in groups)
     parquet.write_tables(directory / store.MERGED, tables)

@@ -32,7 +32,7 @@ def test_columns_equal_those_of_an_array_of_records(
         for name in ROW.names or ()
     )
     start, end = sorted(chosen.draw(st.tuples(st.integers(0, 20), st.integers(0, 20))))
-    assert (made.part(slice(start, end))[:] == rows[start:end]).all()
+    assert (made.slice_records(slice(start, end))[:] == rows[start:end]).all()
     assert (made[given_values > 3] == rows[given_values > 3]).all()
 
 

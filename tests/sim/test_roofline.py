@@ -67,7 +67,7 @@ def test_saturation_rate_grows_with_machines_and_the_tpot_limit() -> None:
 def test_cached_tokens_of_earlier_turns_are_not_computed_again() -> None:
     """Turns meet four machines by chance: some find their conversation there."""
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
-    work = roofline._mean_session_work(roofline._sample_work(workload, Settings(url=VM)))
+    work = roofline._average_session_work(roofline._sample_work(workload, Settings(url=VM)))
     assert work is not None
     asked = sum(
         750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5)

@@ -374,7 +374,7 @@ def _is_constant(column: NDArray[Any]) -> bool:
 
 def _slice_rows(rows: Any, block: slice) -> Any:
     """Return adjacent records, without making records of the columns of a simulation."""
-    return rows.part(block) if hasattr(rows, "part") else rows[block]
+    return rows.slice_records(block) if hasattr(rows, "slice_records") else rows[block]
 
 
 class JoinedColumns:

@@ -278,7 +278,7 @@ class Fleet:
     def submit_prefills(
         self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]
     ) -> SimRequest:
-        """Add the sequences of a prefill-only request (embeddings, rerank) to one replica.
+        """Add the sequences of a non-generative request (embeddings, rerank) to one replica.
 
         Each of them ends with its prefill and emits one token then. Its key is that of the same
         index in `keys`, and its length in tokens that in `lengths`. Returns the first sequence.

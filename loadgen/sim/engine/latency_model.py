@@ -296,7 +296,7 @@ class LatencyModel:
     def submit_prefills(
         self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]
     ) -> None:
-        """Add the sequences of a prefill-only request (embeddings, rerank).
+        """Add the sequences of a non-generative request (embeddings, rerank).
 
         Each of them ends with its first token. Its key is that of the same index in `keys`, and its
         length in tokens that in `lengths`.
