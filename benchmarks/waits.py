@@ -187,7 +187,7 @@ def run_engine_only(rate: str, length: str) -> None:
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
     prompts: Any = build_prompts(workload, 1, 1, load_tokenizer())
-    sizes = request_lengths.create_synthetic_sizer(workload.requests, prompts, 0)
+    sizes = request_lengths.create_request_sizer(workload.requests, prompts, tokens_per_block=0)
     preset = load_preset("gb300-rack")
     system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
