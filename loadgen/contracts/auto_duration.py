@@ -7,6 +7,7 @@ after it is extended. This module is pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ workload rag at 20 req/s on a simulated machine had 0.58 to 0.60, in 60 to 90 mi
 """
 
 STARTUP_AND_END_ALLOWANCE = 1.05
-"""Factor for the start-up and the end of a load, which are not judged."""
+"""Factor on a load for its start-up and its end, which are not part of the steady state."""
 
 
 class RequiredDuration(NamedTuple):
@@ -98,8 +99,8 @@ def lengthen_load_for_terms(
 def _get_workload_duration_s(plan: LevelPlan) -> float:
     """Return how long the load lasts according to the workload file, in seconds.
 
-    Return 0 if the length is not known, or if the level has a rate or a concurrency of its own: the
-    length in the plan is then only provisional.
+    Return 0 if the length is not known, or if the level replaces the load of the file by a rate or
+    a concurrency of its own. The length in the plan is provisional then.
     """
     has_own_load = plan.level.rate is not None or plan.level.concurrency is not None
     if has_own_load or plan.duration_ns is None:
@@ -110,99 +111,128 @@ def _get_workload_duration_s(plan: LevelPlan) -> float:
 def find_required_duration(
     plan: LevelPlan, terms: Sequence[ContractTerm], contract: Contract
 ) -> RequiredDuration:
-    """Return the longest time that one of these terms needs, in each run of the level.
+    """Return how long each run of a level has to last, and the term that needs the longest load.
 
-    Terms about a class of requests that the load does not have are left out: no load shows them.
+    A term about a class of requests that the load does not have is left out, because no length of
+    the load gives it a request.
+
+    Args:
+        plan: The plan of the level.
+        terms: The terms of the level.
+        contract: The contract, for its confidence and its horizon.
     """
-    residence_s = _estimate_max_residence_s(plan, terms)
-    longest = RequiredDuration(0.0, None)
+    max_residence_s = _estimate_max_residence_s(plan, terms)
+    longest = RequiredDuration(seconds=0.0, term=None)
     for term in terms:
         if not plan.samples_per_start(term):
             continue
-        seconds = _compute_run_duration_s(term, plan, contract, residence_s)
+        seconds = _compute_run_duration_s(term, plan, contract, max_residence_s)
         if seconds > longest.seconds:
             longest = RequiredDuration(seconds, term)
     return longest
 
 
 def _compute_run_duration_s(
-    term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
+    term: ContractTerm, plan: LevelPlan, contract: Contract, max_residence_s: float | None
 ) -> float:
     """Return how long each run of a level has to last for a term, in seconds.
 
     This is the longest of several requirements:
 
-    - The load for a latency or for goodput has to meet slowdowns that recur within the horizon of
-      the contract.
-    - The load for a latency has to meet enough independent states of the queue.
+    - The load for a latency or for goodput has to contain slowdowns that recur within the
+      recurrence horizon of the contract.
+    - The load for a latency has to show enough independent states of the queue.
     - A term that compares two windows needs both windows in each run.
     - Any other term needs a minimum number of requests.
 
-    The runs of a level are judged together, so each has to last for its part of the total only,
-    except for windows.
+    The runs of a level are judged together, so each run only needs its part of the total, except
+    for windows.
+
+    Args:
+        term: The term.
+        plan: The plan of the level.
+        contract: The contract, for its confidence and its horizon.
+        max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
     repeats = plan.level.repeats
-    total_s = 0.0
-    if term.is_latency or term.kind in ("goodput", "task_goodput", "fairness"):
+    run_durations_s = [0.0]
+    if term.is_sensitive_to_slowdowns:
         horizon_s = contract.horizon_ns / NS_PER_S
-        total_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
+        load_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
+        run_durations_s.append(load_s / repeats)
     if term.is_latency:
-        total_s = max(total_s, _compute_queue_duration_s(term, plan, contract, residence_s))
-    run_s = total_s / repeats
+        load_s = _compute_queue_duration_s(term, plan, contract, max_residence_s)
+        run_durations_s.append(load_s / repeats)
     starts_per_s = plan.starts_per_s()
     if term.window_ns:
-        run_s = max(run_s, MIN_WINDOWS * term.window_ns / NS_PER_S)
+        run_durations_s.append(MIN_WINDOWS * term.window_ns / NS_PER_S)
     elif plan.rate and starts_per_s is not None:
-        samples_per_s = starts_per_s * plan.samples_per_start(term)
-        requests = compute_required_requests(term, contract.confidence)
-        run_s = max(run_s, requests / samples_per_s / repeats)
-    return STARTUP_AND_END_ALLOWANCE * run_s
+        required_requests = compute_required_requests(term, contract.confidence)
+        requests_per_s = starts_per_s * plan.samples_per_start(term)
+        run_durations_s.append(required_requests / requests_per_s / repeats)
+    return STARTUP_AND_END_ALLOWANCE * max(run_durations_s)
 
 
 def _compute_queue_duration_s(
-    term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
+    term: ContractTerm, plan: LevelPlan, contract: Contract, max_residence_s: float | None
 ) -> float:
-    """Return how long a load must be to meet enough independent states of the queue, in seconds.
+    """Return how long a load must be to show enough independent states of the queue, in seconds.
 
-    Requests that are served at the same time meet the same queue. So a percentile needs a number of
-    independent states, each of which takes about the residence time of a request. The residence
-    time of a task is at most the limit of the term. Return 0 if the term is not about queueing, or
-    if the load is a closed loop, whose queue is limited by its concurrency.
+    Requests that are on the server at the same time meet the same queue. So the queue has about one
+    independent state per residence time of a request (the time from its scheduled start to its
+    end), and a percentile needs a number of them. The residence time of a task is at most the limit
+    of a term about it.
+
+    Return 0 if the term is not about queueing, or if the load is a closed loop, whose queue is
+    limited by its concurrency.
 
     Args:
         term: The term about a latency.
         plan: The plan of the level.
-        contract: The contract.
-        residence_s: How long a request stays on the server at most, or None if this is not known.
+        contract: The contract, for its confidence.
+        max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
     if plan.is_closed_loop():
         return 0.0
-    seconds_per_residence: float | None = None
+    residence_s: float | None = None
     if not term.is_about_tasks and term.kind in QUEUEING_METRICS:
-        seconds_per_residence = residence_s
+        residence_s = max_residence_s
     elif term.is_about_tasks and term.metric == "e2e":
-        seconds_per_residence = term.limit / NS_PER_S
-    if seconds_per_residence is None:
+        residence_s = term.limit / NS_PER_S
+    if residence_s is None:
         return 0.0
-    samples = intervals.observations_to_see(term.quantile, contract.confidence)
-    return samples * seconds_per_residence / QUEUE_SAMPLES_PER_RESIDENCE
+    required_samples = intervals.observations_to_see(term.quantile, contract.confidence)
+    return required_samples * residence_s / QUEUE_SAMPLES_PER_RESIDENCE
 
 
 def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
-    """Return how long a request may take according to the latency terms, in seconds.
+    """Return how long a request may take according to the latency terms of a level, in seconds.
 
-    This is the strictest limit on `e2e`. Without one it is the limit on TTFT plus the limit on TPOT
-    times the mean number of output tokens. Return None if the terms do not limit it.
+    This is the lowest limit on E2E latency. Without one it is the limit on TTFT plus the limit on
+    TPOT times the mean number of output tokens. Return None if the terms limit neither.
     """
-    limits_ns: dict[str, float] = {}
+    lowest_limits_ns: dict[str, float] = {}
     for term in terms:
         if term.is_latency and not term.class_name:
-            limits_ns[term.kind] = min(term.limit, limits_ns.get(term.kind, term.limit))
-    if "e2e" in limits_ns:
-        return limits_ns["e2e"] / NS_PER_S
-    if "ttft" not in limits_ns or "tpot" not in limits_ns:
+            earlier_limit_ns = lowest_limits_ns.get(term.kind, math.inf)
+            lowest_limits_ns[term.kind] = min(term.limit, earlier_limit_ns)
+    if "e2e" in lowest_limits_ns:
+        return lowest_limits_ns["e2e"] / NS_PER_S
+    if "ttft" not in lowest_limits_ns or "tpot" not in lowest_limits_ns:
         return None
+    mean_output_tokens = _estimate_mean_output_tokens(plan.workload)
+    max_generation_ns = mean_output_tokens * lowest_limits_ns["tpot"]
+    return (lowest_limits_ns["ttft"] + max_generation_ns) / NS_PER_S
+
+
+def _estimate_mean_output_tokens(workload: Workload) -> float:
+    """Return the mean number of output tokens of the requests of a workload.
+
+    The prompts are built from a fixed seed and salt, so that the result is the same for each run.
+    """
+    fixed_seed = 0
     tokenizer = load_tokenizer(PACKAGED_NAME)
-    salt = seeds.salt_number(seeds.salt_of(0, None))
-    _, output_tokens = mean_tokens(build_prompts(plan.workload, 0, salt, tokenizer))
-    return (limits_ns["ttft"] + output_tokens * limits_ns["tpot"]) / NS_PER_S
+    salt = seeds.salt_number(seeds.salt_of(fixed_seed, None))
+    prompts = build_prompts(workload, fixed_seed, salt, tokenizer)
+    _, mean_output_tokens = mean_tokens(prompts)
+    return mean_output_tokens

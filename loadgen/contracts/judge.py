@@ -221,7 +221,7 @@ def _judge_level(
         ok=sum(summary.requests.ok for summary in summaries),
         terms=terms,
         failure_reason=failure_reason,
-        notes=_level_notes(measured_level.runs),
+        notes=_collect_level_notes(measured_level.runs),
     )
 
 
@@ -237,20 +237,20 @@ def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
     return replace(level, runs=tuple(run.exclude_dropped() for run in level.runs))
 
 
-def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
+def _collect_level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """Return the warnings about the runs of a level, each of them once.
 
-    A warning is left out if the verdict covers the same thing: too few requests for an SLO, and a
-    limit on a valid run that the contract judges itself.
+    Two warnings are left out, because the verdict on the terms says the same: that there are too
+    few requests for an SLO, and that a limit is exceeded which the contract judges itself.
     """
     notes = [run_checks.find_dropped_load(runs)]
     for run in runs:
         for warning in run.summary.verdict.warning_codes:
-            is_judged_here = warning.values.get("limit") in LIMITS_JUDGED_BY_CONTRACT
-            if warning.code != "slo_samples" and not is_judged_here:
+            is_judged_by_contract = warning.values.get("limit") in LIMITS_JUDGED_BY_CONTRACT
+            if warning.code != "slo_samples" and not is_judged_by_contract:
                 notes.append(reasons.format_reason(warning))
-    notes_without_duplicates = dict.fromkeys(note for note in notes if note)
-    return tuple(notes_without_duplicates)
+    unique_notes = dict.fromkeys(note for note in notes if note)
+    return tuple(unique_notes)
 
 
 def _withdraw_verdict_of_unrepresentative_runs(
@@ -258,25 +258,29 @@ def _withdraw_verdict_of_unrepresentative_runs(
 ) -> TermVerdict:
     """Return the verdict on a term, or INCONCLUSIVE if its runs do not represent the workload.
 
-    Only a PASS is withdrawn, because what is wrong with such runs makes the server look better:
-    dropped requests, shorter responses, or responses without TPOT. There is one exception: a rate
-    that is too low because the client dropped requests is not a FAIL of the server.
+    Dropped requests, shorter responses and responses without TPOT make the server look better than
+    it is. So a PASS of such runs is withdrawn, and a FAIL is kept. There is one exception: a rate
+    that is below its minimum because the client dropped requests is not a FAIL of the server.
+
+    Args:
+        verdict: The verdict on the metric.
+        term: The term.
+        runs: The runs of the level.
     """
     dropped_reason = run_checks.find_dropped_load(runs)
     reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
     if not reason:
         return verdict
-    is_minimum = not term.is_upper_bound
-    is_missed_minimum = verdict.verdict == FAIL and is_minimum
-    is_due_to_dropped_load = is_missed_minimum and bool(dropped_reason)
-    if verdict.verdict != PASS and not is_due_to_dropped_load:
-        return verdict
-    return replace(
-        verdict,
-        verdict="INCONCLUSIVE",
-        code="not_judged",
-        reason=f"{verdict.reason}; not counted, because {reason}",
-    )
+    is_minimum_missed = verdict.verdict == FAIL and not term.is_upper_bound
+    is_fail_of_client = is_minimum_missed and bool(dropped_reason)
+    if verdict.verdict == PASS or is_fail_of_client:
+        return replace(
+            verdict,
+            verdict="INCONCLUSIVE",
+            code="not_judged",
+            reason=f"{verdict.reason}; not counted, because {reason}",
+        )
+    return verdict
 
 
 def judge_answers(
@@ -328,8 +332,12 @@ class TermJudge(NamedTuple):
     def judge(self, term: ContractTerm, requirement: Requirement) -> TermVerdict:
         """Return the verdict on one term.
 
-        It is INCONCLUSIVE without a metric if the level cannot be judged, or if the records do not
-        have the metric of the term.
+        It is INCONCLUSIVE without a metric if the level cannot be judged, or if the metric cannot
+        be computed from the records. Otherwise the metric is compared with the limit.
+
+        Args:
+            term: The term.
+            requirement: The list of the contract that the term is in: `must` or `should`.
         """
         not_judged = TermVerdict(
             term=term.text,
@@ -360,10 +368,18 @@ class TermJudge(NamedTuple):
         estimate: TermEstimate,
         decision: TermDecision,
     ) -> TermVerdict:
-        """Return the verdict with the decision on a term and the metric that it is based on.
+        """Return a verdict that has the decision on a term and the metric that it is based on.
 
-        The recurrence horizon of the verdict is the longest mean time between two slowdowns that
-        this load would still have met. The additional load is what an undecided term lacks.
+        The recurrence horizon of the verdict follows from the length of the load: slowdowns that
+        recur less often on average may have been missed. The additional load is what an undecided
+        term lacks. Numbers are rounded, because `verdict.json` has to be equal when it is made
+        again.
+
+        Args:
+            verdict: The verdict without a metric.
+            term: The term.
+            estimate: The metric.
+            decision: The result of the comparison of the metric with the limit.
         """
         horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
         additional_load_s = None

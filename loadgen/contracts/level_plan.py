@@ -33,7 +33,7 @@ from loadgen.core.workload import (
 )
 
 LIMITS_JUDGED_BY_CONTRACT = ("not_offered_share",)
-"""The limits on a VALID run that are lifted, because the contract judges the same thing itself.
+"""The limits on a VALID run that a contract lifts, because it judges the same thing itself.
 
 A run in which the client dropped many requests is INVALID by itself. In a contract its terms are
 INCONCLUSIVE, unless they fail without the dropped requests too.
@@ -102,7 +102,11 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
         ]
 
     def samples_per_start(self, term: ContractTerm) -> float:
-        """Return how many requests, or tasks, that a term is about belong to a start on average."""
+        """Return how many values a term gets from one start of the load, on average.
+
+        A start is a single request, a conversation or a task of several requests. A term about
+        requests gets a value from each of them, a term about tasks one from each task.
+        """
         classes = self.classes_of(term)
         if term.is_about_tasks:
             return sum(class_plan.share for class_plan in classes if class_plan.is_session)
@@ -238,11 +242,11 @@ def _scale_limit(limit: int, factor: float) -> int:
 
 
 def compute_expected_load(workload: Workload) -> ExpectedLoad:
-    """Return how many starts are expected in the measured stages of a workload, and for how long.
+    """Return how many arrivals are expected in the measured stages, and how long these last.
 
-    The starts are known if each stage has a rate, such as 12.5/s, or a number of requests. The
-    duration is known if each stage has a finite rate. A closed loop takes as long as the server
-    needs.
+    The number of arrivals (starts) is known if each stage has a rate, such as 12.5/s, or a number
+    of requests. The duration is known if each stage has a finite rate. A closed loop takes as long
+    as the server needs.
     """
     stages = [stage for stage in workload.stages if stage.measured]
     open_ended_stage = next((stage for stage in stages if _has_unknown_starts(stage)), None)
@@ -289,9 +293,10 @@ def _get_mean_rate(stage: Stage) -> float:
 
 
 def _compute_expected_starts(stage: Stage) -> float:
-    """Return the expected starts of a stage, which ends by its count or by its duration.
+    """Return the expected number of arrivals in a stage.
 
-    The stage ends by whichever comes first. With `at_least` it ends when both are reached.
+    A stage ends after its number of requests (`count`) or after its duration, whichever comes
+    first. With `at_least` it ends when both minimums are reached.
     """
     if isinstance(stage.arrival, Closed):
         assert stage.count is not None
@@ -343,18 +348,18 @@ def _plan_class(
 
 
 def format_plan(plan: LevelPlan) -> str:
-    """Return the lines that describe the load of a level before its run.
+    """Return the lines that a command prints about the load of a level before its run.
 
     The first line has the sizes, such as "Level steady: qa, 7,200 requests, 12 min, 3 runs". The
     others say which term requires this length, or that the load was shortened and which terms
     cannot pass then.
     """
     level = plan.level
-    parts = [level.workload, *_format_sizes(plan)]
+    descriptions = [level.workload, *_format_sizes(plan)]
     if plan.duration_ns is not None:
-        parts.append(format.duration(plan.duration_ns / NS_PER_S))
-    parts.append(format.counted(level.repeats, "run"))
-    lines = [f"Level {level.name}: {', '.join(parts)}"]
+        descriptions.append(format.duration(plan.duration_ns / NS_PER_S))
+    descriptions.append(format.counted(level.repeats, "run"))
+    lines = [f"Level {level.name}: {', '.join(descriptions)}"]
     if plan.is_auto:
         cause = f", required by: {plan.longest_load_term}" if plan.longest_load_term else ""
         lines.append(f"  Automatic duration{cause}. Extended while the level is inconclusive.")
@@ -367,20 +372,21 @@ def format_plan(plan: LevelPlan) -> str:
 
 
 def _format_sizes(plan: LevelPlan) -> list[str]:
-    """Return the expected numbers of sessions and of requests as text, as far as they are known.
+    """Return the expected numbers of sessions and requests, such as ["40 tasks", "800 requests"].
 
-    The sessions are conversations or tasks. They are left out if each start is a single request.
+    The sessions are conversations or tasks. They are left out if each start is a single request. A
+    number that is not known before the run is left out too.
     """
-    parts = []
+    sizes = []
     session_share = sum(class_plan.share for class_plan in plan.classes if class_plan.is_session)
-    sessions = 0.0 if plan.starts is None else session_share * plan.starts
-    if sessions:
+    session_count = 0.0 if plan.starts is None else session_share * plan.starts
+    if session_count > 0:
         # The same word as in the summary of the run.
         noun = "conversations" if isinstance(plan.workload.requests, Synthetic) else "tasks"
-        parts.append(f"{sessions:,.0f} {noun}")
+        sizes.append(f"{session_count:,.0f} {noun}")
     if plan.requests is not None:
-        parts.append(format.counted(plan.requests, "request"))
-    return parts
+        sizes.append(format.counted(plan.requests, "request"))
+    return sizes
 
 
 def format_shortening(plan: LevelPlan) -> str:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from loadgen.contracts import auto_duration, level_plan
 from loadgen.contracts.drafts import ContractErrors, LevelDraft, PlacedTerm, Problem
 from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT, LevelPlan
@@ -35,8 +37,13 @@ ROUNDING_TOLERANCE = 1e-9
 """The relative difference up to which two rates count as equal."""
 
 RATE_TERMS = ("requests", "good_requests", "tasks", "good_tasks")
-RESPONSE_WAIT_TERMS = ("ttft", "first_answer")
-TASK_WAIT_TERMS = ("task_wait", "task_longest_wait")
+"""Terms that limit a rate per second which an open loop cannot exceed."""
+LATENCIES_INCLUDED_IN = {
+    "e2e": ("ttft", "first_answer"),
+    "task_time": ("task_wait", "task_longest_wait"),
+}
+"""Latency -> the latencies that are a part of it, so that they are never longer."""
+
 WHOLE_LOAD_GOODPUT_TERMS = ("goodput", "task_goodput", "good_tasks", "task_cost")
 """Terms that are ambiguous if they name no class and the classes have SLOs of their own."""
 
@@ -84,8 +91,9 @@ class LintFindings:
 def check_contract(inputs: LintInputs) -> LintFindings:
     """Check all parts of a contract and plan the load of its levels.
 
-    The plan of a level is needed to check its terms, because it says how many requests there are.
-    A level with errors has no plan, but its terms are still checked as far as possible.
+    The price file is read here only to report its errors. The plan of a level is needed to check
+    its terms, because it says how many requests there are. A level with errors has no plan, but its
+    terms are still checked as far as possible.
     """
     errors = ContractErrors(inputs.document, inputs.file)
     contract = inputs.contract
@@ -99,8 +107,10 @@ def check_contract(inputs: LintInputs) -> LintFindings:
     for draft in inputs.drafts:
         plan = _plan_load(draft, inputs, errors)
         _check_terms(draft, plan, inputs, errors)
-        if plan is not None:
-            plans.append(check_samples(draft, plan, contract, errors))
+        if plan is None:
+            continue
+        undecidable_terms = check_samples(draft, plan, contract, errors)
+        plans.append(replace(plan, undecidable=undecidable_terms))
     if contract.answers is not None:
         check_answer_terms(
             contract.answers,
@@ -154,15 +164,17 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
 def _load_workload(
     draft: LevelDraft, inputs: LintInputs, errors: ContractErrors
 ) -> Workload | None:
-    """Return the workload of a level with the level's own load and SLO, or None after an error.
+    """Return the workload of a level, with the load and the SLO that apply to this level.
 
-    The SLO of the level replaces that of the contract, which replaces that of the workload. Limits
-    on a valid run that the contract judges itself are lifted: a run that exceeds them is judged,
-    not INVALID.
+    The SLO of the level replaces that of the contract, which replaces that of the workload. Some
+    limits on a valid run are lifted, because the contract judges what they limit: a run that
+    exceeds them is not INVALID but has terms that fail or are INCONCLUSIVE.
+
+    Return None after an error, which is then in `errors`.
     """
-    name = _find_workload(draft, inputs.directory, errors)
+    workload_path = _find_workload(draft, inputs.directory, errors)
     level = draft.level
-    if level is None or name is None:
+    if level is None or workload_path is None:
         return None
     if level.rate is not None and level.concurrency is not None:
         text = "a level has either a rate (open loop) or a concurrency (closed loop), not both"
@@ -170,14 +182,15 @@ def _load_workload(
         errors.add(location, "conflict", text, "remove one, or make two levels")
         return None
     try:
-        workload = load_workload(name, _build_overrides(level), inputs.env)
+        workload = load_workload(workload_path, _build_overrides(level), inputs.env)
     except CombinedError as combined:
         for error in combined.errors:
             _add_workload_error(error, draft, errors)
         return None
     slo = level.slo or inputs.contract.slo or workload.slo
     no_limit = 1.0  # a fraction of 100 % is never exceeded
-    limits = workload.limits.model_copy(update=dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, no_limit))
+    lifted_limits = dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, no_limit)
+    limits = workload.limits.model_copy(update=lifted_limits)
     return workload.model_copy(update={"slo": slo, "limits": limits})
 
 
@@ -195,8 +208,8 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
             return str(file)
     if name in packaged_files():
         return name
-    nearby = [str(other.relative_to(directory)) for other in sorted(directory.glob("*.yaml"))]
-    suggestion = did_you_mean(name, [*packaged_files(), *nearby])
+    yaml_files = [str(path.relative_to(directory)) for path in sorted(directory.glob("*.yaml"))]
+    suggestion = did_you_mean(name, [*packaged_files(), *yaml_files])
     errors.add(
         (*draft.location, "workload"),
         "unknown_name",
@@ -207,34 +220,41 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
 
 
 def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report an error in a workload, at the level or in the workload's file.
+    """Report an error in the workload of a level at the place where the user can correct it.
 
-    An error at an option of the command line was caused by a value of the level, because the level
-    changes the workload in the same way as options do. A missing load is reported at the level too,
-    because that is where to add it. Any other error is in the workload file.
+    - The rate and the length of a level change its workload like options of the command line. An
+      error at such an option was caused by a value of the level.
+    - A load that is missing, or has no end, is also reported at the level: that is where to add it.
+    - Any other error is in the workload file.
     """
     if error.where.startswith("--"):
         errors.add(draft.location, error.code, error.what, error.hint)
-    elif error.code in ("no_load", "endless"):
+        return
+    if error.code in ("no_load", "endless"):
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
         errors.add(draft.location, error.code, error.what, hint)
-    elif str(error) not in map(str, errors.in_other_files):  # another level may use the same file
+        return
+    reported_messages = [str(reported) for reported in errors.in_other_files]
+    if str(error) not in reported_messages:  # another level may use the same file
         errors.in_other_files.append(error)
 
 
 def _build_overrides(level: ContractLevel) -> Overrides:
-    """Return the level's own load as overrides of its workload, like those of the command line.
+    """Return the load of a level as overrides of its workload.
 
-    A level whose terms decide its duration gets a provisional one, which is enough to compute the
-    rates of its load.
+    They change the workload in the same way as the options of `loadgen run` do. A level whose terms
+    decide its duration gets a provisional one, which is enough to compute the rates of its load.
     """
     has_own_load = level.rate is not None or level.concurrency is not None
     duration_ns = level.duration_ns
     if auto_duration.has_auto_duration(level) and has_own_load:
         duration_ns = auto_duration.PROVISIONAL_DURATION_NS
-    return Overrides(
+    request_rate = level.rate
+    if request_rate is not None:
         # 10/min is 0.16666666666666666/s, which would be printed in messages.
-        request_rate=None if level.rate is None else round(level.rate, 9),
+        request_rate = round(request_rate, 9)
+    return Overrides(
+        request_rate=request_rate,
         concurrency=level.concurrency,
         duration=duration_ns,
         num_requests=level.requests,
@@ -265,29 +285,32 @@ def _check_terms(
 
 
 def _find_first_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
-    """Return the first of all terms with the same subject in the same list of a level.
+    """Return the terms of a level without those that repeat an earlier term with another limit.
 
-    The keys are the list (`must` or `should`) and the subject: the term without its limit.
+    Returns:
+        Key of a term -> the first term with this key. The key is the list that the term is in
+        (`must` or `should`) and the term without its limit, so that `ttft: 2s` and `ttft: 3s` in
+        one list have the same key.
     """
-    unique: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
+    first_terms: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
     for placed_term in draft.terms:
-        subject = placed_term.term.without_limit()
-        unique.setdefault((placed_term.requirement, subject), placed_term)
-    return unique
+        key = (placed_term.requirement, placed_term.term.without_limit())
+        first_terms.setdefault(key, placed_term)
+    return first_terms
 
 
 def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report terms with the same subject as an earlier term of the same list.
+    """Report terms that limit the same metric as an earlier term of the same list.
 
     For example, `ttft: 2s` and `ttft: 3s` in the list `must` both limit TTFT at p99.
     """
-    unique = _find_first_terms(draft)
+    first_terms = _find_first_terms(draft)
     for placed_term in draft.terms:
         requirement = placed_term.requirement
-        earlier = unique[requirement, placed_term.term.without_limit()]
-        if earlier is placed_term:
+        first_term = first_terms[requirement, placed_term.term.without_limit()]
+        if first_term is placed_term:
             continue
-        hint = f"item {earlier.index + 1} of {requirement} limits the same metric; keep one"
+        hint = f"item {first_term.index + 1} of {requirement} limits the same metric; keep one"
         problem = Problem("duplicate", "a second limit for the same metric", hint)
         errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
@@ -295,12 +318,12 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
 def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
     """Report terms of the list `should` that are not stricter than the same term in `must`.
 
-    The list `should` has goals beyond what is required. A laxer goal always passes if the required
-    term does.
+    The list `should` has goals beyond what the list `must` requires. A goal that is less strict
+    than the requirement always passes together with it, so it has no effect.
     """
-    unique = _find_first_terms(draft)
-    for (requirement, subject), placed_term in unique.items():
-        must_term = unique.get(("must", subject))
+    first_terms = _find_first_terms(draft)
+    for (requirement, term_without_limit), placed_term in first_terms.items():
+        must_term = first_terms.get(("must", term_without_limit))
         if requirement != "should" or must_term is None:
             continue
         if not _is_stricter(placed_term.term, must_term.term):
@@ -322,8 +345,8 @@ def _is_stricter(term: ContractTerm, other: ContractTerm) -> bool:
 def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
     """Report terms that require a higher rate than an open loop offers.
 
-    An open loop sends requests at a fixed rate, which the server cannot exceed. A closed loop has
-    no such rate: it sends as many as the server completes.
+    An open loop starts requests or tasks at a fixed rate, so the server cannot complete more. A
+    closed loop has no such rate: it sends as many as the server completes.
     """
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
@@ -332,60 +355,58 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
         term = placed_term.term
         if term.kind not in RATE_TERMS:
             continue
-        offered = starts_per_s * plan.samples_per_start(term)
-        if term.limit > offered * (1 + ROUNDING_TOLERANCE):
-            errors.add_problem(
-                draft.location_of(placed_term),
-                term,
-                Problem(
-                    "out_of_range",
-                    f"more than the {format.quantity(offered)}/s that the level offers",
-                    "raise the rate of the level",
-                ),
+        offered_per_s = starts_per_s * plan.samples_per_start(term)
+        if term.limit > offered_per_s * (1 + ROUNDING_TOLERANCE):
+            problem = Problem(
+                "out_of_range",
+                f"more than the {format.quantity(offered_per_s)}/s that the level offers",
+                "raise the rate of the level",
             )
+            errors.add_problem(draft.location_of(placed_term), term, problem)
 
 
 def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report latency terms that a stricter latency term of the same list implies.
+    """Report latency terms that pass whenever another latency term of the same list passes.
 
-    Such a term always passes if the stricter one does, so one of the two limits is probably a
-    mistake. Each term is reported once.
+    For example, TTFT within 3 s always passes if E2E latency is within 2 s. One of the two limits
+    is probably a mistake. Each term is reported once.
     """
-    latencies = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
-    for placed_term in latencies:
-        for other in latencies:
-            if other.requirement != placed_term.requirement:
+    latency_terms = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
+    for placed_term in latency_terms:
+        for stricter_term in latency_terms:
+            if stricter_term.requirement != placed_term.requirement:
                 continue
-            problem = _find_implication_problem(placed_term.term, other.term)
+            problem = _find_implication_problem(placed_term.term, stricter_term.term)
             if problem is not None:
                 errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
                 break
 
 
-def _find_implication_problem(term: ContractTerm, other: ContractTerm) -> Problem | None:
-    """Return the problem of a latency term that passes whenever another one passes, or None.
+def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Problem | None:
+    """Return the problem of a latency term that always passes if a stricter term passes, or None.
 
-    This is so if the other term has a lower limit, either at a higher percentile of the same
-    latency, or at the same percentile of a longer latency: E2E includes TTFT, and the time of a
-    task includes its waits.
+    The second term is stricter if it has a lower limit and is either about
+
+    - a higher percentile of the same latency, or
+    - the same percentile of a latency that includes the first one: E2E latency includes TTFT, and
+      the time of a task includes its waits.
     """
-    if other.limit >= term.limit or other.class_name != term.class_name:
+    if stricter.limit >= term.limit or stricter.class_name != term.class_name:
         return None
-    limit = format_time(other.limit)
-    if other.kind == term.kind and other.quantile > term.quantile:
-        text = f"a higher limit than at {other.percentile} ({limit})"
-        hint = f"{term.percentile} is never above {other.percentile}; correct one of the limits"
-        return Problem("conflict", text, hint)
-    if other.quantile != term.quantile:
-        return None
-    if other.kind == "e2e" and term.kind in RESPONSE_WAIT_TERMS:
-        text = f"a higher limit than for e2e ({limit})"
-        hint = f"e2e includes {term.kind}; correct one of the limits"
-        return Problem("conflict", text, hint)
-    if other.kind == "task_time" and term.kind in TASK_WAIT_TERMS:
-        text = f"a higher limit than for task_time ({limit})"
-        hint = f"task_time includes {term.kind}; correct one of the limits"
-        return Problem("conflict", text, hint)
+    limit = format_time(stricter.limit)
+    if stricter.kind == term.kind and stricter.quantile > term.quantile:
+        return Problem(
+            "conflict",
+            f"a higher limit than at {stricter.percentile} ({limit})",
+            f"{term.percentile} is never above {stricter.percentile}; correct one of the limits",
+        )
+    included_kinds = LATENCIES_INCLUDED_IN.get(stricter.kind, ())
+    if stricter.quantile == term.quantile and term.kind in included_kinds:
+        return Problem(
+            "conflict",
+            f"a higher limit than for {stricter.kind} ({limit})",
+            f"{stricter.kind} includes {term.kind}; correct one of the limits",
+        )
     return None
 
 
@@ -469,10 +490,16 @@ def _find_tenant_problem(
 def _find_slo_problem(
     term: ContractTerm, plan: LevelPlan, classes: Mapping[str, RequestClass]
 ) -> Problem | None:
-    """Return the problem of a term if it is not defined what good means, or None.
+    """Return the problem of a term about good requests or tasks if no SLO says which are good.
 
-    A term about good tasks needs an SLO for tasks. A term about the whole load is ambiguous if the
-    classes of its requests have different SLOs.
+    A request is good if it meets its SLO. A term about good tasks needs an SLO for tasks. A term
+    about all requests is ambiguous if the classes of requests have different SLOs. Return None if
+    there is no such problem.
+
+    Args:
+        term: The term.
+        plan: The plan of the level.
+        classes: The request classes of the workload, by name.
     """
     has_task_slo = any(
         class_plan.slo and class_plan.slo.task for class_plan in plan.classes_of(term)
@@ -483,8 +510,9 @@ def _find_slo_problem(
             "it needs an SLO for tasks",
             "slo: {task: {within: 90s, wait: 2s}}",
         )
-    is_about_all = term.kind in WHOLE_LOAD_GOODPUT_TERMS and not term.class_name
-    if is_about_all and any(request_class.slo for request_class in classes.values()):
+    has_no_class = not term.class_name
+    has_class_slos = any(request_class.slo for request_class in classes.values())
+    if term.kind in WHOLE_LOAD_GOODPUT_TERMS and has_no_class and has_class_slos:
         first_class = next(iter(classes))
         return Problem(
             "ambiguous",
@@ -497,39 +525,42 @@ def _find_slo_problem(
 def _check_contract_inputs(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that need something the contract does not give.
+    """Report terms that need an input which neither the contract nor the command line gives.
 
-    This can be an SLO, the number of GPUs, prices, or another level to compare with. Terms about a
-    request class use the SLO of the class, which was checked with the workload.
+    Such an input is an SLO, the number of GPUs, prices, or another level to compare with. Terms
+    about a request class use the SLO of the class, which was checked with the workload.
     """
-    missing = _find_missing_inputs(plan, inputs)
-    level_names = dict.fromkeys(other.name for other in inputs.drafts)
+    problems_by_input = _find_missing_inputs(plan, inputs)
+    level_names = dict.fromkeys(level_draft.name for level_draft in inputs.drafts)
     other_levels = [name for name in level_names if name != draft.name]
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
         if not term.class_name:
-            for requirement in term.definition.requirements:
-                if requirement in missing:
-                    errors.add_problem(location, term, missing[requirement])
+            for required_input in term.definition.requirements:
+                if required_input in problems_by_input:
+                    errors.add_problem(location, term, problems_by_input[required_input])
         if term.level and term.level not in other_levels:
             text = f'the contract has no other level "{term.level}"'
             errors.add(location, "unknown_name", text, did_you_mean(term.level, other_levels))
 
 
 def _find_missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str, Problem]:
-    """Return the requirements of terms that the contract does not meet, with the problem of each.
+    """Return which inputs of terms are missing, with the problem that a term has without each.
 
     The SLO of a level that could not be planned is not known, so it is not reported as missing.
+
+    Returns:
+        Name of the input (`slo`, `gpus` or `prices`) -> the problem.
     """
-    missing = {}
+    problems = {}
     if plan is not None and plan.workload.slo is None:
         hint = "slo: {ttft: 2s, tpot: 100ms}"
-        missing["slo"] = Problem("no_slo", "it needs an SLO", hint)
+        problems["slo"] = Problem("no_slo", "it needs an SLO", hint)
     if inputs.gpus is None and "gpus" not in inputs.document:
         hint = "gpus: 8 in the contract, or --gpus 8"
-        missing["gpus"] = Problem("missing_option", "it needs the number of GPUs", hint)
+        problems["gpus"] = Problem("missing_option", "it needs the number of GPUs", hint)
     if "prices" not in inputs.document:
         hint = "prices: prices.yaml, relative to the contract (see docs/prices.example.yaml)"
-        missing["prices"] = Problem("no_price", "it needs prices", hint)
-    return missing
+        problems["prices"] = Problem("no_price", "it needs prices", hint)
+    return problems

@@ -6,13 +6,13 @@ This module is pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from loadgen.contracts.drafts import ContractErrors, Location, Problem
+from loadgen.contracts.drafts import ContractErrors, Location, PlacedTerm, Problem
 from loadgen.contracts.sample_sizes import compute_requests_without_miss
-from loadgen.contracts.schema import AnswerCheck
+from loadgen.contracts.schema import AnswerCheck, Requirement
 from loadgen.contracts.terms import ZERO_OR_ONE_SCORES, ContractTerm, get_term_kind
 from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
 from loadgen.core.limits import FEWEST_ANSWERS
@@ -91,7 +91,7 @@ def check_answer_terms(
     *,
     has_other_endpoint: bool,
 ) -> None:
-    """Report a data set that cannot be read, and terms that its prompts are not sufficient for.
+    """Report a data set that cannot be read, and terms about responses that cannot pass.
 
     Args:
         check: The data set of the contract and the terms about responses.
@@ -107,22 +107,29 @@ def check_answer_terms(
         hint = "a JSONL file, relative to the contract"
         errors.add_from_file(("answers", "dataset"), error, hint=hint)
         return
-    indices: Counter[str] = Counter()
-    subjects: set[tuple[str, ContractTerm]] = set()
-    for requirement, term in check.terms_by_requirement():
-        location: Location = ("answers", requirement, indices[requirement])
-        indices[requirement] += 1
-        subject = (requirement, term._replace(limit=None))
-        if subject in subjects:
+    earlier_terms: set[tuple[Requirement, ContractTerm]] = set()
+    for placed_term in _place_terms(check):
+        term = placed_term.term
+        location: Location = ("answers", placed_term.requirement, placed_term.index)
+        term_without_limit = (placed_term.requirement, term.without_limit())
+        if term_without_limit in earlier_terms:
             text = "a second limit for the same metric"
             errors.add_problem(location, term, Problem("duplicate", text, "keep one of them"))
-        subjects.add(subject)
+        earlier_terms.add(term_without_limit)
         if term.requires("against") and not has_other_endpoint:
             hint = "against: http://HOST:8000 next to dataset, or --against URL"
             problem = Problem("missing_option", "it needs another endpoint", hint)
             errors.add_problem(location, term, problem)
         if _check_class(term, location, check, prompts, errors):
             _check_prompt_count(term, location, check, prompts, confidence, errors)
+
+
+def _place_terms(check: AnswerCheck) -> Iterator[PlacedTerm]:
+    """Yield the terms about responses with their list (`must` or `should`) and index in it."""
+    term_counts: Counter[Requirement] = Counter()
+    for requirement, term in check.terms_by_requirement():
+        yield PlacedTerm(requirement, term_counts[requirement], term)
+        term_counts[requirement] += 1
 
 
 def _check_class(
@@ -132,16 +139,23 @@ def _check_class(
     prompts: Sequence[ScorablePrompt],
     errors: ContractErrors,
 ) -> bool:
-    """Report a term about a class of prompts that the data set does not have.
+    """Return whether the data set has the class of prompts that a term is about.
 
-    Return whether the class of the term is known.
+    An unknown class is reported. A term without a class is about all prompts.
+
+    Args:
+        term: The term.
+        location: The location of the term in the contract.
+        check: The data set and the terms about responses.
+        prompts: The prompts of the data set.
+        errors: Collects the errors.
     """
-    classes = sorted({prompt.group for prompt in prompts} - {""})
-    if not term.class_name or term.class_name in classes:
+    known_classes = sorted({prompt.group for prompt in prompts} - {""})
+    if not term.class_name or term.class_name in known_classes:
         return True
     hint = 'no row of the data set has a "class"'
-    if classes:
-        hint = did_you_mean(term.class_name, classes)
+    if known_classes:
+        hint = did_you_mean(term.class_name, known_classes)
     text = f'{check.dataset} has no class "{term.class_name}"'
     errors.add(location, "unknown_name", text, hint)
     return False
@@ -159,18 +173,30 @@ def _check_prompt_count(
 
     Only the prompts of the class of the term count, and of these only the ones that have what its
     score needs, such as a reference response.
+
+    Args:
+        term: The term.
+        location: The location of the term in the contract.
+        check: The data set and the terms about responses.
+        prompts: The prompts of the data set.
+        confidence: The confidence of the contract.
+        errors: Collects the errors.
     """
-    usable = [prompt for prompt in prompts if term.class_name in ("", prompt.group)]
+    usable_prompts = [prompt for prompt in prompts if term.class_name in ("", prompt.group)]
     score_input = _find_score_input(term)
     if score_input is not None:
-        usable = [prompt for prompt in usable if score_input.is_in(prompt)]
-    required = _compute_required_prompts(term, confidence)
-    if score_input is not None and not usable:
+        usable_prompts = [prompt for prompt in usable_prompts if score_input.is_in(prompt)]
+    usable_count = len(usable_prompts)
+    required_count = _compute_required_prompts(term, confidence)
+    if score_input is not None and usable_count == 0:
         text = f"no row of {check.dataset} has the right response"
         problem = Problem("missing_key", text, f"use rows like {score_input.example}")
         errors.add_problem(location, term, problem)
-    elif len(usable) < required:
-        text = f"{required:,} prompts needed to decide the term, the data set has {len(usable):,}"
+    elif usable_count < required_count:
+        text = (
+            f"{required_count:,} prompts needed to decide the term, the data set has "
+            f"{usable_count:,}"
+        )
         hint = "add rows to the data set"
         if check.rows is not None:
             hint += ", and raise rows:"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-from msgspec.structs import replace
-
 from loadgen.contracts.drafts import ContractErrors, LevelDraft, Problem
 from loadgen.contracts.level_plan import LevelPlan
 from loadgen.contracts.load_checks import NEARLY_FULL_LENGTH
@@ -34,39 +32,55 @@ wide interval.
 
 def check_samples(
     draft: LevelDraft, plan: LevelPlan, contract: Contract, errors: ContractErrors
-) -> LevelPlan:
+) -> tuple[str, ...]:
     """Report terms that cannot pass because the load is too short or has too few requests for them.
 
-    For a level whose load the user shortened these are no errors: the returned plan names the
-    terms.
+    If the user shortened the load of a level with `--duration`, these are no errors: the terms are
+    returned as text, and the plan shows them.
+
+    Args:
+        draft: The level with its terms.
+        plan: The planned load of the level.
+        contract: The contract, for its confidence and its recurrence horizon.
+        errors: Collects the errors.
     """
     level = plan.level
     if level.apart_ns is not None and level.repeats < 2:
         location = (*draft.location, "apart")
         text = "apart needs at least two runs, the level has one"
         errors.add(location, "too_few", text, "repeats: 2 or more")
-    undecidable = []
+    undecidable_terms = []
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
         if term.kind in pooled_metrics() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
-            errors.add_problem(location, term, _pooled_gaps_problem())
+            errors.add_problem(location, term, _create_pooled_gaps_problem())
             continue
-        if not plan.samples_per_start(term):
-            continue
-        problem = _find_length_problem(term, plan, contract)
-        if problem is None:
-            problem = _find_count_problem(term, plan, contract.confidence)
+        problem = _find_sample_problem(term, plan, contract)
         if problem is None:
             continue
         if plan.is_shortened:
-            undecidable.append(term.text)
+            undecidable_terms.append(term.text)
         else:
             errors.add_problem(location, term, problem)
-    return replace(plan, undecidable=tuple(undecidable))
+    return tuple(undecidable_terms)
 
 
-def _pooled_gaps_problem() -> Problem:
+def _find_sample_problem(term: ContractTerm, plan: LevelPlan, contract: Contract) -> Problem | None:
+    """Return the problem of a term whose load is too short or has too few requests, or None.
+
+    A term about tasks, or about a class of requests, of which the load has none is reported
+    elsewhere.
+    """
+    if not plan.samples_per_start(term):
+        return None
+    length_problem = _find_length_problem(term, plan, contract)
+    if length_problem is not None:
+        return length_problem
+    return _find_count_problem(term, plan, contract.confidence)
+
+
+def _create_pooled_gaps_problem() -> Problem:
     """Return the problem of a term about times between tokens in a level with too few runs."""
     return Problem(
         "too_few",
@@ -76,14 +90,14 @@ def _pooled_gaps_problem() -> Problem:
 
 
 def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract) -> Problem | None:
-    """Return the problem if the load is too short for the recurrence horizon of the contract.
+    """Return the problem of a term if the load is too short for the contract's recurrence horizon.
 
-    Return None if it is long enough, or if its length is only known after the run: that of a closed
-    loop with a number of requests. Only terms about latencies and goodput need a length, because
-    only they change when the server slows down for a while.
+    A PASS covers slowdowns of the server that recur within the horizon, so the load must be long
+    enough to meet them. Terms about latency and goodput need this, because slowdowns change them.
+    Return None if the load is long enough, or if its length is only known after the run: that of a
+    closed loop with a number of requests.
     """
-    needs_length = term.is_latency or term.kind in ("goodput", "task_goodput", "fairness")
-    if plan.duration_ns is None or not needs_length:
+    if plan.duration_ns is None or not term.is_sensitive_to_slowdowns:
         return None
     repeats = plan.level.repeats
     load_s = plan.duration_ns / NS_PER_S * repeats
@@ -96,10 +110,15 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
         f"the load is too short: {format.duration(load_s)}{runs}, {format.duration(required_s)} "
         f"needed for the horizon of {format.duration(horizon_s)}"
     )
-    run_s = math.ceil(max(required_s, _compute_load_for_count_s(term, plan, contract)) / repeats)
+    # The hint names a length with which the term also has enough requests.
+    sufficient_s = max(required_s, _compute_load_for_count_s(term, plan, contract))
+    sufficient_run_s = math.ceil(sufficient_s / repeats)
+    max_horizon_s = intervals.longest_recurrence_s(load_s, contract.confidence)
     # Rounded down to tenths of a second, because a longer horizon would be refused again.
-    covered_s = math.floor(intervals.longest_recurrence_s(load_s, contract.confidence) * 10) / 10
-    hint = f"duration: {run_s}s or more, or a shorter horizon (horizon: {covered_s:g}s)"
+    max_horizon_s = math.floor(max_horizon_s * 10) / 10
+    hint = (
+        f"duration: {sufficient_run_s}s or more, or a shorter horizon (horizon: {max_horizon_s:g}s)"
+    )
     return Problem("too_few", text, hint)
 
 
@@ -110,9 +129,8 @@ def _compute_load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Con
     """
     if not plan.starts or plan.duration_ns is None:
         return 0.0
-    required_starts = compute_required_requests(term, contract.confidence) / plan.samples_per_start(
-        term
-    )
+    required_requests = compute_required_requests(term, contract.confidence)
+    required_starts = required_requests / plan.samples_per_start(term)
     return required_starts * plan.duration_ns / NS_PER_S / plan.starts
 
 
@@ -180,21 +198,22 @@ def _is_poisson(workload: Workload) -> bool:
 
 
 def _format_sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) -> str:
-    """Return the hint that names the number of requests, and the length of load, that is enough.
+    """Return the hint that says how many requests, or which length of load, would be enough.
 
     Args:
-        required_starts: The starts that are enough, in all runs together or in one window.
+        required_starts: The starts (of requests, conversations or tasks) that are enough, in all
+            runs together or in one window.
         plan: The plan of the level.
-        is_windowed: Whether the term compares windows, each of which needs so many starts.
+        is_windowed: Whether the term compares two windows. Each of them needs that many starts.
     """
     runs = 1 if is_windowed else plan.level.repeats
-    starts = math.ceil(required_starts / runs)
+    starts_per_run = math.ceil(required_starts / runs)
     duration = ""
     starts_per_s = plan.starts_per_s()
     if starts_per_s:  # not known for a closed loop, and 0 for an empty load
-        seconds = starts / starts_per_s
+        seconds = starts_per_run / starts_per_s
         duration = f"{math.ceil(seconds)}s ({format.duration(seconds)} at this rate)"
     if is_windowed:
         return f"window: {duration} or more" if duration else "use a longer window"
     or_duration = f", or duration: {duration}" if duration else ""
-    return f"requests: {starts}{or_duration} or more, or a lower percentile"
+    return f"requests: {starts_per_run}{or_duration} or more, or a lower percentile"

@@ -113,11 +113,18 @@ def compute_limit_usage_percent(
     """Return how much of its limit a metric uses, in percent. Above 100 the limit is violated.
 
     - For an upper bound it is metric / limit: 400 ms of 500 ms is 80 %.
-    - For a lower bound in percent it is the missing part relative to the part that may be missing:
-      an attainment of 99.5 % of at least 99 % is 50 %.
+    - For a lower bound in percent it compares what is missing to 100 %: an attainment of 99.5 %
+      lacks 0.5 %, and a limit of 99 % allows a lack of 1 %, of which 50 % are used.
     - For another lower bound it is limit / metric: 10 req/s of at least 8 req/s is 80 %.
 
-    Return None if the divisor is 0.
+    Args:
+        value: The metric.
+        limit: The limit in the same unit.
+        unit: The unit of both, such as "ms" or "%".
+        is_upper_bound: Whether the metric must be at most the limit. Else it must be at least it.
+
+    Returns:
+        The percentage, or None if the divisor is 0.
     """
     if is_upper_bound:
         return 100 * value / limit if limit else None
@@ -127,16 +134,16 @@ def compute_limit_usage_percent(
 
 
 def usage_section(validation: Validation, contract: Contract) -> Section:
-    """Return a bar per term: how much of its limit is used, with the interval of the metric.
+    """Return a section with a bar per term: how much of its limit the metric of the term uses.
 
     Metrics with different units can be compared in this way, because a bar that ends before 100 %
     meets its limit whatever the unit.
     """
+    term_lists = [level.terms_by_requirement() for level in contract.levels]
+    if contract.answers is not None:
+        term_lists.append(contract.answers.terms_by_requirement())
     is_upper_bound = {
-        term.text: term.is_upper_bound
-        for judged_part in (*contract.levels, contract.answers)
-        if judged_part is not None
-        for _, term in judged_part.terms_by_requirement()
+        term.text: term.is_upper_bound for term_list in term_lists for _, term in term_list
     }
     bars = []
     for level in validation.levels:
@@ -226,16 +233,20 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
 
 
 def _find_mentioned_terms(validation: Validation) -> Iterator[tuple[str, str]]:
-    """Yield the verdicts, metrics and percentiles that the page mentions, with their meanings."""
+    """Yield the words of the page that the annex explains, each with its meaning.
+
+    These are the verdicts, and the metrics and percentiles that the terms of the contract contain.
+    """
     yield from VERDICT_MEANINGS.items()
     load_terms = _join_term_texts(validation, about_answers=False)
     answer_terms = _join_term_texts(validation, about_answers=True)
     metric_meanings = {
         definition.name: definition.meaning for definition in METRICS.shown_in("contract")
     }
-    yield from _select_mentioned(metric_meanings | TERM_MEANINGS, load_terms)
-    yield from _select_mentioned(ANSWER_TERM_MEANINGS, answer_terms)
-    if re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}"):
+    yield from _find_words_in_text(metric_meanings | TERM_MEANINGS, load_terms)
+    yield from _find_words_in_text(ANSWER_TERM_MEANINGS, answer_terms)
+    has_percentile = re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}") is not None
+    if has_percentile:
         yield "p50, p99", PERCENTILE_MEANING
 
 
@@ -249,8 +260,8 @@ def _join_term_texts(validation: Validation, *, about_answers: bool) -> str:
     )
 
 
-def _select_mentioned(meanings: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names that a text contains, with their meanings."""
+def _find_words_in_text(meanings: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
+    """Yield the words that a text contains, with their meanings."""
     for word, meaning in meanings.items():
         if re.search(rf"\b{word}\b", text):
             yield word, meaning

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -99,17 +99,19 @@ def create_simulated_settings(settings: Settings) -> Settings:
 def estimate_step_weights(checked_contract: CheckedContract) -> list[float]:
     """Return the expected time of each step of a forecast, in arbitrary units.
 
-    The steps are one per simulated run and one per judged level. Their time grows with the number
-    of requests, and is 0 if this number is not known before the run.
+    A progress bar needs this. There is one step per simulated run, followed by one step per level
+    to judge its runs. Their time grows with the number of requests, and is 0 if this number is not
+    known before the run.
     """
-    simulating = []
-    judging = []
+    simulation_weights = []
+    judging_weights = []
     for plan in checked_contract.levels:
         planned_requests = 0 if plan.requests is None else plan.requests
         requests_per_run = planned_requests * _compute_length_factor(plan, MAX_LENGTH_FACTOR)
-        simulating += [requests_per_run] * plan.level.repeats
-        judging.append(JUDGING_TIME_FRACTION * requests_per_run * plan.level.repeats)
-    return simulating + judging
+        repeats = plan.level.repeats
+        simulation_weights += [requests_per_run] * repeats
+        judging_weights.append(JUDGING_TIME_FRACTION * requests_per_run * repeats)
+    return simulation_weights + judging_weights
 
 
 def forecast_levels(
@@ -117,8 +119,13 @@ def forecast_levels(
 ) -> tuple[LevelForecast, ...]:
     """Return the load that each term of a contract needs on a simulated server, for each level.
 
-    All levels are simulated before the first is judged, because a term may compare two of them. A
-    level that cannot be simulated has a forecast with the reason.
+    All levels are simulated before the first is judged, because a term may compare two of them. The
+    forecast of a level that cannot be simulated has the reason and no terms.
+
+    Args:
+        checked_contract: The contract.
+        settings: The simulated target.
+        options: How the forecast is made.
     """
     simulated_levels = SimulatedLevels()
     failed_forecasts: dict[str, LevelForecast] = {}
@@ -139,12 +146,12 @@ def forecast_levels(
         name = plan.level.name
         if name in failed_forecasts:
             forecasts.append(failed_forecasts[name])
-        else:
-            options.report_step(f"Judging {name}")
-            forecaster = LevelForecaster(
-                checked_contract, plan.level, simulated_levels, options.cost_function
-            )
-            forecasts.append(forecaster.forecast())
+            continue
+        options.report_step(f"Judging {name}")
+        forecaster = LevelForecaster(
+            checked_contract, plan.level, simulated_levels, options.cost_function
+        )
+        forecasts.append(forecaster.forecast())
     return tuple(forecasts)
 
 
@@ -173,57 +180,64 @@ class OrderedRun(NamedTuple):
         session_start_ns = _compute_session_starts_ns(run)
         order = np.argsort(session_start_ns, kind="stable")
         columns = {name: run.rows[name][order] for name in ROW.names or ()}
-        rows: Any = RecordColumns(len(order), columns)
-        return cls(replace(run, rows=rows), session_start_ns[order], rows)
+        rows = RecordColumns(len(order), columns)
+        ordered_run = replace(run, rows=cast("NDArray[np.void]", rows))
+        return cls(ordered_run, session_start_ns[order], rows)
 
     def cut_to(self, length_s: float) -> RecordedRun:
         """Return the run as if its measured load had ended after this time.
 
-        A session that started before the end is kept as a whole. The summary is computed anew.
+        The records of sessions that started before the end are kept, those of a session all
+        together. The manifest and the summary are those that such a shorter run would have.
         """
         manifest = self.run.manifest
         measured_starts_ns = [stage.start_ns for stage in manifest.stages if stage.measured]
         end_ns = min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
+        # The records are in order of the starts of their sessions.
         record_count = int(np.searchsorted(self.session_start_ns, end_ns))
-        rows: Any = self.rows.slice_records(slice(record_count))
-        stages = tuple(
-            _shorten_stage(stage, slots=int((rows["stage"] == number).sum()), end_ns=end_ns)
-            for number, stage in enumerate(manifest.stages)
-        )
-        manifest = replace(manifest, stages=stages)
+        rows = cast("NDArray[np.void]", self.rows.slice_records(slice(record_count)))
+        stages = []
+        for stage_number, stage in enumerate(manifest.stages):
+            request_count = int((rows["stage"] == stage_number).sum())
+            stages.append(_shorten_stage(stage, slots=request_count, end_ns=end_ns))
+        manifest = replace(manifest, stages=tuple(stages))
         summary = summarize(manifest, rows, self._assign_gaps_to_stage(), explained=False)
         return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
     def _assign_gaps_to_stage(self) -> list[Histogram]:
-        """Return the times between events of responses, with all of them in one measured stage.
+        """Return a histogram of the times between events of responses for each stage of the run.
 
-        They are not recorded per request, so those of the full run stand for a shorter run. A
-        summary pools the measured stages, so it does not matter in which of them they are.
+        `summarize` requires them by stage, and pools those of the measured stages. They were pooled
+        for the full run already, so all of them are assigned to the first measured stage. They are
+        not recorded per request, so those of the full run stand for a shorter run.
         """
         stages = self.run.manifest.stages
         gaps = [Histogram() for _ in stages]
-        for number, stage in enumerate(stages):
+        for stage_number, stage in enumerate(stages):
             if stage.measured:
-                gaps[number] = self.run.gaps
+                gaps[stage_number] = self.run.gaps
                 break
         return gaps
 
 
 def _compute_session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
-    """Return the scheduled start of the session of each record of a run, in ns.
+    """Return, for each record of a run, when the session of its request was scheduled to start.
 
-    Each session has as many slots as the longest session has turns, and those of one session follow
-    each other. So the slot number divided by that number of turns is the number of the session.
+    The schedule reserves one slot per possible turn for each session: the number of turns of the
+    longest session. The slots of a session are adjacent, so the slot number divided by the number
+    of turns gives the number of the session. A session starts with its first scheduled request.
     """
     due_ns: NDArray[np.int64] = run.rows["due_ns"]
-    if run.manifest.turns_per_session == 1:
+    turns_per_session = run.manifest.turns_per_session
+    if turns_per_session == 1:
         return due_ns
-    session_numbers = run.rows["slot"] // run.manifest.turns_per_session
-    _, session_of_record = np.unique(session_numbers, return_inverse=True)
-    session_count = session_of_record.max(initial=-1) + 1
-    first_due_ns = np.full(session_count, np.iinfo(np.int64).max)
-    np.minimum.at(first_due_ns, session_of_record, due_ns)
-    starts_ns: NDArray[np.int64] = first_due_ns[session_of_record]
+    session_numbers = run.rows["slot"] // turns_per_session
+    unique_numbers, session_indexes = np.unique(session_numbers, return_inverse=True)
+    latest_ns = np.iinfo(np.int64).max
+    start_of_session_ns = np.full(len(unique_numbers), latest_ns)
+    # For each record: start_of_session_ns[session_index] = min(itself, due_ns).
+    np.minimum.at(start_of_session_ns, session_indexes, due_ns)
+    starts_ns: NDArray[np.int64] = start_of_session_ns[session_indexes]
     return starts_ns
 
 
@@ -246,28 +260,33 @@ def _compute_length_factor(plan: LevelPlan, max_factor: float) -> float:
 def _simulate_level(
     plan: LevelPlan, settings: Settings, options: ForecastOptions
 ) -> tuple[OrderedRun, ...]:
-    """Return the runs of a level, each several times as long as planned.
+    """Return simulated runs of a level, each several times as long as planned.
 
     Each run is later judged as if it had ended earlier, so that one long run shows what loads of
     many lengths would decide.
+
+    Args:
+        plan: The planned load of the level.
+        settings: The simulated target.
+        options: How the forecast is made.
     """
     factor = _compute_length_factor(plan, options.max_length_factor)
     level = plan.level
     workload = plan.workload
     if plan.duration_ns is not None:
         workload = set_measured_duration(workload, round(plan.duration_ns * factor))
-    size = ""
+    size_label = ""
     if plan.requests is not None:
-        size = f" ({format.counted(round(plan.requests * factor), 'request')})"
+        size_label = f" ({format.counted(round(plan.requests * factor), 'request')})"
     runs = []
-    for number in range(1, level.repeats + 1):
-        run_label = f" run {number}" if level.repeats > 1 else ""
-        options.report_step(f"Simulating {level.name}{run_label}{size}")
-        seeded = workload
+    for run_number in range(1, level.repeats + 1):
+        run_label = f" run {run_number}" if level.repeats > 1 else ""
+        options.report_step(f"Simulating {level.name}{run_label}{size_label}")
+        run_workload = workload
         if options.seed is not None:
-            seeded = workload.model_copy(update={"seed": options.seed + number - 1})
-        run = _simulate_run(seeded, settings, options)
-        runs.append(OrderedRun.from_run(replace(run, folder=f"{level.name}/r{number}")))
+            run_workload = workload.model_copy(update={"seed": options.seed + run_number - 1})
+        run = _simulate_run(run_workload, settings, options)
+        runs.append(OrderedRun.from_run(replace(run, folder=f"{level.name}/r{run_number}")))
     return tuple(runs)
 
 
@@ -322,10 +341,10 @@ class SimulatedLevels:
         """Return the length of one simulated run of a level."""
         return compute_measured_length_s(self.runs[level][0].run)
 
-    def cut(self, level: str, length_fraction: float) -> tuple[RecordedRun, ...]:
+    def cut_runs_to(self, level: str, length_fraction: float) -> tuple[RecordedRun, ...]:
         """Return the runs of a level as if they had ended after a fraction of their planned length.
 
-        The result is stored, because several levels may be compared with the same one.
+        The result is cached, because several levels may be compared with the same one.
         """
         key = (level, length_fraction)
         if key not in self.cut_runs:
@@ -368,24 +387,28 @@ class LevelForecaster:
         The level is judged after its planned load and after the longest simulated one, and then
         after lengths in between, to find the length from which on a term stays decided.
         """
-        lengths_s = sorted(
-            {self.planned_s, *compute_candidate_lengths_s(self.planned_s, self.simulated_s)}
-        )
-        at_planned = self.judge_after(self.planned_s)
-        at_longest = self.judge_after(lengths_s[-1])
-        judged = {self.planned_s: at_planned, lengths_s[-1]: at_longest}
-        needed_s = self._find_needed_lengths(lengths_s, judged)
+        other_lengths_s = compute_candidate_lengths_s(self.planned_s, self.simulated_s)
+        lengths_s = sorted({self.planned_s, *other_lengths_s})
+        longest_s = lengths_s[-1]
+        planned_verdicts = self.judge_after(self.planned_s)
+        longest_verdicts = self.judge_after(longest_s)
+        known_verdicts = {self.planned_s: planned_verdicts, longest_s: longest_verdicts}
+        needed_lengths_s = self._find_needed_lengths(lengths_s, known_verdicts)
         repeats = self.level.repeats
-        terms = [
-            NeededLoad(
-                requirement=planned.requirement,
-                term=planned.term,
-                needed_s=needed_s[index] * repeats if index in needed_s else None,
-                outcome=planned.verdict,
-                reason="" if longest.is_decided else longest.reason,
+        terms = []
+        verdict_pairs = zip(planned_verdicts, longest_verdicts, strict=True)
+        for index, (planned_verdict, longest_verdict) in enumerate(verdict_pairs):
+            needed_s = None
+            if index in needed_lengths_s:
+                needed_s = needed_lengths_s[index] * repeats
+            needed_load = NeededLoad(
+                requirement=planned_verdict.requirement,
+                term=planned_verdict.term,
+                needed_s=needed_s,
+                outcome=planned_verdict.verdict,
+                reason="" if longest_verdict.is_decided else longest_verdict.reason,
             )
-            for index, (planned, longest) in enumerate(zip(at_planned, at_longest, strict=True))
-        ]
+            terms.append(needed_load)
         return LevelForecast(
             name=self.level.name,
             length_s=self.planned_s * repeats,
@@ -396,53 +419,62 @@ class LevelForecaster:
     def _find_needed_lengths(
         self,
         lengths_s: Sequence[float],
-        judged: Mapping[float, tuple[TermVerdict, ...]],
+        known_verdicts: Mapping[float, tuple[TermVerdict, ...]],
     ) -> dict[int, float]:
         """Return the shortest length of a run from which on each term stays decided.
 
-        The lengths are judged from the longest to the shortest. A term that is undecided at one
-        length is not judged at shorter ones, because it does not stay decided from them on.
+        The level is judged after each length, from the longest to the shortest. A term that is
+        undecided at one length is not judged at shorter ones, because it does not stay decided from
+        them on.
 
         Args:
-            lengths_s: The lengths, in ascending order.
-            judged: Length -> the verdicts on all terms, for lengths that were already judged.
+            lengths_s: The lengths of a run, in ascending order.
+            known_verdicts: Length -> the verdicts on all terms, for lengths that were judged
+                before.
 
         Returns:
             Index of a term -> its length in seconds, without the terms that stay undecided.
         """
-        needed_s: dict[int, float] = {}
-        decided_terms = list(range(len(judged[self.planned_s])))
+        needed_lengths_s: dict[int, float] = {}
+        decided_indexes = list(range(len(known_verdicts[self.planned_s])))
         for length_s in reversed(lengths_s):
-            if length_s in judged:
-                verdicts = [judged[length_s][index] for index in decided_terms]
+            if length_s in known_verdicts:
+                verdicts = [known_verdicts[length_s][index] for index in decided_indexes]
             else:
-                verdicts = list(self.judge_after(length_s, decided_terms))
-            decided_terms = [
+                verdicts = list(self.judge_after(length_s, decided_indexes))
+            decided_indexes = [
                 index
-                for index, verdict in zip(decided_terms, verdicts, strict=True)
+                for index, verdict in zip(decided_indexes, verdicts, strict=True)
                 if verdict.is_decided
             ]
-            if not decided_terms:
+            if not decided_indexes:
                 break
-            needed_s.update(dict.fromkeys(decided_terms, length_s))
-        return needed_s
+            for index in decided_indexes:
+                needed_lengths_s[index] = length_s
+        return needed_lengths_s
 
     def judge_after(
-        self, length_s: float, term_indices: Collection[int] | None = None
+        self, length_s: float, term_indexes: Collection[int] | None = None
     ) -> tuple[TermVerdict, ...]:
-        """Return the verdicts on the terms, or on some of them, after this length of each run.
+        """Return the verdicts on the terms of the level as if each run had ended after this time.
 
         Levels that a term compares this one with are cut to the same fraction of their planned
         length.
+
+        Args:
+            length_s: The length of each run.
+            term_indexes: The indexes of the terms to judge. None for all.
         """
         level = self.level
-        if term_indices is not None:
-            level = _with_terms(level, term_indices)
-        compared_levels = {term.level for _, term in level.terms_by_requirement()}
+        if term_indexes is not None:
+            level = _with_terms(level, term_indexes)
+        level_names = {level.name}
+        level_names.update(term.level for _, term in level.terms_by_requirement())
+        length_fraction = length_s / self.planned_s
         measured_levels = {
-            name: MeasuredLevel(runs=self.simulated_levels.cut(name, length_s / self.planned_s))
+            name: MeasuredLevel(runs=self.simulated_levels.cut_runs_to(name, length_fraction))
             for name in self.simulated_levels.runs
-            if name == level.name or name in compared_levels
+            if name in level_names
         }
         contract = self.contract.model_copy(update={"levels": (level,)})
         (verdict,) = judge_levels(contract, measured_levels, self.cost_function)

@@ -27,10 +27,14 @@ PAUSE_TOLERANCE_S = 1.0
 
 
 def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> str:
-    """Return why no term of a level can be judged.
+    """Return why no term of a level can be judged, or "" if its terms can be judged.
 
-    All runs have to be finished and valid, with the cache in the state that the level requires,
-    and as far apart in time. The first reason is returned.
+    All runs have to be finished and valid, with the prefix cache in the state that the level
+    requires, and with the required pauses between them. The first reason is returned.
+
+    Args:
+        level: The level of the contract.
+        measured_level: Its recorded runs.
     """
     if measured_level.failure_reason:
         return measured_level.failure_reason
@@ -108,9 +112,11 @@ def find_dropped_load(runs: Sequence[RecordedRun]) -> str:
 
 
 def find_unrepresentative_run(runs: Sequence[RecordedRun], term: ContractTerm) -> str:
-    """Return why the responses of a run do not represent the workload, as far as a term needs it.
+    """Return why the responses of a run do not represent the workload, or "" if they do.
 
-    Either they were shorter than requested, or many of them do not have the metric of the term.
+    They do not if they were shorter than requested, or if many of them do not have the metric that
+    the term is computed from. A verdict on them would then be about other responses than those that
+    the contract requires.
     """
     for run in runs:
         reason = _find_shortened_responses(run) or _find_responses_without_tpot(run, term)
@@ -128,20 +134,23 @@ def _find_shortened_responses(run: RecordedRun) -> str:
 
 
 def _find_responses_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
-    """Return that many responses have no TPOT, if a term is computed from TPOT.
+    """Return a reason if a term is computed from TPOT and many responses have none, else "".
 
-    The time per output token (TPOT) of a response needs two events at different times. If many
-    responses came in one piece, the TPOT of the others does not represent them.
+    The time per output token (TPOT) of a response needs two events at different times. If more than
+    the fraction `NO_SPAN_SHARE` of the ok responses came in one piece or without text, the TPOT of
+    the others does not represent them.
     """
     metrics = {term.of or term.kind}
     if term.requires("slo") and run.manifest.slo is not None:
         metrics.update(slo_term.metric for slo_term in run.manifest.slo.terms)
+    if "tpot" not in metrics:
+        return ""
     summary = run.summary
-    without_tpot = summary.tpot_no_span + summary.tpot_no_output
-    if "tpot" not in metrics or without_tpot <= NO_SPAN_SHARE * summary.requests.ok:
+    count_without_tpot = summary.tpot_no_span + summary.tpot_no_output
+    if count_without_tpot <= NO_SPAN_SHARE * summary.requests.ok:
         return ""
     responses = format.counted(summary.requests.ok, "response")
     return (
-        f"{without_tpot:,} of {responses} in {run.folder} have no TPOT, because they came in one "
-        "piece or without text"
+        f"{count_without_tpot:,} of {responses} in {run.folder} have no TPOT, because they came in "
+        "one piece or without text"
     )

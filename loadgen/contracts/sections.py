@@ -69,17 +69,18 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         inputs: What the page shows besides the verdict, for two parties to sign. None for a report
             on the verdict alone.
     """
-    common_notes = _common_notes(validation.levels)
+    shared_notes = _find_shared_notes(validation.levels)
     title_parts = [validation.contract, validation.target, validation.model]
-    sections = [_introduction(validation, inputs)]
+    sections = [_introduction_section(validation, inputs)]
     if inputs is not None:
         sections.append(usage_section(validation, inputs.contract))
-    sections += [_level_section(level, common_notes, inputs) for level in validation.levels]
-    sections.append(section("All levels", Bullets(common_notes, "warn")))
+    sections += [_level_section(level, shared_notes, inputs) for level in validation.levels]
+    sections.append(section("All levels", Bullets(shared_notes, "warn")))
     sections.append(section("Target and client", _build_conditions(validation, inputs)))
     if inputs is not None:
-        sections += [signature_section(validation), *annex_sections(validation, inputs)]
-    answer = Paragraph(
+        sections.append(signature_section(validation))
+        sections += annex_sections(validation, inputs)
+    verdict_paragraph = Paragraph(
         f"{validation.verdict}: {validation.sentence}.",
         VERDICT_COLORS[validation.verdict],
         large=True,
@@ -89,9 +90,9 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         page_title=f"{validation.verdict}: {validation.contract}",
         generated_by=f"loadgen {validation.version} validation",
         notices=list(_warnings(validation)),
-        headline=[answer],
+        headline=[verdict_paragraph],
         sections=sections,
-        brief=build_brief_sections(validation, answer),
+        brief=build_brief_sections(validation, verdict_paragraph),
     )
 
 
@@ -106,20 +107,20 @@ def _warnings(validation: Validation) -> Iterator[Notice]:
 # -- the short report on a terminal ---------------------------------------------------------------
 
 
-def build_brief_sections(validation: Validation, answer: Paragraph) -> list[Section]:
+def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -> list[Section]:
     """Return what a terminal prints by default: the verdict, a row per term, and what to do next.
 
     Args:
         validation: The verdict with its terms.
-        answer: The verdict as a sentence.
+        verdict_paragraph: The verdict as a sentence.
     """
-    has_levels = len(validation.levels) > 1
+    has_several_levels = len(validation.levels) > 1
     rows = [
-        _build_brief_row(term, level.name if has_levels else "")
+        _build_brief_row(term, level.name if has_several_levels else "")
         for level in validation.levels
         for term in level.terms
     ]
-    level_column = ["level"] if has_levels else []
+    level_column = ["level"] if has_several_levels else []
     interval_column = f"{validation.confidence * 100:g} % CI"
     head = ("verdict", *level_column, "term", "measured", interval_column)
     failures = [
@@ -128,7 +129,7 @@ def build_brief_sections(validation: Validation, answer: Paragraph) -> list[Sect
         if level.failure_reason
     ]
     return [
-        section("", answer),
+        section("", verdict_paragraph),
         section("", Table(head, rows, label_columns=2 + len(level_column))),
         section("", *failures, Paragraph(describe_next_step(validation))),
     ]
@@ -151,7 +152,11 @@ def _build_brief_row(term: TermVerdict, level: str) -> tuple[str, ...]:
 
 
 def describe_next_step(validation: Validation) -> str:
-    """Return one sentence that says what the verdict covers, or what to do next."""
+    """Return the last sentence on a terminal: what to do next, or for a PASS what it covers.
+
+    A PASS of a latency covers slowdowns of the server that recur within a time (the recurrence
+    horizon), which depends on the length of the load. The shortest such time of all terms is given.
+    """
     if validation.interrupted:
         return "Run the validation again to judge all levels."
     if validation.verdict == FAIL:
@@ -166,30 +171,35 @@ def describe_next_step(validation: Validation) -> str:
     ]
     if not horizons_s:
         return "All required terms are met."
-    covered = format.duration(min(horizons_s))
-    return f"Covers slowdowns of the server that recur within {covered}."
+    shortest_horizon = format.duration(min(horizons_s))
+    return f"Covers slowdowns of the server that recur within {shortest_horizon}."
 
 
 def _describe_how_to_decide(validation: Validation) -> str:
-    """Return what decides an undecided validation: more load, or a new measurement."""
-    if all(level.failure_reason for level in validation.undecided_levels):
+    """Return what the user can do to get a verdict on an INCONCLUSIVE validation.
+
+    A level that could not be measured has to be measured again. Other levels need more load, with
+    `--extend`. How much they need is not known for every term.
+    """
+    undecided_levels = validation.undecided_levels
+    if all(level.failure_reason for level in undecided_levels):
         return "Remove the cause, then run the validation again."
-    missing_s = [
+    additional_loads_s = [
         term.additional_load_s
-        for level in validation.undecided_levels
+        for level in undecided_levels
         for term in level.terms
         if term.additional_load_s is not None
     ]
-    if not missing_s:
+    if not additional_loads_s:
         return "Not enough data to decide. Use --full for the reason of each term."
-    needed = format.duration(max(missing_s))
+    needed = format.duration(max(additional_loads_s))
     return f"Not enough data to decide: about {needed} more load is needed (--extend)."
 
 
 # -- the sections of the full report --------------------------------------------------------------
 
 
-def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
+def _introduction_section(validation: Validation, inputs: PageInputs | None) -> Section:
     """Return the section below the verdict: the contract, extensions and a short horizon."""
     return section(
         "",
@@ -200,35 +210,39 @@ def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
 
 
 def _level_section(
-    level: LevelVerdict, common_notes: Sequence[str], inputs: PageInputs | None
+    level: LevelVerdict, shared_notes: Sequence[str], inputs: PageInputs | None
 ) -> Section:
-    """Return the section of a level: its load, its throughput, its terms and its own notes.
+    """Return the section of a level: its load, its throughput, its terms and its notes.
 
-    What is the same for most of its terms is not repeated in each row: why no term could be
-    judged, and what the PASS verdicts cover. Notes that all levels share are in a section of their
-    own.
+    What is the same for most of its terms is not repeated in each row of the table: why no term
+    could be judged, and which slowdowns the PASS verdicts cover.
+
+    Args:
+        level: The verdict on the level.
+        shared_notes: The notes that all levels have. They are in a section of their own.
+        inputs: What the page shows besides the verdict. None for a report on the verdict alone.
     """
     throughput = "" if inputs is None else format_throughput(level.runs, inputs.summaries)
     failure = f"NOT JUDGED: {level.failure_reason}" if level.failure_reason else ""
-    validity = _find_most_common_coverage(level.terms)
-    validity_sentence = ""
-    if validity.text:
-        exceptions = ", unless a row says otherwise" if validity.has_exceptions else ""
-        validity_sentence = f"PASS {validity.text}{exceptions}."
-    rows = [_build_term_row(term, level.failure_reason, validity.text) for term in level.terms]
-    level_notes = [note for note in level.notes if note not in common_notes]
+    coverage = _find_most_common_coverage(level.terms)
+    coverage_sentence = ""
+    if coverage.text:
+        exceptions = ", unless a row says otherwise" if coverage.has_exceptions else ""
+        coverage_sentence = f"PASS {coverage.text}{exceptions}."
+    rows = [_build_term_row(term, level.failure_reason, coverage.text) for term in level.terms]
+    level_notes = [note for note in level.notes if note not in shared_notes]
     return section(
         f"{level.name}: {level.verdict}",
-        Paragraph(_load_text(level), "soft"),
+        Paragraph(_format_load(level), "soft"),
         Paragraph(throughput),
         Paragraph(failure, "warn"),
         Table(("verdict", "", "term", "measured"), rows, "prose"),
-        Paragraph(validity_sentence, "soft"),
+        Paragraph(coverage_sentence, "soft"),
         Bullets(level_notes, "warn"),
     )
 
 
-def _load_text(level: LevelVerdict) -> str:
+def _format_load(level: LevelVerdict) -> str:
     """Return the workload, the arrivals, the number of requests and the runs of a level."""
     requests = f"{level.ok:,} of {level.requests:,} requests ok"
     parts = [level.workload, level.load, requests, ", ".join(level.runs)]
@@ -236,36 +250,46 @@ def _load_text(level: LevelVerdict) -> str:
 
 
 class CommonCoverage(NamedTuple):
-    """What most PASS verdicts of a level cover, and whether there are exceptions."""
+    """Which slowdowns of the server most PASS verdicts of a level cover.
+
+    Attributes:
+        text: The coverage, or "" if there is no PASS that covers slowdowns.
+        has_exceptions: Whether a PASS covers others.
+    """
 
     text: str
     has_exceptions: bool
 
 
 def _find_most_common_coverage(terms: Sequence[TermVerdict]) -> CommonCoverage:
-    """Return what most PASS verdicts of a level cover. It is printed once, below the terms.
+    """Return which slowdowns most PASS verdicts of a level cover.
 
-    A PASS covers slowdowns that recur within a time, which depends on the length of the load.
+    A PASS covers slowdowns of the server that recur within a time, which depends on the length of
+    the load and is mostly the same for all terms. It is printed once, below the terms.
     """
     texts = [format_coverage(term) for term in terms]
     counts = Counter(text for text in texts if text)
     if not counts:
         return CommonCoverage("", has_exceptions=False)
-    ((most_common, _),) = counts.most_common(1)
-    return CommonCoverage(most_common, has_exceptions=len(counts) > 1)
+    most_common_text = max(counts, key=counts.__getitem__)
+    return CommonCoverage(most_common_text, has_exceptions=len(counts) > 1)
 
 
-def _build_term_row(term: TermVerdict, level_failure: str, common_validity: str) -> tuple[str, ...]:
-    """Return the row of a term: verdict, requirement, text, and reason.
+def _build_term_row(term: TermVerdict, level_failure: str, common_coverage: str) -> tuple[str, ...]:
+    """Return the row of a term: verdict, requirement, text, and reason of the verdict.
 
-    The reason why no term of the level could be judged, and the validity that is common to the
-    terms, are printed once for the level and left out here.
+    Args:
+        term: The verdict on the term.
+        level_failure: Why no term of the level could be judged. It is printed once for the level,
+            so the row has a dash in its place.
+        common_coverage: The coverage that is printed once for the level. A row has its own one if
+            it differs.
     """
-    reasons = [format.NONE if term.reason == level_failure else term.reason]
-    validity = format_coverage(term)
-    if validity not in ("", common_validity):
-        reasons.append(validity)
-    measured = ", ".join(reason for reason in reasons if reason)
+    details = [format.NONE if term.reason == level_failure else term.reason]
+    coverage = format_coverage(term)
+    if coverage and coverage != common_coverage:
+        details.append(coverage)
+    measured = ", ".join(detail for detail in details if detail)
     return term.verdict, term.requirement, term.term, measured
 
 
@@ -312,7 +336,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known_values)
 
 
-def _common_notes(levels: Sequence[LevelVerdict]) -> list[str]:
+def _find_shared_notes(levels: Sequence[LevelVerdict]) -> list[str]:
     """Return the notes that all of several levels have. They are printed once."""
     if len(levels) < 2:
         return []

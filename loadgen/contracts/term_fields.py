@@ -39,21 +39,28 @@ from loadgen.figures import pooled_metrics
 
 AnswerScore = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 
+TypeForm = Any
+"""A type that is created at run time, such as `Literal["ttft", "tpot"]` of the known metrics.
 
-def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) -> type[Tagged]:
-    """Return the pydantic model of a term with this keyword.
+Type checkers have no type for such a value.
+"""
 
-    Its fields have the names of the fields of `ContractTerm`. Their keys in the file are the
-    aliases: the limit of `goodput`, for example, is written as `share: 99%`.
+
+def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: TypeForm) -> type[Tagged]:
+    """Return the pydantic model that reads a term with this keyword from a contract file.
+
+    The model reads `{keyword: {key: value, ...}}`. Its fields have the names of the fields of
+    `ContractTerm`. The keys in the file are aliases of these names: the limit of `goodput`, for
+    example, is written as `share: 99%`.
 
     Args:
         keyword: The keyword of the term.
         kind: The meaning of the keyword.
-        comparable_metrics: The type of the parameter `of` of a term that compares a metric, such as
-            `drift: {of: ttft, ...}`: a literal of the metrics that it can name.
+        comparable_metrics: The type of the parameter `of`, which names the metric that a term
+            compares, as in `drift: {of: ttft, ...}`.
     """
     limit_kind = kind.limit
-    possible_fields: dict[str, Any] = {
+    fields_of_all_terms: dict[str, Any] = {
         "of": (comparable_metrics, ...),
         "level": (str, ...),
         "window_ns": (PositiveTime, Field(validation_alias="window")),
@@ -65,11 +72,10 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) ->
         keyword,
         __base__=Tagged,
         __doc__=f"The term `{keyword}` of a contract.",
-        **{name: possible_fields[name] for name in _list_field_names(keyword, kind)},
+        **{name: fields_of_all_terms[name] for name in _list_field_names(keyword, kind)},
     )
-    # A `Tagged` model reads `{tag: {key: value, ...}}`, and `{tag: value}` for the key in `short`.
     model.tag = keyword
-    model.short = kind.short_key
+    model.short = kind.short_key  # `{keyword: value}` gives the value of this key
     return model
 
 
@@ -89,26 +95,30 @@ def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
 
 
 def _create_term(model: Tagged) -> ContractTerm:
-    """Return the term that a validated model stands for.
+    """Return the term of a contract from the pydantic model that read it.
 
-    Two kinds of limits are written with a unit of their own, which becomes a field of the term: a
-    cost such as `0.45 USD` has a currency, and an energy such as `0.5 J/token` names the work that
-    it is for.
+    Two kinds of limits are pairs of a number and a text, which become two fields of the term: a
+    cost such as `0.45 USD` has a currency, and an energy such as `0.5 J/token` names the unit of
+    work that it is for.
     """
     fields = dict(model)
     limit_kind = get_term_kind(model.tag).limit
     if limit_kind is MAX_COST:
-        fields["limit"], fields["currency"] = fields["limit"]
+        amount, currency = fields["limit"]
+        fields |= {"limit": amount, "currency": currency}
     elif limit_kind is MAX_ENERGY:
-        fields["limit"], fields["of"] = fields["limit"]
+        joules, unit_of_work = fields["limit"]
+        fields |= {"limit": joules, "of": unit_of_work}
     return ContractTerm(kind=model.tag, **fields)
 
 
-def _create_term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any) -> Any:
-    """Return the type of a term that may have any of these keywords.
+def _create_term_type(
+    noun: str, kinds: Mapping[str, TermKind], comparable_metrics: TypeForm
+) -> TypeForm:
+    """Return the type with which pydantic reads a term that may have any of these keywords.
 
-    The type is a union of one model per keyword, in which pydantic selects the model by the only
-    key of the mapping.
+    It is a union of one model per keyword. The keyword, which is the only key of the mapping in the
+    file, selects the model. The value of the model becomes a `ContractTerm`.
 
     Args:
         noun: The word for a term in error messages.
@@ -122,14 +132,16 @@ def _create_term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metri
 
 
 @cache
-def _create_load_term_type(metrics: tuple[str, ...]) -> Any:
-    """Return the type of a term about a load that may limit these latency metrics.
+def _create_load_term_type(metrics: tuple[str, ...]) -> TypeForm:
+    """Return the type with which pydantic reads a term about a load.
 
-    A pooled metric, such as the times between tokens of all responses, has no value per request, so
-    it cannot be compared between windows, nodes or levels.
+    Args:
+        metrics: The latency metrics that a term may limit. Terms that compare windows, nodes or
+            levels may name those that have a value per request. A pooled metric, such as the times
+            between tokens of all responses, has none.
     """
     names_per_request = tuple(name for name in metrics if name not in pooled_metrics())
-    comparable_metrics: Any = Literal[names_per_request]
+    comparable_metrics: TypeForm = Literal[names_per_request]
     kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
     return _create_term_type("term", kinds, comparable_metrics)
 
@@ -149,11 +161,16 @@ def _create_answer_term_adapter() -> TypeAdapter[ContractTerm]:
     return TypeAdapter(_ANSWER_TERM_TYPE)
 
 
-def validate_term(value: Any, info: ValidationInfo) -> ContractTerm:
-    """Return the term about a load that a value of the file stands for.
+def validate_term(value: object, info: ValidationInfo) -> ContractTerm:
+    """Return the term about a load that a value of the contract file contains.
 
     The metrics of other packages are looked up at each call, because these packages may not be
-    loaded yet when this module is imported.
+    loaded yet when this module is imported. A stored contract may also use metrics of packages that
+    are missing now: they are in the context of the validation.
+
+    Args:
+        value: The value of the YAML document.
+        info: The pydantic context, with the file that is read.
     """
     extra_metrics: tuple[str, ...] = ()
     if isinstance(info.context, FileContext):
@@ -163,8 +180,8 @@ def validate_term(value: Any, info: ValidationInfo) -> ContractTerm:
     return _create_load_term_adapter(metrics).validate_python(value, context=info.context)
 
 
-def validate_answer_term(value: Any, info: ValidationInfo) -> ContractTerm:
-    """Return the term about responses that a value of the file stands for."""
+def validate_answer_term(value: object, info: ValidationInfo) -> ContractTerm:
+    """Return the term about responses that a value of the contract file contains."""
     return _create_answer_term_adapter().validate_python(value, context=info.context)
 
 

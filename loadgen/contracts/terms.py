@@ -121,6 +121,14 @@ class ContractTerm(NamedTuple):
         return self.definition.limit is TIME_AT_QUANTILE
 
     @property
+    def is_sensitive_to_slowdowns(self) -> bool:
+        """Whether the metric changes while the server is slow for some minutes.
+
+        Only these terms have a recurrence horizon, and need a load that is long enough for it.
+        """
+        return self.is_latency or self.kind in FRACTION_OF_GOOD_TERMS
+
+    @property
     def is_about_tasks(self) -> bool:
         """Whether the term is about conversations and tasks as a whole."""
         return self.kind in TASK_TERM_METRICS
@@ -145,11 +153,11 @@ class ContractTerm(NamedTuple):
         return self.definition.template.format(**values) + class_suffix
 
     def requires(self, name: str) -> bool:
-        """Return whether the contract, its workload or its prompts must have this."""
+        """Return whether the term needs this input: one of `TermKind.requirements`."""
         return name in self.definition.requirements
 
     def without_limit(self) -> ContractTerm:
-        """Return the term without its limit. It is equal for terms about the same thing."""
+        """Return the term without its limit. Terms that limit the same metric are then equal."""
         return self._replace(limit=None, currency="")
 
 
@@ -452,6 +460,9 @@ TERM_KINDS = {
     ),
 }
 """The keywords of terms about a load, apart from the latency metrics (see `latency_metrics`)."""
+
+FRACTION_OF_GOOD_TERMS = ("goodput", "task_goodput", "fairness")
+"""Keywords of terms that are computed from the fraction of requests or tasks that meet the SLO."""
 
 TASK_TERM_METRICS = {
     "task_time": "e2e",
