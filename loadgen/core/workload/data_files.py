@@ -91,15 +91,16 @@ def _has_conversation_per_line(file: Path) -> bool:
 def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     """Return the format of a file by its first bytes or its suffix, or None for JSONL.
 
-    Formats of plug-ins are only searched for a suffix that is not known.
+    Formats of plug-ins are only searched for a suffix that is not known, because searching them
+    imports the plug-ins.
     """
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()
-    is_known_suffix = suffix in (*SUFFIXES, "")
-    for row in FORMATS.builtin_rows if is_known_suffix else FORMATS.rows():
-        if row.dataset is None:
-            continue
-        if suffix in row.suffixes or text.startswith(row.begins):
+    has_known_suffix = suffix in (*SUFFIXES, "")
+    formats = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
+    for row in formats:
+        reads_data_sets = row.dataset is not None
+        if reads_data_sets and (suffix in row.suffixes or text.startswith(row.begins)):
             return row
     return None
 
@@ -122,7 +123,11 @@ class _HubFile(NamedTuple):
 def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     """Return the files of a data set, and a note about them if it is one of Hugging Face.
 
-    The note is "" for a plain file. Raises UserError if there is no such data set or part of it.
+    The name `hf:ORG/NAME/CONFIG:SPLIT` stands for the files of a data set whose directory is the
+    configuration and whose name contains the split. They are taken from the cache of this host or
+    downloaded. Any other path is a plain file, whose note is "".
+
+    Raises UserError if there is no such data set, configuration or split.
     """
     name = str(path)
     if not name.startswith(HUB):
@@ -134,14 +139,14 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     data_set = match["data_set"]
     files = _find_cached_files(data_set) or _download_files(data_set)
     config = match["config"]
-    candidates = [file for file in files if not config or config in file.relative_path.parts]
-    split = match["split"] or _default_split(candidates)
-    chosen = sorted(file.path for file in candidates if not split or split in file.name_parts)
-    if not chosen:
+    config_files = [file for file in files if not config or config in file.relative_path.parts]
+    split = match["split"] or _default_split(config_files)
+    selected = sorted(file.path for file in config_files if not split or split in file.name_parts)
+    if not selected:
         names = sorted({str(file.relative_path) for file in files})
         hint = f"its files: {', '.join(names[:MAX_FILES_IN_HINT])}"
         raise UserError("unknown_name", "no such part of the data set", name, hint)
-    return chosen, _describe_hub_files(data_set, split, chosen)
+    return selected, _describe_hub_files(data_set, split, selected)
 
 
 def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:

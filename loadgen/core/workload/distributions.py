@@ -33,13 +33,14 @@ class Fixed(Tagged):
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
-        """Return a JSON Schema that accepts the bare value, too."""
-        tagged = super().extend_json_schema(schema)
-        bare_value = tagged["properties"][cls.tag]["anyOf"][0]
+        """Return a JSON Schema that accepts `300` as well as `{fixed: 300}`."""
+        mapping_schema = super().extend_json_schema(schema)
+        # The first alternative is the short form, see `Tagged.extend_json_schema`.
+        value_schema = mapping_schema["properties"][cls.tag]["anyOf"][0]
         return {
-            "title": tagged.pop("title"),
-            "description": tagged.pop("description"),
-            "anyOf": [bare_value, tagged],
+            "title": mapping_schema.pop("title"),
+            "description": mapping_schema.pop("description"),
+            "anyOf": [value_schema, mapping_schema],
         }
 
 
@@ -134,13 +135,15 @@ class ListOfValues(Tagged):
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts the name of a file in place of the values, too."""
-        tagged = super().extend_json_schema(schema)
-        choices = tagged["properties"][cls.tag]["anyOf"]
-        file = {"type": "string", "description": "a file with one value per line"}
-        properties = choices[1]["properties"]
-        properties["values"] = {"anyOf": [properties["values"], file]}
-        choices.append(file)
-        return tagged
+        mapping_schema = super().extend_json_schema(schema)
+        file_schema = {"type": "string", "description": "a file with one value per line"}
+        # The alternatives are the list of values alone, and a mapping with the key `values`. The
+        # name of a file can be written in place of the list in both.
+        alternatives = mapping_schema["properties"][cls.tag]["anyOf"]
+        fields = alternatives[1]["properties"]
+        fields["values"] = {"anyOf": [fields["values"], file_schema]}
+        alternatives.append(file_schema)
+        return mapping_schema
 
 
 class Empirical(ListOfValues):

@@ -32,15 +32,17 @@ class RefusedField(NamedTuple):
 
 
 def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
-    """Yield the fields of an extra body that may not be given, each with the reason and a hint.
+    """Yield the fields of an extra body that are not allowed, each with the reason and two hints.
 
-    A count of 1 is accepted, because it changes nothing.
+    These fields would change what is measured: the output length, the number of completions, the
+    prompt and streaming. A count of 1 completion is allowed, because it changes nothing. The hints
+    are for the command line and for a row of a data set.
     """
     for name in LIMIT_FIELDS:
         if name in extra_body:
             yield RefusedField(
                 name,
-                f"{name} changes the output length behind the load's back",
+                f"{name} changes the output length that the workload sets",
                 "--osl N sets it for every request",
                 "output_tokens: N in the row sets it",
             )

@@ -93,7 +93,8 @@ class Part(BaseModel):
     def _normalize_and_report_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
         """Convert the input of pydantic, and report unknown keys if it comes from a file.
 
-        pydantic itself would report unknown keys without a position or a suggestion.
+        pydantic calls this before it checks the fields. It would itself report unknown keys, but
+        without a position and a suggestion.
         """
         if isinstance(data, BaseModel):
             return data
@@ -160,7 +161,12 @@ class Tagged(Part):
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
-        """Return the JSON Schema of a mapping with the tag as its only key."""
+        """Return the JSON Schema of a mapping with the tag as its only key.
+
+        The value of the key is a mapping of the fields, which `schema` describes, or the short
+        form: the value of one field alone. For example, `{poisson: {rate: 10/s}}` can be written as
+        `{poisson: 10/s}`.
+        """
         # Title and description belong to the mapping, not to the value of the tag.
         title = schema.pop("title")
         description = schema.pop("description")

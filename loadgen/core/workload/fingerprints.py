@@ -70,29 +70,35 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Recipe:
-    """Return everything that decides what is sent and how it is judged, as values for JSON.
+    """Return the recipe of a workload: everything that decides what is sent and how it is judged.
 
-    Names of files are replaced by hashes of their content, and names of stages are left out, so
-    that equal work has an equal recipe.
+    The values are those of JSON. Names of files are replaced by hashes of their content, and names
+    of stages are left out, so that equal work has an equal recipe.
     """
     recipe = workload.model_dump(mode="json", include=FIELDS_OF_RECIPE)
     recipe["grace_ns"] = workload.drain_ns
     recipe["count_source"] = count_source
     recipe["tokenizer"] = tokenizer_sha256
     for requests in _all_requests(recipe):
-        for key in requests.keys() & {"path", "trace"}:
-            requests[key] = _hash_of_data(Path(requests[key]))
-        _remove_undecided_unit(requests)
-        for step in requests.get("steps", {}).values():
-            # Where a step is sent is no part of the work, and neither is the target of a run.
-            del step["target"]
-            del step["model"]
+        _normalize_requests(requests)
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         del stage_recipe["name"]
         if isinstance(stage.arrival, Replay):
-            stage_recipe["arrival"][Replay.tag]["file"] = _file_sha256(stage.arrival.file)
-            _remove_undecided_unit(stage_recipe["arrival"][Replay.tag])
+            replay_recipe = stage_recipe["arrival"][Replay.tag]
+            replay_recipe["file"] = _file_sha256(stage.arrival.file)
+            _remove_undecided_unit(replay_recipe)
     return recipe
+
+
+def _normalize_requests(requests: Recipe) -> None:
+    """Replace names of files by hashes, and remove what is no part of the work of requests."""
+    for key in requests.keys() & {"path", "trace"}:
+        requests[key] = _hash_of_data(Path(requests[key]))
+    _remove_undecided_unit(requests)
+    for step in requests.get("steps", {}).values():
+        # Where a step is sent is no part of the work, and neither is the target of a run.
+        del step["target"]
+        del step["model"]
 
 
 def _remove_undecided_unit(recipe: Recipe) -> None:

@@ -33,9 +33,13 @@ from loadgen.core.workload.stages import MAX_CONCURRENCY
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """The values of the options that change a workload, None for an option that is not specified.
 
-    Durations are in ns, rates per second, and shares are numbers from 0 to 1.
+    Most fields have the name of their option: `request_rate` is that of `--request-rate`. Durations
+    are in ns, rates per second, and shares are numbers from 0 to 1.
 
     Attributes:
+        stagger: The time over which the virtual users of a closed loop start.
+        grace: How long responses may take after the end of the load.
+        on_bad_row: Whether a row of a trace with a mistake ends the reading or is left out.
         replacement_slo: The terms that replace the SLO of the workload.
         added_slo: The terms that are added to it.
         errors: The mistakes in options. Such options count as not specified.
@@ -117,15 +121,17 @@ def read_flags(**options: Any) -> Overrides:
     """Read the options that change a workload, and ignore others.
 
     The name `x_y` stands for `--x-y`. A value is a text as it is typed, a number, or a sequence of
-    texts for an option that can be repeated. None means that an option is not specified.
+    texts for an option that can be repeated. None means that an option is not specified. Values
+    that are not valid do not raise: the errors are a field of the result.
     """
     fields: dict[str, Any] = {}
     errors: list[LoadgenError] = []
     for name, value in select_load_options(options).items():
         is_repeated = isinstance(value, Sequence) and not isinstance(value, str)
-        for text in value if is_repeated else (value,):
+        values = value if is_repeated else (value,)
+        for text in values:
             try:
-                fields.update(_read_option(name, str(text).strip(), fields))
+                fields |= _parse_option(name, str(text).strip(), fields)
             except units.InvalidValueError as error:
                 problem = f'"{text}" {error}'
                 key = PYTHON_OPTIONS.get(name, "")
@@ -144,13 +150,16 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
         raise UserError(error.code, f'"{text}" {error}', f"--concurrency {text}", hint) from None
 
 
-def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Overrides` that an option sets.
+def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Overrides` that an option sets, with their values.
+
+    Most options set the field of the same name. An option that can be repeated returns its field
+    with the value of all its occurrences so far.
 
     Args:
         name: The name of the option, such as `request_rate`.
         text: Its value as it is typed.
-        fields: The fields that the options before it set, to which a repeated option adds.
+        earlier_fields: The fields that earlier options set.
 
     Raises:
         units.InvalidValueError: The value is not valid.
@@ -161,11 +170,11 @@ def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, A
         return {"warmup_count": _count_parser(0)(text)}
     if name in ("slo", "goodput"):
         default_unit = "ms" if name == "goodput" else None
-        return _add_slo_term(text, default_unit, fields)
+        return _add_slo_term(text, default_unit, earlier_fields)
     if name == "stop_when":
-        return {"stop_when": _add_stop_rule(text, fields.get("stop_when", ()))}
+        return {"stop_when": _add_stop_rule(text, earlier_fields.get("stop_when", ()))}
     if name == "limit":
-        return {"limits": _add_limit(text, fields.get("limits", {}))}
+        return {"limits": _add_limit(text, earlier_fields.get("limits", {}))}
     return {name: _PARSERS[name](text)}
 
 
@@ -277,25 +286,29 @@ def _parse_warmup(text: str) -> dict[str, int]:
 
 
 def _add_slo_term(
-    text: str, default_unit: str | None, fields: Mapping[str, Slo | None]
+    text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
-    """Return the SLO field of `Overrides` that gains a term, with that term.
+    """Return the field of `Overrides` that a term of an SLO belongs to, with the term added.
+
+    A term such as `ttft:2s:p95` belongs to `replacement_slo`. With a leading `+` it belongs to
+    `added_slo`, whose terms are added to the SLO of the workload.
 
     Args:
-        text: The term, such as `ttft:2s:p95`. A leading `+` adds it to the SLO of the workload.
+        text: The term.
         default_unit: The unit of a limit without one; None requires a unit.
-        fields: The fields that the options before this one set.
+        earlier_fields: The fields that the options before this one set.
 
     Raises:
         units.InvalidValueError: The text is no term, or the same objective was specified before.
     """
     is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
-    for earlier_slo in (fields.get("replacement_slo"), fields.get("added_slo")):
+    for field in ("replacement_slo", "added_slo"):
+        earlier_slo = earlier_fields.get(field)
         if earlier_slo is not None:
             _check_no_common_objective(earlier_slo, slo)
     field = "added_slo" if is_added else "replacement_slo"
-    return {field: merge_slos(fields.get(field) or Slo(), slo)}
+    return {field: merge_slos(earlier_fields.get(field) or Slo(), slo)}
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:

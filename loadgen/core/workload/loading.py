@@ -140,9 +140,10 @@ def _trace_source(path: Path, name: str) -> _Source:
 def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block describes how a trace is replayed, and is read like options of the same names. An
-    option that the user specified takes precedence. If the base has mistakes, they are reported
-    when it is loaded.
+    The block describes how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. The
+    trace itself is that of the command line, and the other keys are read like the options of the
+    same names. An option that the user specified takes precedence. Other mistakes in the base are
+    reported when it is loaded.
 
     Raises CombinedError for an unknown key in the block.
     """
@@ -150,21 +151,20 @@ def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
-    for key in block:
+    options: dict[str, Any] = {}
+    for key, value in block.items():
         if key not in TRACE_KEYS:
             hint = f"known: {', '.join(TRACE_KEYS)}"
             raise CombinedError([UserError("unknown_key", f"trace has no key {key}", base, hint)])
-    options = {
-        key if key == "on_bad_row" else f"trace_{key}": value
-        for key, value in block.items()
-        if key != "file"
-    }
+        if key == "on_bad_row":
+            options[key] = value
+        elif key != "file":
+            options[f"trace_{key}"] = value
     block_overrides = read_flags(**options)
-    missing_values = {
-        name: getattr(block_overrides, name) for name in options if getattr(overrides, name) is None
-    }
+    unspecified_options = [name for name in options if getattr(overrides, name) is None]
+    values_of_block = {name: getattr(block_overrides, name) for name in unspecified_options}
     all_errors = (*overrides.errors, *block_overrides.errors)
-    return replace(overrides, **missing_values, errors=all_errors)
+    return replace(overrides, **values_of_block, errors=all_errors)
 
 
 def workload_from_dataset(
@@ -181,7 +181,7 @@ def workload_from_dataset(
         CombinedError: All mistakes in the data set, the base and the options.
     """
     name = str(dataset)
-    source = name
+    source = name  # A data set of Hugging Face stays a name.
     if not name.startswith("hf:"):
         hint = (
             "a file (JSONL, JSON list, CSV, Parquet, Arrow), "
@@ -196,10 +196,13 @@ def workload_from_dataset(
         return workload_from_mapping(
             {"name": workload_name, "requests": requests}, overrides, f"--dataset {name}"
         )
-    # The requests are checked in a small workload of their own, whose stage is not used.
-    one_request = [{"arrival": {"closed": 1}, "count": 1}]
-    checked = workload_from_mapping({"name": "data", "requests": requests, "stages": one_request})
-    return load(base, overrides, changes={"requests": checked.requests})
+    # The data set is checked as a small workload of its own. Its stage is needed for a valid
+    # workload, and not used.
+    unused_stage = {"arrival": {"closed": 1}, "count": 1}
+    data_workload = workload_from_mapping(
+        {"name": "data", "requests": requests, "stages": [unused_stage]}
+    )
+    return load(base, overrides, changes={"requests": data_workload.requests})
 
 
 def load_from_options(
@@ -210,8 +213,17 @@ def load_from_options(
 ) -> Workload:
     """Return the workload that a command line describes.
 
-    This is a file or a name, a trace or a data set with or without one, or only two lengths. Raises
-    CombinedError.
+    There are four cases: a trace, a data set, a workload file or packaged workload, or only two
+    lengths. With a trace or a data set, the workload file supplies everything else.
+
+    Args:
+        path_or_name: A workload file, or the name of a packaged workload.
+        trace: The file of a trace to replay.
+        overrides: The other options.
+        dataset: A file with prompts, or the name of a data set of Hugging Face.
+
+    Raises:
+        CombinedError: All mistakes in the files and the options.
     """
     if trace is not None and dataset is not None:
         problem = "a trace brings its own requests"
@@ -275,10 +287,16 @@ def _check(
 ) -> Workload:
     """Parse and check the text of a workload, and apply changes and options.
 
-    The file is checked first. Then `changes` replace some of its fields, the options apply, and the
-    load that results is checked.
+    The text is checked first, by itself. Then `changes` replace some of its fields, the options
+    apply, and the load that results is checked.
 
-    Raises CombinedError with all mistakes.
+    Args:
+        source: The text, its name in error messages, and its directory.
+        overrides: The options of the command line.
+        changes: Fields of the workload that were checked before, such as the requests of a trace.
+
+    Raises:
+        CombinedError: All mistakes in the text and the options.
     """
     document, yaml_errors = read_yaml(source.text, source.label, source.env)
     if changes and "trace" in document:
@@ -286,11 +304,12 @@ def _check(
         del document["trace"]
         document.setdefault("requests", dict(PLACEHOLDER_REQUESTS))
     context = FileContext(file=source.label, directory=source.directory, errors=yaml_errors)
-    written = validate_document(WorkloadFile, document, context)
-    # A valid option may supply what the file lacks, so this is checked only with valid options.
-    if written is None or overrides.errors:
+    workload_file = validate_document(WorkloadFile, document, context)
+    # A valid option may supply what the file lacks. So with options that are not valid, the load
+    # that results is not checked.
+    if workload_file is None or overrides.errors:
         raise CombinedError(sort_errors(context.errors) + list(overrides.errors))
-    fields = {name: getattr(written, name) for name in WorkloadFile.model_fields}
+    fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
     fields.update(changes or {})
     workload = Workload.model_construct(**fields, source_text=source.text)
     errors = DocumentErrors(source.label, document, context.errors)

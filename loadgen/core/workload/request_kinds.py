@@ -194,7 +194,10 @@ class Synthetic(Part):
         return self
 
     def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
-        """Refuse prompts that are not longer than their chunks."""
+        """Refuse prompts that are not longer than their chunks, and another shared beginning.
+
+        A prompt is its chunks and then a question, which needs at least one token.
+        """
         if self.shared_prefix_tokens or self.turns:
             problem = "has chunks beside shared_prefix_tokens or turns"
             raise units.InvalidValueError("conflict", problem, "keep one of them")

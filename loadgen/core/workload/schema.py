@@ -132,7 +132,7 @@ class WorkloadFile(Part):
         """
         if not isinstance(data, Map):
             return data
-        _refuse_keys_of_parts(data)
+        _refuse_misplaced_keys(data)
         if "trace" in data:
             return _with_expanded_trace(data)
         return _with_classes_as_requests(_with_expanded_spikes(data))
@@ -177,41 +177,32 @@ def _with_classes_as_requests(data: Map) -> Map:
     return workload
 
 
-def _refuse_keys_of_parts(data: Map) -> None:
+def _refuse_misplaced_keys(data: Map) -> None:
     """Raise `InvalidValueError` for top-level keys that belong under `requests` or `stages`.
 
     Without this check, a user who writes `input_tokens: 150` at the top would only learn that the
     key is unknown.
     """
-    keys_at_top = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
-    arrival_keys = ("rate", "request_rate", "concurrency", "poisson", "closed")
-    _refuse_misplaced_keys(
-        [key for key in data if key in set(Synthetic.yaml_keys()) - keys_at_top],
-        part="requests",
-        example="requests: {{{keys}}}",
-    )
-    _refuse_misplaced_keys(
-        [key for key in data if key in {*Stage.yaml_keys(), *arrival_keys} - keys_at_top],
-        part="stages",
-        example=(
-            "stages: [{{arrival: {{poisson: 10/s}}, duration: 60s}}], or arrival: {{closed: 8}}"
-        ),
-    )
+    top_level_keys = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
+    request_keys = set(Synthetic.yaml_keys()) - top_level_keys
+    misplaced_keys = [key for key in data if key in request_keys]
+    if misplaced_keys:
+        example = ", ".join(f"{key}: ..." for key in misplaced_keys)
+        raise _misplaced_keys_error(misplaced_keys, "requests", f"requests: {{{example}}}")
+
+    arrival_keys = {"rate", "request_rate", "concurrency", "poisson", "closed"}
+    stage_keys = {*Stage.yaml_keys(), *arrival_keys} - top_level_keys
+    misplaced_keys = [key for key in data if key in stage_keys]
+    if misplaced_keys:
+        example = "stages: [{arrival: {poisson: 10/s}, duration: 60s}], or arrival: {closed: 8}"
+        raise _misplaced_keys_error(misplaced_keys, "stages", example)
 
 
-def _refuse_misplaced_keys(keys: list[str], part: str, example: str) -> None:
-    """Raise `InvalidValueError` if there are keys that belong under the key `part`.
-
-    `example` is a format string for the hint, in which `{keys}` is replaced by the keys.
-    """
-    if not keys:
-        return
+def _misplaced_keys_error(keys: list[str], parent: str, example: str) -> units.InvalidValueError:
+    """Return the error for keys at the top that belong under the key `parent`."""
     verb = "stand" if len(keys) > 1 else "stands"
-    shown_keys = ", ".join(f"{key}: ..." for key in keys)
-    problem = f"{', '.join(keys)}: {verb} under {part}:"
-    raise units.InvalidValueError(
-        "unknown_key", problem, f"write {example.format(keys=shown_keys)}"
-    )
+    problem = f"{', '.join(keys)}: {verb} under {parent}:"
+    return units.InvalidValueError("unknown_key", problem, f"write {example}")
 
 
 def _with_expanded_trace(data: Map) -> Map:

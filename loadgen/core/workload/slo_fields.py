@@ -88,7 +88,7 @@ class WrittenTaskTerm(Part):
 
 
 class WrittenSlo(Part):
-    """The terms of an SLO, one key each. `slo_model` adds a key for each metric."""
+    """The terms of an SLO, one key each. `build_slo_model` adds a key for each metric."""
 
     synonyms: ClassVar[dict[str, str]] = METRIC_ALIASES
     at: Quantile = DEFAULT_QUANTILE
@@ -118,28 +118,32 @@ class WrittenSlo(Part):
         return schema
 
     def to_slo(self) -> Slo:
-        """Return the SLO that these terms mean.
+        """Return the SLO with the terms as they are written in the file.
 
-        A term without a percentile has that of the SLO. Raises `InvalidValueError` if there is no
-        term, or if two terms limit the same metric at the same percentile.
+        A term without a percentile has that of the whole SLO (`at`). Raises `InvalidValueError` if
+        there is no term, or if two terms limit the same metric at the same percentile.
         """
-        terms = tuple(
-            Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
-            for name, written in self
-            if isinstance(written, WrittenLimits)
-            for term in written.limits
-        )
+        terms: list[Term] = []
+        # Iterating over a pydantic model yields its fields. Those of metrics are WrittenLimits.
+        for name, field in self:
+            if isinstance(field, WrittenLimits):
+                terms += [
+                    Term(metric=name, limit_ns=limit.limit_ns, quantile=limit.quantile or self.at)
+                    for limit in field.limits
+                ]
         _check_one_limit_per_percentile(terms)
-        task = None
+        task_term = None
         if self.task is not None:
-            task = TaskTerm(
+            task_term = TaskTerm(
                 within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.attainment
             )
-        # The attainment is a share of requests, so that it needs a limit of requests.
-        if not terms and (task is None or self.attainment is not None):
+        # The attainment is the share of requests that meet all latency limits, so it needs one. A
+        # term for tasks is enough only without an attainment.
+        needs_latency_term = task_term is None or self.attainment is not None
+        if needs_latency_term and not terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
-        return Slo(terms=terms, goodput_share=self.attainment, task=task)
+        return Slo(terms=tuple(terms), goodput_share=self.attainment, task=task_term)
 
 
 def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
@@ -153,7 +157,7 @@ def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
 
 
 @cache
-def slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
+def build_slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
     """Return the model of an SLO in a file, with a key for each of these metrics."""
     fields: dict[str, Any] = dict.fromkeys(metric_names, (WrittenLimits | None, None))
     return create_model(
@@ -178,10 +182,10 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
         return msgspec.convert(value, Slo)
     errors_before = len(context.errors)
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
-    written = slo_model(metric_names).model_validate(value, context=context)
+    slo_of_file = build_slo_model(metric_names).model_validate(value, context=context)
     if len(context.errors) > errors_before:
         return None
-    return written.to_slo()
+    return slo_of_file.to_slo()
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.
@@ -189,7 +193,7 @@ _OWN_METRICS = tuple(metric.name for metric in METRICS.builtin_rows if "slo" in 
 
 SloField = Annotated[
     Slo | None,
-    PlainValidator(validate_slo, json_schema_input_type=slo_model(_OWN_METRICS) | None),
+    PlainValidator(validate_slo, json_schema_input_type=build_slo_model(_OWN_METRICS) | None),
     PlainSerializer(msgspec.to_builtins),
 ]
 

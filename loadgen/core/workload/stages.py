@@ -187,7 +187,11 @@ class Stage(Part):
 
     @model_validator(mode="after")
     def _check_minimums_stand_alone(self) -> Self:
-        """Refuse `at_least` beside another end of the stage, and without Poisson arrivals."""
+        """Refuse minimums (`at_least`) with a duration or count, and without Poisson arrivals.
+
+        Minimums are MLPerf's way to end a stage: it lasts at least so long and has at least so many
+        requests.
+        """
         if self.at_least is None:
             return self
         hint = (
@@ -212,8 +216,8 @@ class Stage(Part):
     def normalize(cls, data: Any) -> Any:
         """Convert `warmup: true` to `measured: false`.
 
-        Raises `InvalidValueError` for a stage with both keys, and the error of a spike that could
-        not be expanded.
+        Raises `InvalidValueError` for a stage with both keys. Raises the error of a spike with a
+        mistake, too, which is reported with its position only if it is raised here.
         """
         if not isinstance(data, Map):
             return data

@@ -228,9 +228,10 @@ class _StepGraph:
         return bool(steps_before) and _kind(steps_before[0]) != "chat"
 
     def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a request of a step without a message would send nothing new.
+        """Yield the errors of a step without a user message, that is, without `input_tokens`.
 
-        A step has a message if it has the key `input_tokens`.
+        The first step of a task needs one. A later chat needs one unless it sends the result of a
+        tool or responses of other steps. And without one, no user thinks (`think_time`).
         """
         if "input_tokens" in step:
             return
@@ -245,11 +246,11 @@ class _StepGraph:
             yield self.error("conflict", name, "think_time", problem, hint)
 
     def check_new_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a chat without message and tool result has a request without content.
+        """Yield an error if a chat without message and tool result sends a request without content.
 
-        The first request has content if it can contain responses of other steps. These are the
-        responses of all steps before a new context, or of all but the first step that is waited
-        for, whose context is continued. Later turns have no such content.
+        Only its first request can have content: the responses of the steps that it waits for. A new
+        context contains all of them. A continued context contains the response of the first step
+        already, so at least two steps are needed. Later turns never have such content.
         """
         waits_for_several = len(self.after[name]) > 1
         is_first_request_empty = not waits_for_several and not self.begins_context(name, step)

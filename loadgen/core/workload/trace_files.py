@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -59,28 +58,36 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield the lines of a JSONL file, or the objects of a JSON document as one line each.
 
     A file may be one JSON document that extends over several lines: an object, or a list of
-    objects. If it is none, the lines that were read to find out are yielded as they are.
+    objects. To find out, its first line is decoded, and then all lines together. If the file is no
+    such document, these lines are yielded as they are.
     """
     first = next(lines, None)
     if first is None:
         return
-    lines_read = [first]
     _, first_line = first
-    may_be_document = first_line.lstrip().startswith(("{", "["))
-    if may_be_document:
-        document = _decode_document(lines_read, lines)
-        is_one_line = len(lines_read) == 1
-        if isinstance(document, list):
-            lines_read = [_as_line(item) for item in document]
-        elif document is not None and not is_one_line:
-            lines_read = [_as_line(document)]
-    yield from itertools.chain(lines_read, lines)
+    if not first_line.lstrip().startswith(("{", "[")):
+        yield first
+        yield from lines
+        return
+    lines_read = [first]
+    document = _decode_document(lines_read, lines)
+    extends_over_lines = len(lines_read) > 1
+    if isinstance(document, list):
+        yield from (_as_line(item) for item in document)
+    elif document is not None and extends_over_lines:
+        yield _as_line(document)
+    else:
+        yield from lines_read
+    yield from lines
 
 
 def _decode_document(lines_read: list[NumberedLine], lines: Iterator[NumberedLine]) -> Any:
     """Return the JSON value of the first line, or of all lines together, or None if it is no JSON.
 
-    Lines are read up to MAX_LINE_CHARACTERS, and added to `lines_read`, which holds the first line.
+    Args:
+        lines_read: Contains the first line. All further lines that are read are appended to it, so
+            that the caller can still use them.
+        lines: The lines after the first one. At most MAX_LINE_CHARACTERS are read.
     """
     _, first_line = lines_read[0]
     document = _decode_json(first_line)

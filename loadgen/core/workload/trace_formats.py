@@ -127,7 +127,8 @@ def hint_for(first_line: str) -> str:
 def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Return the format of a JSONL file by its first row, or None if it is not known.
 
-    Raises InvalidValueError if the file is a data set.
+    Built-in formats come first. Then a data set is recognized, so that plug-ins are not imported
+    for it, and then the formats of plug-ins. Raises InvalidValueError if the file is a data set.
     """
     for row in FORMATS.builtin_rows:
         trace_format = _match_format(row, first_row)
@@ -172,7 +173,7 @@ class _CsvColumns:
     input_tokens: int
     output_tokens: int
     session: int | None
-    took: int | None
+    duration: int | None
     count: int
 
 
@@ -192,7 +193,7 @@ def find_csv_format(header: str) -> TraceFormat | None:
         input_tokens,
         output_tokens,
         session=names.index(table_format.session) if table_format.session in names else None,
-        took=names.index(table_format.took) if table_format.took in names else None,
+        duration=names.index(table_format.took) if table_format.took in names else None,
         count=len(names),
     )
     assert table_format.time is not None, "a format with columns parses times"
@@ -200,7 +201,8 @@ def find_csv_format(header: str) -> TraceFormat | None:
     trace_format = _csv_format(table_format, columns, parse_time)
     if not table_format.any_unit:
         return trace_format
-    # The format does not define the unit of its times. Whole numbers in CSV are seconds then.
+    # The format does not define the unit of its times, so the unit is decided when the file is
+    # read. `in_unit` returns the format with a unit. Whole numbers in CSV are seconds by default.
     in_unit = functools.partial(_csv_format_in_unit, table_format, columns)
     return trace_format._replace(in_unit=in_unit, default_unit="s")
 
@@ -232,8 +234,14 @@ def _parse_csv_line(
 ) -> Sequence[TraceRow]:
     """Return the request of a line, as a sequence of one, which is what `TraceFormat` expects.
 
-    The names of the columns are those of the format, so that a mistake names them. Raises
-    InvalidValueError.
+    Args:
+        table_format: The format, for the names of columns in error messages.
+        columns: The positions of the columns.
+        parse_time: Returns the ns of a time as it is written.
+        line: The line of the file.
+
+    Raises:
+        InvalidValueError: A value of the line is missing or not valid.
     """
     values = _split_csv_line(line, columns.count)
     _, input_name, output_name = table_format.columns
@@ -241,7 +249,7 @@ def _parse_csv_line(
     # A request that failed has no output tokens.
     output_tokens = token_count(parse_number(values[columns.output_tokens]), output_name, least=0)
     session = "" if columns.session is None else values[columns.session]
-    duration_text = "" if columns.took is None else values[columns.took]
+    duration_text = "" if columns.duration is None else values[columns.duration]
     took_ns = UNKNOWN_NS
     if duration_text:
         took_ns = duration_ns(parse_number(duration_text), table_format.took)

@@ -42,12 +42,14 @@ def read_workload_text(path_or_name: str) -> str:
         _refuse_data_set(file, path_or_name)
         text = read_yaml_text(
             file,
-            path_or_name,
-            "workload",
-            lambda: _hint_for_missing_workload(file, path_or_name),
-            "a file of prompts is given with --dataset",
+            label=path_or_name,
+            kind="workload",
+            # The hint looks for similar files, so it is only computed for a missing file.
+            hint_if_missing=lambda: _hint_for_missing_workload(file, path_or_name),
+            hint_if_too_large="a file of prompts is given with --dataset",
         )
-        if re.search(r"(?m)^levels:", text):
+        is_contract = re.search(r"(?m)^levels:", text) is not None
+        if is_contract:
             problem = "a contract, not a workload"
             hint = f"loadgen validate {path_or_name}"
             raise UserError("wrong_format", problem, path_or_name, hint)
@@ -57,7 +59,11 @@ def read_workload_text(path_or_name: str) -> str:
 
 
 def read_yaml_text(
-    file: Path, label: str, kind: str, hint_if_missing: Callable[[], str], hint: str
+    file: Path,
+    label: str,
+    kind: str,
+    hint_if_missing: Callable[[], str],
+    hint_if_too_large: str,
 ) -> str:
     """Return the text of a YAML file of at most 1 MiB.
 
@@ -66,7 +72,7 @@ def read_yaml_text(
         label: The name of the file in error messages.
         kind: The word for such a file in error messages.
         hint_if_missing: Returns a hint for a file that cannot be read.
-        hint: A hint for a file that is too large.
+        hint_if_too_large: A hint for a file that is too large.
 
     Raises:
         UserError: The file cannot be read, is too large, or is no UTF-8 text.
@@ -80,7 +86,7 @@ def read_yaml_text(
             problem = f"no such {kind}"
         raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
     if is_too_large:
-        raise UserError("too_large", f"more than 1 MiB: not a {kind}", label, hint)
+        raise UserError("too_large", f"more than 1 MiB: not a {kind}", label, hint_if_too_large)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

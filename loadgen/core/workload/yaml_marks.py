@@ -166,7 +166,7 @@ def read_yaml(
         file: The name of the file in error messages.
         env: The environment variables that the text may refer to.
         kind: The word for such a file in error messages.
-        smallest: An example of such a file, for hints.
+        smallest: A short and valid file of this kind, for hints.
         list_as: If the text is a list, read it as a mapping with the list under this key.
 
     Raises:
