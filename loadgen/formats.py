@@ -120,9 +120,12 @@ def _load_rows() -> tuple[FormatRow, ...]:
     from loadgen.interop import (
         aiperf_records,
         benchmark_report,
-        data_sets,
+        columnar_data_sets,
         export,
-        tools,
+        export_mlcommons,
+        text_data_sets,
+        tool_results,
+        trace_values,
         traces,
         trackers,
     )
@@ -146,8 +149,8 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "SGLang bench_serving",
             "Latencies count from the send time. TTFT ends at the first event with text. TPOT "
             "is (E2E - TTFT) / (n - 1). ITL is pooled over events. Percentiles are interpolated",
-            fits=tools.is_sglang,
-            read=tools.sglang,
+            fits=tool_results.is_sglang,
+            read=tool_results.read_sglang,
         ),
         FormatRow(
             "vllm",
@@ -156,9 +159,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
             " chat that is the role event, which carries no token. TPOT is (E2E - TTFT) / (n - "
             "1), with E2E up to the last event, including usage. ITL is pooled and includes the"
             " time from the role event to the first token. Percentiles are interpolated",
-            fits=tools.is_vllm,
-            read=tools.vllm,
-            write=export.vllm,
+            fits=tool_results.is_vllm,
+            read=tool_results.read_vllm,
+            write=export.export_vllm,
         ),
         FormatRow(
             "aiperf",
@@ -167,9 +170,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
             " is one value per request, (E2E - TTFT) / (n - 1), which is TPOT here. Inter-chunk"
             " latency is pooled. Percentiles are interpolated",
             files=("profile_export_aiperf.json",),
-            fits=tools.is_aiperf,
-            read=tools.aiperf,
-            write=export.aiperf,
+            fits=tool_results.is_aiperf,
+            read=tool_results.read_aiperf,
+            write=export.export_aiperf,
         ),
         FormatRow("aiperf-records", "AIPerf", write=aiperf_records.write),
         FormatRow(
@@ -180,9 +183,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "one value per request, (last - first) / (n - 1), weighted by its tokens, which is "
             "nearest to TPOT here",
             files=("benchmarks.json",),
-            fits=tools.is_guidellm,
-            read=tools.guidellm,
-            write=export.guidellm,
+            fits=tool_results.is_guidellm,
+            read=tool_results.read_guidellm,
+            write=export.export_guidellm,
         ),
         FormatRow(
             "inference-perf",
@@ -190,17 +193,17 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "Latencies count from the send time, with the send delay (schedule_delay) separate."
             " TPOT is (last - first) / (n - 1). ITL is pooled. Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
-            fits=tools.is_inference_perf,
-            read=tools.inference_perf,
-            write=export.inference_perf,
+            fits=tool_results.is_inference_perf,
+            read=tool_results.read_inference_perf,
+            write=export.export_inference_perf,
         ),
         FormatRow(
             "genai-bench",
             "genai-bench",
             "Latencies count from the send time. TPOT is (E2E - TTFT) / (n - 1). There is no "
             "ITL. Percentiles are interpolated",
-            fits=tools.is_genai_bench,
-            read=tools.genai_bench,
+            fits=tool_results.is_genai_bench,
+            read=tool_results.read_genai_bench,
         ),
         FormatRow(
             "mlcommons",
@@ -208,9 +211,9 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "Latencies count from issue. TPOT is (E2E - TTFT) / (n - 1), with TTFT from the "
             "stream and E2E from its end; negative values are kept. There is no ITL",
             files=("result_summary.json",),
-            fits=tools.is_endpoints,
-            read=tools.endpoints,
-            write=export.mlcommons,
+            fits=tool_results.is_endpoints,
+            read=tool_results.read_endpoints,
+            write=export_mlcommons.export_mlcommons,
         ),
         FormatRow(
             "llm-d",
@@ -222,28 +225,28 @@ def _load_rows() -> tuple[FormatRow, ...]:
             write=benchmark_report.write,
         ),
         # trackers
-        FormatRow("mlflow", "MLflow", send=trackers.mlflow),
-        FormatRow("wandb", "Weights & Biases", send=trackers.wandb),
+        FormatRow("mlflow", "MLflow", send=trackers.send_to_mlflow),
+        FormatRow("wandb", "Weights & Biases", send=trackers.send_to_wandb),
         # traces, JSONL
-        FormatRow("shape-trace", "shape traces of loadgen_sdk", trace=traces.shape_trace),
-        FormatRow("bailian", "Bailian", trace=traces.bailian),
-        FormatRow("mooncake", "Mooncake, vLLM timed", trace=traces.mooncake),
-        FormatRow("weka", "Weka (InferenceX AgentX)", trace=traces.weka),
-        FormatRow("tracelab", "TraceLab", trace=traces.tracelab),
-        FormatRow("otel-spans", "OpenTelemetry GenAI spans", trace=traces.otel_spans),
-        FormatRow("sagemaker", "SageMaker data capture", trace=traces.sagemaker),
+        FormatRow("shape-trace", "shape traces of loadgen_sdk", trace=traces.detect_shape_trace),
+        FormatRow("bailian", "Bailian", trace=traces.detect_bailian),
+        FormatRow("mooncake", "Mooncake, vLLM timed", trace=traces.detect_mooncake),
+        FormatRow("weka", "Weka (InferenceX AgentX)", trace=traces.detect_weka),
+        FormatRow("tracelab", "TraceLab", trace=traces.detect_tracelab),
+        FormatRow("otel-spans", "OpenTelemetry GenAI spans", trace=traces.detect_otel_spans),
+        FormatRow("sagemaker", "SageMaker data capture", trace=traces.detect_sagemaker),
         # traces, tables
         FormatRow(
             "azure",
             "Azure LLM inference",
             columns=("timestamp", "contexttokens", "generatedtokens"),
-            time=traces.utc_date_ns,
+            time=trace_values.parse_utc_date,
         ),
         FormatRow(
             "burstgpt",
             "BurstGPT",
             columns=("timestamp", "request tokens", "response tokens"),
-            time=traces.seconds_ns,
+            time=trace_values.parse_seconds,
             in_seconds=True,
             session="session id",
             took="elapsed time",
@@ -252,19 +255,29 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "lengths",
             "timestamp,input_length,output_length",
             columns=("timestamp", "input_length", "output_length"),
-            time=traces.seconds_ns,
+            time=trace_values.parse_seconds,
             any_unit=True,
         ),
         # data sets that are not JSONL; csv is also what records are written as
-        FormatRow("parquet", suffixes=(".parquet",), begins=(b"PAR1",), dataset=data_sets.parquet),
-        FormatRow("arrow", suffixes=(".arrow",), begins=(b"ARROW1",), dataset=data_sets.arrow),
+        FormatRow(
+            "parquet",
+            suffixes=(".parquet",),
+            begins=(b"PAR1",),
+            dataset=columnar_data_sets.read_parquet,
+        ),
+        FormatRow(
+            "arrow",
+            suffixes=(".arrow",),
+            begins=(b"ARROW1",),
+            dataset=columnar_data_sets.read_arrow,
+        ),
         FormatRow(
             "csv",
             suffixes=(".csv", ".tsv"),
-            dataset=data_sets.cells,
+            dataset=text_data_sets.read_csv,
             write=records_csv.write,
         ),
-        FormatRow("json-list", begins=(b"[",), dataset=data_sets.json_list),
+        FormatRow("json-list", begins=(b"[",), dataset=text_data_sets.read_json_list),
     )
 
 

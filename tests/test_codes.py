@@ -60,7 +60,8 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split
 FOREIGN = {
     "loadgen/cli/usage_errors.py": "click says in its message alone which word or value was wrong",
     "loadgen/core/workload/dataset_rows.py": "msgspec names the byte only in its text",
-    "loadgen/interop/data_sets.py": "as above; pyarrow: as below",
+    "loadgen/interop/columnar_data_sets.py": "pyarrow: as below",
+    "loadgen/interop/text_data_sets.py": "as dataset_rows.py",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
     "loadgen/core/workload/yaml_marks.py": "PyYAML has one class for all syntax errors",
     "sdk/loadgen_sdk/probe/fetch.py": "OpenSSL's reason, and refused connections",

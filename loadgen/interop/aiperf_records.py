@@ -1,23 +1,27 @@
-"""Writes the records of a run as AIPerf's `profile_export.jsonl`: a line for each request that was sent.
+"""Writes the records of a run as AIPerf's `profile_export.jsonl`: one line for each sent request.
 
-Pure. Figures are by AIPerf's definitions, times in ms; `inter_chunk_latency` are the gaps, where the run kept them.
+Metrics follow AIPerf's definitions. Times of metrics are in ms. The values of `inter_chunk_latency`
+are the times between output events, if the run kept them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.record import KINDS
-from loadgen.interop.export import ExportSource, RunRows
+from loadgen.core.units import NS_PER_S, UNIT_NS
+from loadgen.interop.export_source import Document, ExportSource, RunRows
+from loadgen.interop.sample_statistics import DerivedSample
 
-FIELDS = (
+RECORD_FIELDS = (
     "slot",
     "session",
     "turn",
@@ -28,80 +32,125 @@ FIELDS = (
     "kind",
     "http_status",
 )
-AT_ONCE = 10_000  # rows that are objects at a time
+BLOCK_ROWS = 10_000
+"""Rows become Python objects in blocks of this size, to save memory."""
+NS_PER_MS = UNIT_NS["ms"]
+
+
+class _RequestRecord(NamedTuple):
+    """The fields of a record that are written, with the names of RECORD_FIELDS."""
+
+    slot: int
+    session: int
+    turn: int
+    worker: int
+    sent_ns: int
+    first_byte_ns: int
+    done_ns: int
+    kind: int
+    http_status: int
+    is_successful: bool
+
+
+class _MetricColumn(NamedTuple):
+    """A metric with one value for each successful request. NaN stands for an unknown value."""
+
+    values: NDArray[Any]
+    unit: str
 
 
 def write(summary: Summary, stored: RunRows) -> Iterator[bytes]:
-    """The first line has the field `loadgen` too."""
+    """Yield the lines of the file. The first one also has the field `loadgen`."""
     source = ExportSource(summary, stored, "AIPerf")
-    encode, note = json.JSONEncoder(allow_nan=False).encode, {"loadgen": source.note}
-    for line in _records(source):
-        yield encode(line | note).encode() + b"\n"
-        note = {}
+    encoder = json.JSONEncoder(allow_nan=False)
+    for index, document in enumerate(_create_documents(source)):
+        if index == 0:
+            document["loadgen"] = source.provenance
+        yield encoder.encode(document).encode() + b"\n"
 
 
-def _records(source: ExportSource) -> Iterator[dict[str, Any]]:
-    columns, run = source.columns, source.summary.run.id
-    zero_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * 1e9)
-    metrics = _metrics(source)
-    of_rows = _rows_of([*(columns[name] for name in FIELDS), source.ok])
-    for slot, session, turn, worker, sent, first_byte, done, kind, status, is_ok in of_rows:
-        if sent < 0:
+def _create_documents(source: ExportSource) -> Iterator[Document]:
+    """Yield the record of each request that was sent, in the order of the schedule."""
+    start_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * NS_PER_S)
+    columns = [source.columns[name] for name in RECORD_FIELDS]
+    successful_metrics = _compute_metrics(source)
+    for values in _iterate_rows([*columns, source.is_successful]):
+        record = _RequestRecord(*values)
+        if record.sent_ns < 0:
             continue
-        of_request = next(metrics) if is_ok else {}
-        error = (
-            None if is_ok else {"code": status or None, "type": KINDS[kind], "message": KINDS[kind]}
-        )
+        # The metrics are those of the successful requests, in the same order.
+        metrics = next(successful_metrics) if record.is_successful else {}
         yield {
-            "metadata": {
-                "session_num": slot,
-                "x_request_id": f"{run}-{slot}",
-                "x_correlation_id": f"{run}-{slot}",
-                "conversation_id": f"{run}-{slot if session < 0 else session}",
-                "turn_index": turn,
-                "request_start_ns": zero_ns + sent,
-                "request_ack_ns": zero_ns + first_byte if first_byte >= 0 else None,
-                "request_end_ns": zero_ns + done,
-                "worker_id": f"worker_{worker}",
-                "record_processor_id": "",
-                "benchmark_phase": "profiling",
-                "was_cancelled": KINDS[kind] == "abandoned",
-            },
-            "metrics": of_request,
-            "error": error,
+            "metadata": _create_metadata(record, source.summary.run.id, start_ns),
+            "metrics": metrics,
+            "error": None if record.is_successful else _create_error(record),
         }
 
 
-def _metrics(source: ExportSource) -> Iterator[dict[str, Any]]:
-    """Of each request that is ok and has output."""
+def _create_metadata(record: _RequestRecord, run_id: str, start_ns: int) -> Document:
+    """Return the identity and the times of a request.
+
+    Args:
+        record: The request.
+        run_id: The id of the run, which makes the ids of its requests unique.
+        start_ns: The start of the run in ns since 1970, from which the record counts.
+    """
+    has_first_byte = record.first_byte_ns >= 0
+    conversation = record.slot if record.session < 0 else record.session
+    return {
+        "session_num": record.slot,
+        "x_request_id": f"{run_id}-{record.slot}",
+        "x_correlation_id": f"{run_id}-{record.slot}",
+        "conversation_id": f"{run_id}-{conversation}",
+        "turn_index": record.turn,
+        "request_start_ns": start_ns + record.sent_ns,
+        "request_ack_ns": start_ns + record.first_byte_ns if has_first_byte else None,
+        "request_end_ns": start_ns + record.done_ns,
+        "worker_id": f"worker_{record.worker}",
+        "record_processor_id": "",
+        "benchmark_phase": "profiling",
+        "was_cancelled": KINDS[record.kind] == "abandoned",
+    }
+
+
+def _create_error(record: _RequestRecord) -> Document:
+    failure = KINDS[record.kind]
+    return {"code": record.http_status or None, "type": failure, "message": failure}
+
+
+def _compute_metrics(source: ExportSource) -> Iterator[Document]:
+    """Yield the metrics of each successful request that has output, without unknown values."""
     samples = source.samples
     if samples is None:
         return
+    assert isinstance(samples.itl, DerivedSample), "AIPerf's ITL is one value per request"
     columns = {
-        "time_to_first_token": (samples.ttft.values / 1e6, "ms"),
-        "request_latency": (samples.e2e.values / 1e6, "ms"),
-        "inter_token_latency": (samples.itl.values / 1e6, "ms"),  # type: ignore[union-attr]  # one a request
-        "input_sequence_length": (source.column("input_tokens"), "tokens"),
-        "output_sequence_length": (source.column("output_tokens"), "tokens"),
+        "time_to_first_token": _MetricColumn(samples.ttft.values / NS_PER_MS, "ms"),
+        "request_latency": _MetricColumn(samples.e2e.values / NS_PER_MS, "ms"),
+        "inter_token_latency": _MetricColumn(samples.itl.values / NS_PER_MS, "ms"),
+        "input_sequence_length": _MetricColumn(source.successful_column("input_tokens"), "tokens"),
+        "output_sequence_length": _MetricColumn(
+            source.successful_column("output_tokens"), "tokens"
+        ),
     }
-    each_gap = source.each_gap or {}
-    units = [(name, unit) for name, (_, unit) in columns.items()]
-    for slot, *values in _rows_of(
-        [source.column("slot"), *(column for column, _ in columns.values())]
-    ):
-        found: dict[str, Any] = {
-            name: {"value": value, "unit": unit}
-            for (name, unit), value in zip(units, values, strict=True)
+    gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
+    rows = _iterate_rows(
+        [source.successful_column("slot"), *(column.values for column in columns.values())]
+    )
+    for slot, *values in rows:
+        metrics: Document = {
+            name: {"value": value, "unit": column.unit}
+            for (name, column), value in zip(columns.items(), values, strict=True)
             if not math.isnan(value)
         }
-        if (gaps := each_gap.get(slot)) is not None:
-            found["inter_chunk_latency"] = {"value": (gaps / 1e6).tolist(), "unit": "ms"}
-        yield found
+        if slot in gaps_by_slot:
+            gaps_ms = (gaps_by_slot[slot] / NS_PER_MS).tolist()
+            metrics["inter_chunk_latency"] = {"value": gaps_ms, "unit": "ms"}
+        yield metrics
 
 
-def _rows_of(columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The values of each row, made of a part of the columns at a time."""
-    for first in range(0, len(columns[0]), AT_ONCE):
-        yield from zip(
-            *(column[first : first + AT_ONCE].tolist() for column in columns), strict=True
-        )
+def _iterate_rows(columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of each row of some columns as Python objects, block by block."""
+    for first in range(0, len(columns[0]), BLOCK_ROWS):
+        block = [column[first : first + BLOCK_ROWS].tolist() for column in columns]
+        yield from zip(*block, strict=True)

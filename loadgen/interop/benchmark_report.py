@@ -1,15 +1,15 @@
-"""llm-d's Benchmark Report v0.2.1, written of a run and read: a row of `loadgen.formats`. Pure.
+"""Writes and reads llm-d's Benchmark Report v0.2.1: a row of the table `loadgen.formats`.
 
-The format: https://github.com/llm-d/llm-d-benchmark, `benchmark-report/`. It forbids fields that it does not know, so
-what other exports say in a field `loadgen` stands in `scenario.load.native.config`. Figures are ours, as in
-docs/reference/metrics.md: the report names the tool that made them.
+https://github.com/llm-d/llm-d-benchmark (`benchmark-report/`) describes the format. It forbids
+unknown fields, so what other exports have in a field `loadgen` is in `scenario.load.native.config`.
+Metrics are those of docs/reference/metrics.md, because the report names the tool that made them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,67 +19,77 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.core.workload.yaml_marks import plain_yaml
 from loadgen.formats import ForeignResult, ToolFile
-from loadgen.interop.export import ExportSource, RunRows
-from loadgen.interop.result import WITH_FIRST, as_number, at, counted, made, statistics
+from loadgen.interop.export_source import Document, ExportSource, RunRows
+from loadgen.interop.result_values import (
+    SECONDS_MS,
+    TPOT_WITH_TTFT,
+    RunDescription,
+    create_result,
+    find_number,
+    find_numbers,
+    find_value,
+    finite_number,
+    latency_metrics,
+    request_metrics,
+)
 from loadgen.runs.rates import select_headline_rates
 
 VERSION = "0.2.1"
 TOOL = "llm-d Benchmark Report"
-_IN_MS = {"ms": 1.0, "s": 1e3, "ms/token": 1.0, "s/token": 1e3}
-_LATENCIES = {  # ours -> theirs, and its unit
-    "ttft_ms": ("time_to_first_token", "ms"),
-    "tpot_ms": ("time_per_output_token", "ms/token"),
-    "inter_chunk_ms": ("inter_token_latency", "ms/token"),
-    "e2e_ms": ("request_latency", "ms"),
-}
-_RATES = {
-    "load.completed_rps": "request_rate",
-    "tokens.input_per_s": "input_token_rate",
-    "tokens.output_per_s": "output_token_rate",
-    "tokens.total_per_s": "total_token_rate",
-}
+UNITS_MS = {"ms": 1.0, "s": SECONDS_MS, "ms/token": 1.0, "s/token": SECONDS_MS}
 
 
-def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
-    """The report of a run, as JSON, which is YAML too. What the run does not have is left out."""
-    source, run, requests = ExportSource(summary, stored, TOOL), summary.run, summary.requests
-    latency = {
-        theirs: block
-        for ours, (theirs, units) in _LATENCIES.items()
-        if ours.removesuffix("_ms") not in summary.unsound
-        and (block := _distribution(getattr(summary, ours), units))
-    }
-    counts = {
-        "total": requests.scheduled - requests.dropped,
-        "failures": source.failed - requests.lost,
-        "incomplete": requests.cancelled + requests.unfinished + requests.lost,
-        "input_length": _lengths(source.column("input_tokens")),
-        "output_length": _lengths(source.column("output_tokens")),
-    }
-    said = ["simulated"] if summary.target.simulated else []
-    said += [] if summary.verdict.valid else ["invalid"]
-    time = {"start": run.started or None, "end": run.ended or None}
-    whole_run_s = summary.window.whole.duration_s
-    if whole_run_s is not None:
-        time["duration"] = f"PT{whole_run_s:.6f}S"
-    report: dict[str, Any] = _known(
+class _Latency(NamedTuple):
+    """A latency of the report: its name, and the unit in which it is written."""
+
+    name: str
+    units: str
+
+
+_LATENCIES = {
+    "ttft_ms": _Latency("time_to_first_token", "ms"),
+    "tpot_ms": _Latency("time_per_output_token", "ms/token"),
+    "inter_chunk_ms": _Latency("inter_token_latency", "ms/token"),
+    "e2e_ms": _Latency("request_latency", "ms"),
+}
+"""The latencies that are written, by the name of our metric."""
+
+_LATENCY_NAMES = {
+    **{metric: latency.name for metric, latency in _LATENCIES.items()},
+    TPOT_WITH_TTFT: "normalized_time_per_output_token",
+}
+"""The latencies that are read, by the name of our metric."""
+
+_RATE_PATHS = {
+    "load.completed_rps": "throughput.request_rate.mean",
+    "tokens.input_per_s": "throughput.input_token_rate.mean",
+    "tokens.output_per_s": "throughput.output_token_rate.mean",
+    "tokens.total_per_s": "throughput.total_token_rate.mean",
+}
+
+_LENGTH_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def write(summary: Summary, stored: RunRows) -> Document:
+    """Return the report of a run, without what is unknown. It is JSON, and therefore YAML too."""
+    source = ExportSource(summary, stored, TOOL)
+    report: Document = _without_nulls(
         {
             "version": VERSION,
-            "run": {
-                "uid": run.id,
-                "time": time,
-                "keywords": said or None,
-                "description": "answered by a model of a server, not by hardware"
-                if summary.target.simulated
-                else None,
+            "run": _describe_run(summary),
+            "scenario": {
+                "stack": [_describe_server(summary)],
+                "load": _describe_load(summary, source),
             },
-            "scenario": {"stack": [_server(summary)], "load": _load(summary, source)},
             "results": {
                 "request_performance": {
                     "aggregate": {
-                        "requests": counts,
-                        "latency": latency,
-                        "throughput": _throughput(summary),
+                        "requests": _count_requests(summary, source),
+                        "latency": _describe_latencies(summary),
+                        "throughput": _describe_throughput(summary),
                     }
                 }
             },
@@ -88,88 +98,132 @@ def write(summary: Summary, stored: RunRows) -> dict[str, Any]:
     return report
 
 
-def _known(value: Any) -> Any:
-    """A document without the keys that have no value."""
+def _without_nulls(value: Any) -> Any:
+    """Return a document without the keys whose value is None, at any depth."""
     if isinstance(value, dict):
-        return {key: _known(one) for key, one in value.items() if one is not None}
-    return [_known(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
-def _throughput(summary: Summary) -> dict[str, Any]:
+def _describe_run(summary: Summary) -> Document:
+    """Return the id and the times of a run, and whether it is simulated or invalid."""
+    run = summary.run
+    is_simulated = summary.target.simulated
+    keywords = []
+    if is_simulated:
+        keywords.append("simulated")
+    if not summary.verdict.valid:
+        keywords.append("invalid")
+    duration_s = summary.window.whole.duration_s
+    return {
+        "uid": run.id,
+        "time": {
+            "start": run.started or None,
+            "end": run.ended or None,
+            "duration": None if duration_s is None else f"PT{duration_s:.6f}S",
+        },
+        "keywords": keywords or None,
+        "description": "answered by a model of a server, not by hardware" if is_simulated else None,
+    }
+
+
+def _count_requests(summary: Summary, source: ExportSource) -> Document:
+    """Return the counts of requests by outcome, and the statistics of their lengths.
+
+    Lost requests are incomplete here, while `failed_requests` includes them.
+    """
+    requests = summary.requests
+    return {
+        "total": requests.scheduled - requests.dropped,
+        "failures": source.failed_requests - requests.lost,
+        "incomplete": requests.cancelled + requests.unfinished + requests.lost,
+        "input_length": _describe_lengths(source.successful_column("input_tokens")),
+        "output_length": _describe_lengths(source.successful_column("output_tokens")),
+    }
+
+
+def _describe_latencies(summary: Summary) -> Document:
+    """Return the statistics of each latency that is not withheld and has values."""
+    latencies: Document = {}
+    for metric, latency in _LATENCIES.items():
+        is_unsound = metric.removesuffix("_ms") in summary.unsound
+        distribution: Distribution = getattr(summary, metric)
+        # The format requires the mean.
+        if not is_unsound and distribution.mean is not None:
+            latencies[latency.name] = _describe_distribution(distribution, latency.units)
+    return latencies
+
+
+def _describe_distribution(distribution: Distribution, units: str) -> Document:
+    """Return the statistics of a latency by the names of the report; withheld ones are None."""
+    names = ("mean", "min", "p50", "p90", "p95", "p99", "max")
+    return {
+        "units": units,
+        **{name: getattr(distribution, name) for name in names},
+        "p99p9": distribution.p99_9,
+    }
+
+
+def _describe_throughput(summary: Summary) -> Document:
     """Return the headline rates of a run, without those that are unknown."""
     rates = select_headline_rates(summary)
-    named = {
-        "request_rate": ("queries/s", rates.requests),
-        "input_token_rate": ("tokens/s", rates.input),
-        "output_token_rate": ("tokens/s", rates.output),
-        "total_token_rate": ("tokens/s", rates.total),
-    }
+    fields = (
+        ("request_rate", "queries/s", rates.requests),
+        ("input_token_rate", "tokens/s", rates.input),
+        ("output_token_rate", "tokens/s", rates.output),
+        ("total_token_rate", "tokens/s", rates.total),
+    )
     return {
-        name: {"units": units, "mean": value}
-        for name, (units, value) in named.items()
-        if value is not None
+        name: {"units": units, "mean": value} for name, units, value in fields if value is not None
     }
 
 
-def _distribution(ours: Distribution, units: str) -> dict[str, Any] | None:
-    """Return the known statistics of a metric; None without its mean, which is required."""
-    if ours.mean is None:
-        return None
-    values = {
-        name: getattr(ours, name) for name in ("mean", "min", "p50", "p90", "p95", "p99", "max")
-    }
-    statistics_known: dict[str, Any] = _known({"units": units, **values, "p99p9": ours.p99_9})
-    return statistics_known
+def _describe_lengths(tokens: NDArray[np.int64]) -> Document | None:
+    """Return the statistics of numbers of tokens, or None if they are unknown.
 
-
-def _lengths(tokens: NDArray[np.int64]) -> dict[str, Any] | None:
-    """Statistics of counts of tokens; percentiles are elements of the sample, as ours are."""
-    tokens = np.sort(tokens[tokens >= 0])
-    if len(tokens) == 0:
+    Percentiles are elements of the sample: the smallest value that at least this share of the
+    values does not exceed.
+    """
+    ordered = np.sort(tokens[tokens >= 0])
+    count = len(ordered)
+    if count == 0:
         return None
-    places = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-    elements = {
-        name: int(tokens[max(math.ceil(q * len(tokens)) - 1, 0)]) for name, q in places.items()
+    quantiles = {
+        name: int(ordered[max(math.ceil(p * count) - 1, 0)])
+        for name, p in _LENGTH_QUANTILES.items()
     }
     return {
         "units": "count",
-        "mean": float(tokens.mean()),
-        "min": int(tokens[0]),
-        "max": int(tokens[-1]),
-        **elements,
+        "mean": float(ordered.mean()),
+        "min": int(ordered[0]),
+        "max": int(ordered[-1]),
+        **quantiles,
     }
 
 
-def _server(summary: Summary) -> dict[str, Any]:
+def _describe_server(summary: Summary) -> Document:
+    """Return the server as a component of the stack that was measured."""
     target = summary.target
-    facts = {"model": {"name": target.model}, "gpus": target.gpus, "shape": target.shape or None}
     return {
         "metadata": {"label": target.name or target.url or "server", "cfg_id": ""},
         "standardized": {
             "kind": "generic",
             "tool": target.server or "unknown",
             "tool_version": target.version or "unknown",
-            **facts,
+            "model": {"name": target.model},
+            "gpus": target.gpus,
+            "shape": target.shape or None,
         },
         "native": {},
     }
 
 
-def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
-    def length(tokens: NDArray[np.int64]) -> dict[str, Any]:
-        tokens = tokens[tokens >= 0]
-        if len(tokens) == 0:
-            return {"distribution": "other", "value": 0}
-        low, high = int(tokens.min()), int(tokens.max())
-        form = "fixed" if low == high else "other"
-        return {
-            "distribution": form,
-            "value": float(tokens.mean()),
-            "min": low,
-            "max": max(high, 1),
-        }
-
-    rate = source.stage.rate if source.stage is not None and not source.lanes else None
+def _describe_load(summary: Summary, source: ExportSource) -> Document:
+    """Return the load generator, the load and the lengths of requests."""
+    rate_per_s = None if source.concurrency else source.rate_per_s
+    has_finite_rate = rate_per_s is not None and 0 < rate_per_s < math.inf
     return {
         "metadata": {
             "cfg_id": summary.fingerprints.recipe or None,
@@ -180,72 +234,104 @@ def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
             "tool_version": summary.run.version,
             "parallelism": max(source.manifest.workers, 1),
             "source": "unknown",
-            "input_seq_len": length(source.column("input_tokens")),
-            "output_seq_len": length(source.column("output_tokens")),
-            "rate_qps": rate if rate and math.isfinite(rate) else None,
-            "concurrency": source.lanes,
+            "input_seq_len": _describe_requested_lengths(source.successful_column("input_tokens")),
+            "output_seq_len": _describe_requested_lengths(
+                source.successful_column("output_tokens")
+            ),
+            "rate_qps": rate_per_s if has_finite_rate else None,
+            "concurrency": source.concurrency,
         },
-        "native": {"config": source.note},
+        "native": {"config": source.provenance},
     }
 
 
-# -- reading -------------------------------------------------------------------------------------------------------
+def _describe_requested_lengths(tokens: NDArray[np.int64]) -> Document:
+    """Return the distribution of lengths in the scenario, which the format requires.
+
+    The format has no empirical distribution, so that lengths that vary are "other".
+    """
+    known_tokens = tokens[tokens >= 0]
+    if len(known_tokens) == 0:
+        return {"distribution": "other", "value": 0}
+    shortest = int(known_tokens.min())
+    longest = int(known_tokens.max())
+    return {
+        "distribution": "fixed" if shortest == longest else "other",
+        "value": float(known_tokens.mean()),
+        "min": shortest,
+        # The format requires a maximum above 0.
+        "max": max(longest, 1),
+    }
 
 
-def _document(file: ToolFile) -> Mapping[str, Any]:
-    """The report, which most write as YAML; {} where the file is none."""
+# -- reading -------------------------------------------------------------------------------------
+
+
+def fits(file: ToolFile) -> bool:
+    """Return True if a file is a report of version 0.2."""
+    report = _parse_report(file)
+    has_results = find_value(report, "results.request_performance") is not None
+    return str(report.get("version", "")).startswith("0.2") and has_results
+
+
+def read(file: ToolFile) -> ForeignResult:
+    """Return the result in a report. Metrics keep the definitions of the tool that it names."""
+    report = _parse_report(file)
+    aggregate = find_value(report, "results.request_performance.aggregate") or {}
+    metrics: dict[str, float] = {}
+    labels: dict[str, str] = {}
+    for metric, name in _LATENCY_NAMES.items():
+        statistics = find_value(aggregate, f"latency.{name}")
+        if isinstance(statistics, Mapping):
+            with_usual_name = {**statistics, "p99.9": statistics.get("p99p9")}
+            unit_ms = UNITS_MS[str(statistics["units"])]
+            metrics |= latency_metrics(metric, with_usual_name, unit_ms)
+            labels[metric] = name
+    metrics |= find_numbers(aggregate, _RATE_PATHS)
+    metrics |= _read_request_counts(aggregate)
+    return create_result(file.where, metrics, labels, _read_run(report))
+
+
+def _parse_report(file: ToolFile) -> Mapping[str, Any]:
+    """Return the report in a file, {} if there is none. Most tools write it as YAML."""
     if file.value:
         return file.value
     if "request_performance" not in file.text:
         return {}
     try:
-        value = plain_yaml(file.text, file.where)
+        document = plain_yaml(file.text, file.where)
     except UserError:
         return {}
-    return value if isinstance(value, Mapping) else {}
+    return document if isinstance(document, Mapping) else {}
 
 
-def fits(file: ToolFile) -> bool:
-    value = _document(file)
-    return (
-        str(value.get("version", "")).startswith("0.2")
-        and at(value, "results.request_performance") is not None
-    )
+def _read_request_counts(aggregate: Any) -> dict[str, float]:
+    """Return the counts of requests. Incomplete requests count as failed."""
+    total = find_number(aggregate, "requests.total")
+    failures = find_number(aggregate, "requests.failures") or 0.0
+    incomplete = find_number(aggregate, "requests.incomplete") or 0.0
+    failed = failures + incomplete
+    return request_metrics(None if total is None else total - failed, failed)
 
 
-def read(file: ToolFile) -> ForeignResult:
-    value = _document(file)
-    aggregate = at(value, "results.request_performance.aggregate") or {}
-    figures: dict[str, float] = {}
-    called: dict[str, str] = {}
-    latencies = {ours: theirs for ours, (theirs, _) in _LATENCIES.items()}
-    for ours, theirs in {**latencies, WITH_FIRST: "normalized_time_per_output_token"}.items():
-        block = at(aggregate, f"latency.{theirs}")
-        if isinstance(block, Mapping):
-            scale = _IN_MS[str(block["units"])]
-            figures |= statistics(ours, {**block, "p99.9": block.get("p99p9")}, scale)
-            called[ours] = theirs
-    for ours, theirs in _RATES.items():
-        if (number := as_number(at(aggregate, f"throughput.{theirs}.mean"))) is not None:
-            figures[ours] = number
-    total, failures, incomplete = (as_number(at(aggregate, f"requests.{name}")) for name in _COUNTS)
-    failed = (failures or 0.0) + (incomplete or 0.0)
-    figures |= counted(None if total is None else total - failed, failed)
-    load = at(value, "scenario.load.standardized") or {}
-    rate, lanes = as_number(load.get("rate_qps")), load.get("concurrency")
-    loads = [*([f"{rate:g}/s"] if rate else []), *([f"{lanes} in flight"] if lanes else [])]
-    models = [at(one, "standardized.model.name") for one in at(value, "scenario.stack") or ()]
+def _read_run(report: Mapping[str, Any]) -> RunDescription:
+    """Return what a report says about the run, its load and the tool that measured it."""
+    load = find_value(report, "scenario.load.standardized") or {}
+    rate_per_s = finite_number(load.get("rate_qps"))
+    concurrency = load.get("concurrency")
+    load_texts = []
+    if rate_per_s:
+        load_texts.append(f"{rate_per_s:g}/s")
+    if concurrency:
+        load_texts.append(f"{concurrency} in flight")
+    components = find_value(report, "scenario.stack") or ()
+    models = [find_value(component, "standardized.model.name") for component in components]
+    named_models = [model for model in models if model]
     tool = " ".join(str(load[key]) for key in ("tool", "tool_version") if load.get(key))
-    return made(
-        file.where,
-        figures,
-        called,
-        version=value.get("version"),
-        model=next(filter(None, models), ""),
-        load=", ".join(loads),
-        started=at(value, "run.time.start"),
+    return RunDescription(
+        version=report.get("version"),
+        model=named_models[0] if named_models else "",
+        load=", ".join(load_texts),
+        started=find_value(report, "run.time.start"),
         notes=[f"figures of {tool}, by its definitions"] if tool else [],
     )
-
-
-_COUNTS = ("total", "failures", "incomplete")

@@ -1,7 +1,7 @@
-"""The time windows over which other tools compute their durations and rates. Pure.
+"""The time windows over which other tools compute their durations and rates.
 
-The definitions and their sources are in docs/reference/exports.md. All windows are those of measured
-requests, because the other tools do not count their warm-up requests either.
+The definitions and their sources are in docs/reference/exports.md. All windows are those of
+measured requests, because the other tools do not count their warm-up requests either.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from pathlib import Path
 from loadgen.core import format
 from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
-from loadgen.interop import other_definitions, reader, text
+from loadgen.interop import reader, text
+from loadgen.interop.tool_metrics import compute_tool_metrics
 from loadgen.render.additions import ExtraSections
 from loadgen.render.section import Section
 from loadgen.result_kinds import ResultFunctions
@@ -45,7 +46,7 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     manifest, rows, gaps, *_ = run.stored
 
     def create_appendix() -> tuple[Section, ...]:
-        metrics = other_definitions.compute_tool_metrics(run.summary, manifest, rows, gaps)
+        metrics = compute_tool_metrics(run.summary, manifest, rows, gaps)
         return text.comparison_sections(metrics)
 
     return ExtraSections(appendix=create_appendix)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.formats import ForeignResult
-from loadgen.interop.other_definitions import ToolMetrics
+from loadgen.interop.tool_metrics import ToolMetrics
 from loadgen.render.section import (
     Bullets,
     Facts,
@@ -139,5 +139,5 @@ def comparison_sections(tools: Sequence[ToolMetrics]) -> tuple[Section, ...]:
 
 
 def _comparison_row(tool: ToolMetrics) -> tuple[str, ...]:
-    values_ms = [value for pair in tool.metrics for value in pair]
+    values_ms = [value_ms for latency in tool.latencies for value_ms in latency]
     return (tool.tool, *map(format.milliseconds, values_ms))

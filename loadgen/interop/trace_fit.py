@@ -24,8 +24,8 @@ from loadgen.interop.distribution_fits import (
 )
 from loadgen.interop.fit_conversations import (
     ConversationFit,
-    TraceConversations,
     Mask,
+    TraceConversations,
     find_conversations,
     fit_conversations,
 )

@@ -1,6 +1,7 @@
-"""A finished run as a run of an experiment tracker: MLflow or Weights & Biases. IO, through the packages of these two.
+"""Sends a finished run to an experiment tracker: MLflow or Weights & Biases.
 
-They are asked where to write as their users know it: MLFLOW_TRACKING_URI, WANDB_MODE and so on, or a folder.
+Their packages decide where a run goes, by the environment variables that their users know, such as
+MLFLOW_TRACKING_URI and WANDB_MODE. `--out` names a local directory instead.
 """
 
 from __future__ import annotations
@@ -15,28 +16,37 @@ from loadgen.core.errors import not_installed
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
 
-PROJECT = "loadgen"  # experiment of MLflow, project of W&B
-FILES = ("summary.json", "run.json", "report.html")
-_ENERGY = ("joules_per_output_token", "joules_per_request", "watts", "output_tokens_per_s_per_watt")
+PROJECT = "loadgen"
+"""The name of the experiment of MLflow, and of the project of Weights & Biases."""
+ATTACHED_FILES = ("summary.json", "run.json", "report.html")
+ENERGY_METRICS = (
+    "joules_per_output_token",
+    "joules_per_request",
+    "watts",
+    "output_tokens_per_s_per_watt",
+)
+MAX_MLFLOW_VALUE = 500
+"""MLflow refuses longer values of parameters."""
 
 
-def figures(summary: Summary) -> dict[str, float]:
-    """Every figure of the summary that can be compared, by its path; those that are not known are left out."""
-    paths = (*comparable_metrics.metric_paths(), *(f"energy.{name}" for name in _ENERGY))
-    found = {
-        path: value
-        for path in paths
-        if (value := comparable_metrics.metric_value(summary, path)) is not None
-    }
-    found["verdict.valid"] = float(summary.verdict.valid)
+def collect_metrics(summary: Summary) -> dict[str, float]:
+    """Return every known metric of a summary that can be compared, by its path."""
+    energy_paths = [f"energy.{name}" for name in ENERGY_METRICS]
+    metrics = {}
+    for path in (*comparable_metrics.metric_paths(), *energy_paths):
+        value = comparable_metrics.metric_value(summary, path)
+        if value is not None:
+            metrics[path] = value
+    metrics["verdict.valid"] = float(summary.verdict.valid)
     if summary.goodput.met is not None:
-        found["goodput.met"] = float(summary.goodput.met)
-    return found
+        metrics["goodput.met"] = float(summary.goodput.met)
+    return metrics
 
 
-def parameters(summary: Summary) -> dict[str, str]:
-    """What the run was: target, model, load, seed, and the user's own metadata."""
-    run, target = summary.run, summary.target
+def collect_parameters(summary: Summary) -> dict[str, str]:
+    """Return the known facts about a run: target, model, load, seed and the user's metadata."""
+    run = summary.run
+    target = summary.target
     facts = {
         "workload": run.workload or run.name,
         "target": target.url or target.name,
@@ -54,68 +64,100 @@ def parameters(summary: Summary) -> dict[str, str]:
         "loadgen": run.version,
         "recipe": summary.fingerprints.recipe,
     }
-    known = {name: str(value) for name, value in facts.items() if value not in (None, "")}
-    return known | {f"metadata.{name}": value for name, value in run.metadata.items()}
+    parameters = {name: str(value) for name, value in facts.items() if value not in (None, "")}
+    parameters |= {f"metadata.{name}": value for name, value in run.metadata.items()}
+    return parameters
 
 
-def _files(folder: Path) -> list[Path]:
-    """Those of `FILES` that are there; not a page that somebody else has made."""
-    foreign = find_foreign_pages(folder)
-    return [folder / name for name in FILES if (folder / name).is_file() and name not in foreign]
+def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
+    """Log a run to MLflow, in a new run of the experiment PROJECT.
 
+    Args:
+        run_dir: The directory of the run, from which files are attached.
+        summary: Its summary.
+        out: A directory to use as the tracking store, or None for the one that the environment
+            names.
 
-def _needs(package: str) -> None:
-    if find_spec(package) is None:
-        raise not_installed(f"{package} is not installed", package, f"--as {package}", package)
+    Returns:
+        The id of the new run, for a message.
 
-
-def mlflow(folder: Path, summary: Summary, out: Path | None) -> str:
-    """Log a run to MLflow; returns where it is. `out`: a folder as its store, else as the environment says."""
-    _needs("mlflow")
+    Raises:
+        UserError: MLflow is not installed.
+    """
+    _require_package("mlflow")
     from mlflow.tracking import MlflowClient
 
-    if (
-        out is not None
-    ):  # newer versions take a folder only where that is said; the user has just said it
+    tracking_uri = None
+    if out is not None:
+        tracking_uri = out.absolute().as_uri()
+        # Newer versions of MLflow refuse a directory without this setting.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    client = MlflowClient(tracking_uri=None if out is None else out.absolute().as_uri())
+    client = MlflowClient(tracking_uri=tracking_uri)
     experiment = client.get_experiment_by_name(PROJECT)
-    number = (
-        experiment.experiment_id if experiment is not None else client.create_experiment(PROJECT)
-    )
-    run = client.create_run(
-        number, run_name=summary.run.id, tags={"loadgen.run": summary.run.id}
-    ).info
-    for name, value in parameters(summary).items():
-        client.log_param(run.run_id, re.sub(r"[^\w ./-]", "_", name), value[:500])
-    for path, figure in figures(summary).items():
-        client.log_metric(run.run_id, path, figure)
-    for file in _files(folder):
-        client.log_artifact(run.run_id, str(file))
-    client.set_terminated(run.run_id, "FINISHED" if summary.run.state == "finished" else "KILLED")
-    return f"run {run.run_id} of experiment {PROJECT}"
+    if experiment is None:
+        experiment_id = client.create_experiment(PROJECT)
+    else:
+        experiment_id = experiment.experiment_id
+    tags = {"loadgen.run": summary.run.id}
+    run_id = client.create_run(experiment_id, run_name=summary.run.id, tags=tags).info.run_id
+    for name, value in collect_parameters(summary).items():
+        valid_name = re.sub(r"[^\w ./-]", "_", name)
+        client.log_param(run_id, valid_name, value[:MAX_MLFLOW_VALUE])
+    for path, metric in collect_metrics(summary).items():
+        client.log_metric(run_id, path, metric)
+    for file in _find_files(run_dir):
+        client.log_artifact(run_id, str(file))
+    client.set_terminated(run_id, "FINISHED" if summary.run.state == "finished" else "KILLED")
+    return f"run {run_id} of experiment {PROJECT}"
 
 
-def wandb(folder: Path, summary: Summary, out: Path | None) -> str:
-    """Log a run to Weights & Biases; returns where it is. `out`: where its own files go."""
-    _needs("wandb")
-    import wandb as library
+def send_to_wandb(run_dir: Path, summary: Summary, out: Path | None) -> str:
+    """Log a run to Weights & Biases, in a new run of the project PROJECT.
 
-    settings = library.Settings(console="off", silent=True)
-    run = library.init(
+    Args:
+        run_dir: The directory of the run, from which files are attached.
+        summary: Its summary.
+        out: Where the package writes its own files, or None for its default.
+
+    Returns:
+        The URL of the new run, or its directory if W&B is offline.
+
+    Raises:
+        UserError: The package is not installed.
+    """
+    _require_package("wandb")
+    import wandb
+
+    tags = []
+    if summary.target.server:
+        tags.append(summary.target.server)
+    if summary.target.simulated:
+        tags.append("simulated")
+    run = wandb.init(
         project=PROJECT,
         name=summary.run.id,
-        config=parameters(summary),
+        config=collect_parameters(summary),
         dir=None if out is None else str(out),
-        tags=[
-            tag for tag in (summary.target.server, "simulated" * summary.target.simulated) if tag
-        ],
-        settings=settings,
+        tags=tags,
+        settings=wandb.Settings(console="off", silent=True),
     )
-    run.summary.update(figures(summary))
-    artifact = library.Artifact(re.sub(r"[^\w.-]", "_", summary.run.id), type="load-test")
-    for file in _files(folder):
+    run.summary.update(collect_metrics(summary))
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", summary.run.id), type="load-test")
+    for file in _find_files(run_dir):
         artifact.add_file(str(file))
     run.log_artifact(artifact)
     run.finish()
     return str(run.url or run.dir)
+
+
+def _find_files(run_dir: Path) -> list[Path]:
+    """Return the files of a run to attach, without pages that loadgen did not generate."""
+    foreign_pages = find_foreign_pages(run_dir)
+    files = [run_dir / name for name in ATTACHED_FILES if name not in foreign_pages]
+    return [file for file in files if file.is_file()]
+
+
+def _require_package(package: str) -> None:
+    """Raise UserError if a package is not installed."""
+    if find_spec(package) is None:
+        raise not_installed(f"{package} is not installed", package, f"--as {package}", package)

@@ -30,9 +30,14 @@ from loadgen.core.results.parquet import Frame, to_table, write_tables
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.formats import definitions_of
-from loadgen.interop import aiperf_records, benchmark_report, export, other_definitions, reader
+from loadgen.interop import aiperf_records, benchmark_report, export, export_mlcommons, reader
 from loadgen.interop import text as other_tools
-from loadgen.interop.other_definitions import Pooled, WeightedValues, percentiles_of
+from loadgen.interop.sample_statistics import (
+    PooledGaps,
+    WeightedValues,
+    interpolated_percentiles,
+)
+from loadgen.interop.tool_samples import compute_tool_samples
 from loadgen.mlperf import loadgen_log
 from loadgen.render import html as as_page
 from loadgen.render import text as as_text
@@ -191,7 +196,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         ("output_tokens", (5 / ms, 5 / ms)),
     ):
         records[field] = np.array([round(value * ms) for value in values])
-    made = other_definitions.theirs(run_fixtures.manifest("r", 2), records, [])
+    made = compute_tool_samples(run_fixtures.manifest("r", 2), records, [])
     vllm, guidellm, sglang = (
         made["vllm bench serve"],
         made["GuideLLM"],
@@ -200,7 +205,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
     assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
     assert (
-        isinstance(vllm.itl, Pooled) and vllm.itl.gaps.count == 2
+        isinstance(vllm.itl, PooledGaps) and vllm.itl.histogram.count == 2
     )  # from the role events to the first tokens
     assert sglang.ttft.values.tolist() == [100 * ms, 100 * ms]
     assert sglang.tpot is not None and sglang.tpot.values.tolist() == [50 * ms / 4, 90 * ms / 4]
@@ -211,7 +216,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = other_definitions.theirs(
+    completions = compute_tool_samples(
         run_fixtures.manifest("r", 2, api="completions"), records, []
     )["vllm bench serve"]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
@@ -220,7 +225,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
 def test_weighted_samples_are_those_of_repeated_values() -> None:
     draw = np.random.default_rng(1)
     values, weights = draw.lognormal(15, 1, 50), draw.integers(0, 9, 50)
-    mine, plain = WeightedValues(values, weights).stats(), np.repeat(values, weights) / 1e6
+    mine, plain = WeightedValues(values, weights).statistics(), np.repeat(values, weights) / 1e6
     assert mine["count"] == len(plain)
     assert mine["mean"] == pytest.approx(plain.mean()) and mine["std"] == pytest.approx(plain.std())
     assert mine["p99"] in np.sort(plain)[-6:].round(6)
@@ -234,7 +239,10 @@ def test_percentiles_of_ordered_values_are_those_of_numpy_to_the_last_bit() -> N
             *(100 * p for p in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)),
             *draw.random(50) * 100,
         ]
-        assert percentiles_of(ordered, shares).tolist() == np.percentile(ordered, shares).tolist()
+        assert (
+            interpolated_percentiles(ordered, shares).tolist()
+            == np.percentile(ordered, shares).tolist()
+        )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -243,17 +251,25 @@ def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
     sample = WeightedValues(
         draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None
     )
-    whole, two = sample.stats(), sample.stats(("p50", "p99"))
-    assert two == {name: whole[name] for name in ("count", "p50", "p99")}
+    whole, two = sample.statistics(), sample.percentiles(("p50", "p99"))
+    assert two == {name: whole[name] for name in ("p50", "p99")}
 
 
 # -- there and back --------------------------------------------------------------------------------
 
+WRITERS = {
+    "vllm": export.export_vllm,
+    "aiperf": export.export_aiperf,
+    "guidellm": export.export_guidellm,
+    "inference-perf": export.export_inference_perf,
+    "mlcommons": export_mlcommons.export_mlcommons,
+    "llm-d": benchmark_report.write,
+}
 NAMES = {
     "vllm": "vllm bench serve",
     "aiperf": "AIPerf",
     "guidellm": "GuideLLM",
-    "inference_perf": "inference-perf",
+    "inference-perf": "inference-perf",
     "mlcommons": "mlcommons/endpoints",
 }
 
@@ -264,17 +280,17 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     fail(records, 0.1)
     stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     summary = summarize(*stored)
-    made = getattr(export, form)(summary, stored)
+    made = WRITERS[form](summary, stored)
     back = reader.parse_result(b"".join(json_parts(made)))
     assert back.tool == tool and made["loadgen"]["definitions"].endswith(definitions_of(tool))
     assert back.metrics["requests.ok"] == summary.requests.ok
     assert back.metrics["requests.failed"] == summary.requests.failed
     assert back.metrics["tokens.output_per_s"] > 0
-    theirs = other_definitions.theirs(stored.manifest, stored.rows, stored.gaps)[tool]
+    theirs = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)[tool]
     if form != "mlcommons":  # which takes elements of the sample
-        assert back.metrics["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
-    assert back.metrics["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)
-    assert back.metrics["e2e_ms.mean"] == pytest.approx(theirs.e2e.stats()["mean"])
+        assert back.metrics["ttft_ms.p99"] == pytest.approx(theirs.ttft.statistics()["p99"])
+    assert back.metrics["ttft_ms.p50"] == pytest.approx(theirs.ttft.statistics()["p50"], rel=0.01)
+    assert back.metrics["e2e_ms.mean"] == pytest.approx(theirs.e2e.statistics()["mean"])
 
 
 def keys(value: Any) -> set[str]:
@@ -286,7 +302,7 @@ def keys(value: Any) -> set[str]:
     [
         ("vllm", "vllm_bench_serve.json", {"queue_times", "rtfx", "max_output_tokens_per_s"}),
         ("aiperf", "aiperf_profile_export.json", {"aiperf_version"}),
-        ("inference_perf", "inference_perf_summary_lifecycle_metrics.json", set()),
+        ("inference-perf", "inference_perf_summary_lifecycle_metrics.json", set()),
         ("mlcommons", "mlcommons_endpoints_result_summary.json", set()),
     ],
 )
@@ -294,9 +310,9 @@ def test_exports_have_the_fields_of_real_files(
     tmp_path: Path, form: str, file: str, lacking: set[str]
 ) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r", rows(3, 700)))
-    made = getattr(export, form)(summarize(*stored), stored)
+    made = WRITERS[form](summarize(*stored), stored)
     assert keys(VALUES[file]) - set(made) == lacking
-    if form == "inference_perf":
+    if form == "inference-perf":
         theirs = VALUES[file]["successes"]
         assert keys(theirs["latency"]) == keys(made["successes"]["latency"])
         for name, block in theirs["latency"].items():
@@ -321,10 +337,10 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     summary = summarize(*stored)
     in_parts = [
         list(records_csv.write(summary, stored, 100)),
-        list(json_parts(export.vllm(summary, stored), 100)),
+        list(json_parts(export.export_vllm(summary, stored), 100)),
     ]
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
-    named = export.vllm(summary, whole).items()
+    named = export.export_vllm(summary, whole).items()
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named
     }
@@ -404,7 +420,7 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
 
 def test_early_stopping_percentiles_are_at_or_above_the_plain_ones() -> None:
     values = np.random.default_rng(2).lognormal(15, 1, 700)
-    made = export._series(values, early=True)
+    made = export_mlcommons.describe_values(values, with_early_stopping=True)
     assert made is not None
     early, plain = made["early_stopping_percentiles"], made["percentiles"]
     assert early["99.9"] is None  # 700 samples do not carry it
@@ -603,19 +619,19 @@ def test_exported_durations_end_with_the_last_response_also_of_a_failed_request(
     sent, done = stored.rows["sent_ns"], stored.rows["done_ns"]
     duration_s = (done.max() - sent.min()) / 1e9
     assert duration_s > (summary.window.duration_s or 0) + 4
-    vllm = export.vllm(summary, stored)
+    vllm = export.export_vllm(summary, stored)
     assert vllm["duration"] == pytest.approx(duration_s)
     assert vllm["request_throughput"] == pytest.approx(999 / duration_s)
     assert vllm["output_throughput"] == pytest.approx(vllm["total_output_tokens"] / duration_s)
-    guidellm = export.guidellm(summary, stored)["benchmarks"][0]
+    guidellm = export.export_guidellm(summary, stored)["benchmarks"][0]
     assert guidellm["duration"] == pytest.approx(duration_s)
     rates = guidellm["metrics"]["requests_per_second"]["successful"]
     assert rates["mean"] == pytest.approx(999 / duration_s)
-    inference_perf = export.inference_perf(summary, stored)
+    inference_perf = export.export_inference_perf(summary, stored)
     assert inference_perf["benchmark_time_seconds"] == pytest.approx(duration_s)
     throughput = inference_perf["successes"]["throughput"]
     assert throughput["requests_per_sec"] == pytest.approx(999 / duration_s)
-    endpoints = export.mlcommons(summary, stored)
+    endpoints = export_mlcommons.export_mlcommons(summary, stored)
     assert endpoints["duration_ns"] == pytest.approx(duration_s * 1e9)
     assert (endpoints["n_samples_completed"], endpoints["n_samples_failed"]) == (1000, 1)
     assert endpoints["qps"] == pytest.approx(
@@ -628,7 +644,7 @@ def test_the_duration_of_aiperf_is_that_of_its_valid_records(tmp_path: Path) -> 
     is_ok = stored.rows["status"] == STATUSES.index("ok")
     sent, end = stored.rows["sent_ns"][is_ok], stored.rows["end_ns"][is_ok]
     duration_s = (end.max() - sent.min()) / 1e9
-    aiperf = export.aiperf(summary, stored)
+    aiperf = export.export_aiperf(summary, stored)
     assert aiperf["benchmark_duration"]["avg"] == pytest.approx(duration_s)
     assert aiperf["request_throughput"]["avg"] == pytest.approx(999 / duration_s)
 
@@ -644,9 +660,9 @@ def test_goodput_is_not_above_throughput_in_any_export(tmp_path: Path) -> None:
         out=tmp_path / "r",
     )
     stored = store.read_run(tmp_path / "r")
-    vllm = export.vllm(run.summary, stored)
+    vllm = export.export_vllm(run.summary, stored)
     assert 0 < vllm["request_goodput"] <= vllm["request_throughput"]
-    aiperf = export.aiperf(run.summary, stored)
+    aiperf = export.export_aiperf(run.summary, stored)
     assert 0 < aiperf["goodput"]["avg"] <= aiperf["request_throughput"]["avg"]
 
 
@@ -674,16 +690,6 @@ def documented_fields() -> dict[str, list[str]]:
             first_cell = line.split("|")[1]
             fields.setdefault(form, []).extend(re.findall(r"`([^`]+)`", first_cell))
     return fields
-
-
-WRITERS = {
-    "vllm": export.vllm,
-    "aiperf": export.aiperf,
-    "guidellm": export.guidellm,
-    "inference-perf": export.inference_perf,
-    "mlcommons": export.mlcommons,
-    "llm-d": benchmark_report.write,
-}
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -737,6 +743,8 @@ def test_exported_arrivals_are_those_of_the_load(
         **load,
     )
     stored = store.read_run(tmp_path / "r")
-    assert export.vllm(run.summary, stored)["burstiness"] == burstiness
-    exported_pattern = export.mlcommons(run.summary, stored)["run_config"]["load_pattern"]
+    assert export.export_vllm(run.summary, stored)["burstiness"] == burstiness
+    exported_pattern = export_mlcommons.export_mlcommons(run.summary, stored)["run_config"][
+        "load_pattern"
+    ]
     assert exported_pattern["type"] == pattern

@@ -20,7 +20,7 @@ EXAMPLE = repository_paths.DATA / "summary_example_rag_gpus.json"
 
 def test_every_metric_and_setting_is_logged() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
-    figures, facts = trackers.figures(summary), trackers.parameters(summary)
+    figures, facts = trackers.collect_metrics(summary), trackers.collect_parameters(summary)
     assert figures["ttft_ms.p99"] == summary.ttft_ms.p99 and figures["verdict.valid"] == 1.0
     assert len(figures) > 100 and all(isinstance(value, float) for value in figures.values())
     assert facts["model"] == summary.target.model and facts["arrival"] == "poisson 20/s"
@@ -40,7 +40,7 @@ def test_mlflow_has_the_run_with_metrics_and_files(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_bytes(EXAMPLE.read_bytes())
     summary = load_summary(EXAMPLE.read_bytes())
-    trackers.mlflow(tmp_path / "run", summary, tmp_path / "store")
+    trackers.send_to_mlflow(tmp_path / "run", summary, tmp_path / "store")
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
@@ -60,7 +60,7 @@ def test_wandb_has_the_run_offline(tmp_path: Path) -> None:
         "from loadgen.interop import trackers\n"
         "run_dir = pathlib.Path(sys.argv[1])\n"
         "summary = load_summary((run_dir / 'summary.json').read_bytes())\n"
-        "trackers.wandb(run_dir, summary, run_dir)\n"
+        "trackers.send_to_wandb(run_dir, summary, run_dir)\n"
     )
     environment = {"WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)}
     subprocess.run(

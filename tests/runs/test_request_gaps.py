@@ -118,7 +118,7 @@ def test_every_export_has_the_gaps(
         for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))
     ]
     assert cells == ["" if one is None else json.dumps((one / 1e6).tolist()) for one in in_order]
-    itls = export.vllm(result.summary, stored)["itls"]
+    itls = export.export_vllm(result.summary, stored)["itls"]
     assert itls == [[] if one is None else (one / 1e9).tolist() for one in in_order]
     lines = b"".join(aiperf_records.write(result.summary, stored))
     for line, one in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
@@ -134,7 +134,9 @@ def test_every_export_has_the_gaps(
         "e2e_ms.mean",
         "tpot_ms.p50",
     ):  # theirs from the records, and from the summary
-        written = reader.parse_result(json.dumps(export.aiperf(result.summary, stored)).encode())
+        written = reader.parse_result(
+            json.dumps(export.export_aiperf(result.summary, stored)).encode()
+        )
         assert back.metrics[name] == pytest.approx(written.metrics[name])
 
 
@@ -178,7 +180,7 @@ def test_a_run_without_stored_gaps_has_none(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
     assert request_gaps.read_each_gap(folder) is None and not (folder / "gaps").exists()
     stored = request_gaps.read(folder)
-    assert "itls" not in export.vllm(loadgen.load(folder).summary, stored)
+    assert "itls" not in export.export_vllm(loadgen.load(folder).summary, stored)
     assert "inter_chunk_ms" not in loadgen.load(folder).frame("pyarrow").column_names
 
 

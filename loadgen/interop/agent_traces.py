@@ -1,0 +1,212 @@
+"""Traces of coding agents: Weka's (InferenceX AgentX) and TraceLab's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from loadgen.core.format import shortened
+from loadgen.core.units import NS_PER_S, InvalidValueError
+from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceRow, time_ns, token_count
+from loadgen.interop.trace_values import (
+    REQUEST_FIELDS,
+    dicts_in,
+    hash_to_id,
+    is_finite_number,
+    parse_duration,
+    parse_hash_ids,
+    parse_request_fields,
+    parse_session,
+    parse_utc_date,
+)
+
+WEKA_REQUEST_FIELDS = tuple(name for name in REQUEST_FIELDS if name != "stop")
+"""`stop` of a Weka row is the reason why the recorded response ended, and no parameter."""
+WEKA_NAME_BITS = 0x7FFFFFFF
+WEKA_ID_BITS = 0xFFFFFFFF
+"""An id of a Weka block is 31 bits of its trace and 32 bits of its id in the trace."""
+
+TRACELAB_BLOCK_TOKENS = 512
+"""The tokens of the blocks that are made for the prefixes that TraceLab counts."""
+TRACELAB_INPUTS = ("user_message", "tool_result")
+"""Events after which a request is sent."""
+TRACELAB_OUTPUTS = ("text", "reasoning", "tool_call")
+"""Events that are output of a model."""
+
+
+class _WekaTrace(NamedTuple):
+    """What the requests of one line have in common: the session of an agent.
+
+    Attributes:
+        name: The id of the trace.
+        block_tokens: The tokens of a block.
+        id_prefix: The bits that make the ids of its blocks different from those of other traces.
+    """
+
+    name: str
+    block_tokens: float
+    id_prefix: int
+
+
+def parse_weka_trace(line: dict[str, Any]) -> Iterator[TraceRow]:
+    """Yield the requests of a line: those of an agent, and those of its sub-agents.
+
+    Raises:
+        InvalidValueError: A field has a wrong value.
+    """
+    trace = _parse_weka_header(line)
+    for entry in _weka_entries(line):
+        if entry.get("type") == "subagent":
+            session = f"{trace.name}::{entry.get('agent_id')}"
+            calls = list(_weka_entries(entry))
+            for call, at_ns in zip(calls, _subagent_times_ns(entry, calls), strict=True):
+                yield _parse_weka_call(trace, call, at_ns, session)
+        else:
+            yield _parse_weka_call(trace, entry, _weka_time_ns(entry), session=trace.name)
+
+
+def _parse_weka_header(line: dict[str, Any]) -> _WekaTrace:
+    """Return what the requests of a line have in common. Raises InvalidValueError."""
+    block_tokens = line.get("block_size")
+    if not is_finite_number(block_tokens) or block_tokens <= 0:
+        raise InvalidValueError(
+            "invalid_value",
+            f"block_size is {shortened(block_tokens)}",
+            "a number of tokens above 0",
+            "block_size",
+        )
+    scope = line.get("hash_id_scope", "local")
+    if scope != "local":
+        raise InvalidValueError(
+            "unsupported",
+            f"hash_id_scope is {shortened(scope)}",
+            "local: each trace has hashes of its own",
+            "hash_id_scope",
+        )
+    name = str(line.get("id"))
+    return _WekaTrace(name, float(block_tokens), id_prefix=hash_to_id(name) & WEKA_NAME_BITS)
+
+
+def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a trace or of a sub-agent: requests, and markers of sub-agents.
+
+    Raises:
+        InvalidValueError: `requests` is no list, or an entry is no object.
+    """
+    entries = parent.get("requests")
+    if not isinstance(entries, list):
+        raise InvalidValueError(
+            "wrong_type", f"requests is {shortened(entries)}", "a list of calls", "requests"
+        )
+    for entry in entries:
+        if not isinstance(entry, dict):
+            problem = f"a request is {shortened(entry)}"
+            raise InvalidValueError(
+                "wrong_type", problem, "an object with t, in and out", "requests"
+            )
+        yield entry
+
+
+def _weka_time_ns(entry: dict[str, Any]) -> int:
+    """Return the ns of an entry from the start of its trace."""
+    return time_ns(entry.get("t"), float(NS_PER_S))
+
+
+def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ns of the calls of a sub-agent from the start of the trace.
+
+    Some files count them from the marker of the sub-agent. They are recognised by a time before
+    that of the marker.
+    """
+    marker_ns = _weka_time_ns(marker)
+    times_ns = [_weka_time_ns(call) for call in calls]
+    is_relative_to_marker = bool(times_ns) and min(times_ns) < marker_ns
+    if is_relative_to_marker:
+        return [marker_ns + at_ns for at_ns in times_ns]
+    return times_ns
+
+
+def _parse_weka_call(trace: _WekaTrace, call: dict[str, Any], at_ns: int, session: str) -> TraceRow:
+    """Return one request of an agent or sub-agent. Raises InvalidValueError."""
+    block_ids = parse_hash_ids(call)
+    return TraceRow(
+        at_ns=at_ns,
+        input_tokens=token_count(call.get("in"), "in", least=1),
+        output_tokens=token_count(call.get("out"), "out", least=0),
+        hashes=[trace.id_prefix << 32 | block_id & WEKA_ID_BITS for block_id in block_ids],
+        block=trace.block_tokens,
+        session=session,
+        group=trace.name,
+        fields=parse_request_fields(call, WEKA_REQUEST_FIELDS),
+        took_ns=parse_duration(call, "api_time", NS_PER_S),
+        pause_ns=parse_duration(call, "think_time", NS_PER_S),
+    )
+
+
+class TraceLabParser:
+    """Parses TraceLab's rounds of coding agents, which count the cached tokens of each prompt.
+
+    The cached tokens are those of the prompt before it in its session, so that both begin with the
+    same blocks. All other blocks are new.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[int]] = {}
+        self._next_block = 0
+
+    def parse_round(self, row: dict[str, Any]) -> TraceRow:
+        """Return the request of a row. Raises InvalidValueError."""
+        sent_ns = _tracelab_sent_ns(row)
+        end_ns = max(_tracelab_times_ns(row, TRACELAB_OUTPUTS), default=None)
+        prompt_tokens = token_count(row.get("input_tokens_total"), "input_tokens_total", least=1)
+        cached_tokens = token_count(row.get("prefix_tokens"), "prefix_tokens", least=0)
+        session = parse_session(row)
+        return TraceRow(
+            at_ns=sent_ns,
+            input_tokens=prompt_tokens,
+            # Tokens of reasoning are part of this number.
+            output_tokens=token_count(row.get("output_tokens") or 0, "output_tokens", least=0),
+            hashes=self._assign_blocks(session, prompt_tokens, cached_tokens),
+            block=float(TRACELAB_BLOCK_TOKENS),
+            session=session,
+            took_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - sent_ns),
+        )
+
+    def _assign_blocks(self, session: str, prompt_tokens: int, cached_tokens: int) -> list[int]:
+        """Return the block ids of a prompt and keep them for the next prompt of the session."""
+        reused_count = min(cached_tokens, prompt_tokens) // TRACELAB_BLOCK_TOKENS
+        reused = self._blocks.get(session, [])[:reused_count]
+        new_count = prompt_tokens // TRACELAB_BLOCK_TOKENS - len(reused)
+        blocks = [*reused, *range(self._next_block, self._next_block + new_count)]
+        self._next_block += new_count
+        self._blocks[session] = blocks
+        return blocks
+
+
+def _tracelab_sent_ns(row: dict[str, Any]) -> int:
+    """Return when a request was sent: after its last input, or before its first output.
+
+    Raises:
+        InvalidValueError: The row has neither.
+    """
+    inputs_ns = _tracelab_times_ns(row, TRACELAB_INPUTS)
+    if inputs_ns:
+        return max(inputs_ns)
+    outputs_ns = _tracelab_times_ns(row, TRACELAB_OUTPUTS)
+    if outputs_ns:
+        return min(outputs_ns)
+    raise InvalidValueError(
+        "missing_value",
+        "timing_events has no instant",
+        "a user_message or a tool_result with a timestamp",
+        "timing_events",
+    )
+
+
+def _tracelab_times_ns(row: dict[str, Any], event_types: Sequence[str]) -> list[int]:
+    """Return the times of the events of some types in a row, in ns since 1970."""
+    return [
+        parse_utc_date(str(event.get("timestamp")))
+        for event in dicts_in(row.get("timing_events"))
+        if event.get("event_type") in event_types
+    ]

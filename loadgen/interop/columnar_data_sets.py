@@ -1,0 +1,188 @@
+"""Data sets in Parquet files, and in Arrow files as the package `datasets` stores them.
+
+Their columns are compressed, so a small file can unpack to any size. The size of the rows is
+therefore estimated before they become Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.workload.data_files import LocatedRow
+
+BATCH_ROWS = 100
+"""The rows that become Python objects at once."""
+ALWAYS_ALLOWED_BYTES = 1 << 30
+MAX_EXPANSION = 200
+"""The rows of a file may have 1 GiB, or so many times the size of the file."""
+VALUE_BYTES = 32
+"""The memory of a value that is no text, approximately."""
+
+FileFormat = Literal["Parquet", "Arrow"]
+
+
+class _SizeLimit:
+    """Refuses a file whose rows would need much more memory than the file has bytes.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._file_bytes = file.stat().st_size
+        self._max_bytes = max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._file_bytes)
+
+    def check(self, unpacked_bytes: int, row_number: int) -> None:
+        """Raise UserError at a row if the rows so far have too many bytes."""
+        if unpacked_bytes > self._max_bytes:
+            expansion = unpacked_bytes / self._file_bytes
+            raise UserError(
+                "too_large",
+                f"its rows unpack to more than {format.size(unpacked_bytes)}, "
+                f"{expansion:,.0f} times its size",
+                f"{self._file}: row {row_number}",
+                "no data set is like that",
+            )
+
+
+def read_parquet(file: Path) -> Iterator[LocatedRow]:
+    """Yield the rows of a Parquet file. Raises UserError if it is damaged or too large."""
+    return _read_rows(file, "Parquet")
+
+
+def read_arrow(file: Path) -> Iterator[LocatedRow]:
+    """Yield the rows of an Arrow file. Raises UserError if it is damaged or too large."""
+    return _read_rows(file, "Arrow")
+
+
+def _read_rows(file: Path, file_format: FileFormat) -> Iterator[LocatedRow]:
+    """Yield the rows of a file with their location. Null values are left out.
+
+    Raises:
+        UserError: The file is damaged, or its rows are too large.
+        OSError: The disk reports an error.
+    """
+    import pyarrow as pa
+
+    size_limit = _SizeLimit(file)
+    unpacked_bytes = 0
+    row_number = 0
+    try:
+        for rows in _read_batches(file, file_format, size_limit):
+            value_count = sum(_count_values(column) for column in rows.columns)
+            size_limit.check(unpacked_bytes + VALUE_BYTES * value_count, row_number + 1)
+            for row in rows.to_pylist():
+                unpacked_bytes += _estimate_bytes(row)
+                size_limit.check(unpacked_bytes, row_number + 1)
+                row_number += 1
+                yield f"{file}: row {row_number}", _to_json_value(row)
+    # Damaged files raise various errors, for example OverflowError for a date in no year.
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+        is_disk_error = isinstance(error, OSError) and error.errno is not None
+        if is_disk_error:
+            raise
+        first_line = str(error).partition("\n")[0]
+        reason = first_line.partition(".")[0] if first_line else type(error).__name__
+        raise UserError(
+            "damaged_file", f"not {file_format}: {reason}", str(file), "is the file whole?"
+        ) from None
+
+
+def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -> Iterator[Any]:
+    """Yield the rows of a file in record batches of at most BATCH_ROWS."""
+    import pyarrow.parquet as pq
+
+    if file_format == "Parquet":
+        parquet_file = pq.ParquetFile(file)
+        size_limit.check(VALUE_BYTES * _declared_values(parquet_file.metadata), row_number=1)
+        batches = parquet_file.iter_batches(BATCH_ROWS)
+    else:
+        batches = _read_arrow_batches(file)
+    for batch in batches:
+        # Values of a damaged batch would end the process.
+        batch.validate(full=True)
+        for first in range(0, batch.num_rows, BATCH_ROWS):
+            yield batch.slice(first, BATCH_ROWS)
+
+
+def _read_arrow_batches(file: Path) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file, in the file format or in the stream format."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as source:
+        has_file_format = source.read(6) == b"ARROW1"
+        if has_file_format:
+            reader = pa.ipc.open_file(source)
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        else:
+            source.seek(0)
+            yield from pa.ipc.open_stream(source)
+
+
+def _declared_values(metadata: Any) -> int:
+    """Return the number of values in a Parquet file according to its metadata.
+
+    Damaged or malicious metadata can declare 2^31 values of one list in a few bytes.
+    """
+    value_count = 0
+    for group_index in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group_index)
+        for column_index in range(row_group.num_columns):
+            value_count += row_group.column(column_index).num_values
+    return value_count
+
+
+def _count_values(column: Any) -> int:
+    """Return the number of values in an Arrow array, including those in lists and structs."""
+    from pyarrow import types
+
+    if types.is_map(column.type):
+        first_offset = column.offsets[0].as_py()
+        last_offset = column.offsets[-1].as_py()
+        # Each entry of a map is a key and a value.
+        return len(column) + 2 * int(last_offset - first_offset)
+    if types.is_struct(column.type):
+        return len(column) + sum(_count_values(child) for child in column.flatten())
+    is_list = hasattr(column, "value_lengths")
+    if is_list:
+        return len(column) + _count_values(column.flatten())
+    return len(column)
+
+
+def _estimate_bytes(value: Any) -> int:
+    """Return about how many bytes a value has in memory.
+
+    The size of the file says nothing about it: a dictionary of Parquet gives one long text to any
+    number of rows.
+    """
+    if isinstance(value, dict):
+        return sum(_estimate_bytes(item) for item in value.values())
+    if isinstance(value, list):
+        return sum(_estimate_bytes(item) for item in value)
+    if isinstance(value, str | bytes):
+        return len(value)
+    return VALUE_BYTES
+
+
+def _to_json_value(value: Any) -> Any:
+    """Return a value as JSON has it, without null values.
+
+    Some writers store text as bytes. Bytes that are no text, such as images, become None.
+    """
+    if isinstance(value, dict):
+        items = {key: _to_json_value(item) for key, item in value.items()}
+        return {key: item for key, item in items.items() if item is not None}
+    if isinstance(value, list):
+        return [_to_json_value(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return value

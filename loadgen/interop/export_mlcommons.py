@@ -1,0 +1,205 @@
+"""Writes a run as `result_summary.json` of mlcommons/endpoints, which MLPerf's checker reads."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.windows import per_second
+from loadgen.core.results.record import FINISH_REASONS
+from loadgen.core.stats.early_stopping import allowed_over
+from loadgen.core.stats.quantiles import quantile_index
+from loadgen.core.units import NS_PER_S
+from loadgen.interop.export_source import (
+    INFINITE_RATE_ARRIVAL,
+    Document,
+    ExportSource,
+    RunRows,
+)
+
+PERCENTS = (99.9, 99.0, 97.0, 95.0, 90.0, 80.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0)
+"""The percentiles of mlcommons/endpoints."""
+MIN_EARLY_STOPPING_PERCENT = 50
+"""Early stopping is defined for percentiles from the median on."""
+BUCKETS = 30
+"""The number of buckets in its histograms."""
+KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+
+
+def export_mlcommons(summary: Summary, stored: RunRows) -> Document:
+    """Return `result_summary.json` of mlcommons/endpoints 0.1. Times are in ns."""
+    source = ExportSource(summary, stored, "mlcommons/endpoints")
+    # The tool counts a failed sample as completed, too.
+    completed = summary.requests.ok + source.failed_requests
+    throughput = _compute_throughput(source, completed)
+    is_finished = summary.run.state == "finished"
+    return {
+        "version": "0.1.0",
+        "git_sha": None,
+        "test_started_at": 0,
+        "n_samples_issued": source.sent_requests,
+        "n_samples_completed": completed,
+        "n_samples_failed": source.failed_requests,
+        "duration_ns": round((source.sent_span.duration_s or 0) * NS_PER_S),
+        "state": "complete" if is_finished else summary.run.state,
+        "complete": is_finished,
+        **_describe_latencies(source),
+        "output_sequence_lengths": _describe_tokens(source, "output_tokens"),
+        "input_sequence_lengths": _describe_tokens(source, "input_tokens"),
+        "legacy_loadgen_window_duration_ns": throughput.legacy_window_ns,
+        "qps": throughput.queries_per_s,
+        "tps": throughput.tokens_per_s,
+        "finish_reason_counts": _count_finish_reasons(source),
+        "run_config": {
+            "load_pattern": {
+                "type": _load_pattern(source),
+                "target_qps": None if source.concurrency else source.rate_per_s,
+                "target_concurrency": source.concurrency,
+            },
+            "warmup": {
+                "enabled": bool(summary.warmup.scheduled),
+                "n_requests": summary.warmup.scheduled or None,
+            },
+            "scheduler_random_seed": summary.run.schedule_seed,
+            "dataloader_random_seed": summary.run.seed,
+        },
+        "loadgen": source.provenance,
+    }
+
+
+class _Throughput(NamedTuple):
+    """The throughput of mlcommons/endpoints.
+
+    `legacy_window_ns` is None if the rates cover the full run.
+    """
+
+    queries_per_s: float | None
+    tokens_per_s: float | None
+    legacy_window_ns: int | None
+
+
+def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
+    """Return the throughput as mlcommons/endpoints computes it.
+
+    The rates of an open loop cover MLPerf LoadGen's legacy window, which ends with the request that
+    was issued last; n completions enclose n - 1 gaps. A closed loop, and a run with fewer than two
+    completions, have the rates of the full run.
+    """
+    output_tokens = source.summary.tokens.output
+    legacy = source.summary.window.last_issued
+    has_legacy_window = not source.concurrency and legacy.duration_s is not None and completed >= 2
+    if not has_legacy_window:
+        full_run = source.sent_span
+        return _Throughput(
+            per_second(completed, full_run), per_second(output_tokens, full_run), None
+        )
+    assert legacy.duration_s is not None
+    return _Throughput(
+        per_second(completed - 1, legacy),
+        per_second(output_tokens, legacy),
+        round(legacy.duration_s * NS_PER_S),
+    )
+
+
+def _load_pattern(source: ExportSource) -> str | None:
+    """Return the load pattern of mlcommons/endpoints, or None for a load that it does not have."""
+    if source.concurrency:
+        return "concurrency"
+    if source.arrival.startswith(INFINITE_RATE_ARRIVAL):
+        return "max_throughput"
+    return "poisson" if source.arrival.startswith("poisson") else None
+
+
+def _count_finish_reasons(source: ExportSource) -> dict[str, int]:
+    """Return how many responses ended for each reason. Rare reasons are counted as "other"."""
+    reasons = source.successful_column("finish_reason")
+    counts = {
+        reason: int((reasons == FINISH_REASONS.index(reason)).sum())
+        for reason in KNOWN_FINISH_REASONS
+    }
+    return counts | {"other": len(reasons) - sum(counts.values())}
+
+
+def _describe_latencies(source: ExportSource) -> Document:
+    """Return the statistics of each latency with early-stopping percentiles."""
+    if source.samples is None:
+        return {}
+    samples = {
+        "ttft": source.samples.ttft,
+        "tpot": source.samples.tpot,
+        "latency": source.samples.e2e,
+    }
+    document: Document = {}
+    for key, sample in samples.items():
+        assert sample is not None, "mlcommons/endpoints defines these three latencies"
+        values = sample.values
+        document[key] = describe_values(values[~np.isnan(values)], with_early_stopping=True)
+    return document
+
+
+def _describe_tokens(source: ExportSource, field: str) -> Document | None:
+    """Return the statistics of the numbers of tokens in a field, None without requests."""
+    tokens = source.successful_column(field).astype(np.float64)
+    return describe_values(tokens, with_early_stopping=False)
+
+
+def describe_values(values: NDArray[np.float64], *, with_early_stopping: bool) -> Document | None:
+    """Return the statistics of values, or None if there are none.
+
+    Percentiles are elements of the sample and not interpolated.
+    """
+    count = len(values)
+    if count == 0:
+        return None
+    ordered = np.sort(values)
+    document: Document = {
+        "total": float(ordered.sum()),
+        "min": float(ordered[0]),
+        "max": float(ordered[-1]),
+        "median": float(ordered[quantile_index(count, 0.5)]),
+        "avg": float(ordered.mean()),
+        "std_dev": float(ordered.std()),
+        "percentiles": {
+            f"{percent:.1f}": float(ordered[quantile_index(count, percent / 100)])
+            for percent in PERCENTS
+        },
+    }
+    if with_early_stopping:
+        document["early_stopping_percentiles"] = _early_stopping_percentiles(ordered)
+    return {**document, "histogram": _histogram(ordered)}
+
+
+def _early_stopping_percentiles(ordered: NDArray[np.float64]) -> dict[str, float | None]:
+    """Return MLPerf's upper estimates of the percentiles of sorted values.
+
+    Early stopping allows t values over the limit with 99 % confidence, so the estimate is the t-th
+    largest value. It is None if there are too few values to allow one.
+    """
+    count = len(ordered)
+    estimates: dict[str, float | None] = {}
+    for percent in PERCENTS:
+        if percent >= MIN_EARLY_STOPPING_PERCENT:
+            allowed = allowed_over(count, percent / 100)
+            estimates[f"{percent:.1f}"] = float(ordered[count - allowed]) if allowed >= 1 else None
+    return estimates
+
+
+def _histogram(ordered: NDArray[np.float64]) -> Document:
+    """Return a histogram of sorted values in BUCKETS buckets whose edges grow by a ratio.
+
+    Edges that grow by a ratio begin above 0, so the first bucket is extended to the smallest value.
+    The buckets span at least a factor of 10.
+    """
+    smallest = float(ordered[0])
+    first_edge = max(smallest, 1.0)
+    last_edge = max(float(ordered[-1]), 10 * first_edge)
+    edges = np.geomspace(first_edge, last_edge, BUCKETS + 1)
+    edges[0] = min(edges[0], smallest)
+    # Rounding can put the last edge below the largest value.
+    counts, _ = np.histogram(np.minimum(ordered, edges[-1]), edges)
+    buckets = [[float(lower), float(upper)] for lower, upper in pairwise(edges)]
+    return {"buckets": buckets, "counts": counts.tolist()}

@@ -1,0 +1,143 @@
+"""What the exports of a run in the formats of other tools have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.metrics.columns import FAILED, LOST
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.stats.histogram import Histogram
+from loadgen.formats import definitions_of
+from loadgen.interop import benchmark_windows
+from loadgen.interop.tool_samples import ToolSamples, compute_tool_samples, select_successful
+
+Document = dict[str, Any]
+"""A JSON object. Its values may also be numpy arrays, which are written as lists."""
+
+INFINITE_RATE_ARRIVAL = "everything at once"
+"""How `arrival` of a stage with an infinite rate begins."""
+
+
+class RunRows(Protocol):
+    """The records of a run that are exported (`core.results.store.Stored`)."""
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest of the run."""
+
+    @property
+    def rows(self) -> NDArray[np.void]:
+        """The records of its requests."""
+
+    @property
+    def gaps(self) -> Sequence[Histogram]:
+        """For each stage, the times between output events."""
+
+
+class ExportSource:
+    """A run with its samples by the definitions of the tool whose format is written.
+
+    Attributes:
+        summary: The summary of the run.
+        manifest: The manifest of the run.
+        columns: Its measured requests.
+        is_successful: Which of them succeeded and have output.
+        samples: The samples of the tool, None if no request succeeded.
+        gaps_by_slot: The times between output events of single requests, by their number in the
+            schedule. None if the run did not keep them.
+        stage: The first measured stage, None if there is none.
+        sent_span: The time from the first request sent to the end of the last one.
+    """
+
+    def __init__(self, summary: Summary, stored: RunRows, tool: str) -> None:
+        requests = select_successful(stored.manifest, stored.rows)
+        samples = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)
+        self._tool = tool
+        self.summary = summary
+        self.manifest = stored.manifest
+        self.columns = requests.columns
+        self.is_successful = requests.is_successful
+        self.samples: ToolSamples | None = samples.get(tool)
+        # Only what `runs.request_gaps` has read has this attribute.
+        self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = getattr(
+            stored, "each_gap", None
+        )
+        measured_stages = [stage for stage in stored.manifest.stages if stage.measured]
+        self.stage = measured_stages[0] if measured_stages else None
+        self.sent_span = benchmark_windows.span_of_sent_requests(self.columns)
+
+    def successful_column(self, name: str) -> NDArray[np.int64]:
+        """Return a field of the measured requests that succeeded and have output."""
+        return self.columns[name][self.is_successful]
+
+    def statistics(self, metric: str) -> dict[str, float]:
+        """Return the statistics of a latency by the tool's definition, in ms.
+
+        Statistics that the summary withholds as too uncertain are left out.
+
+        Args:
+            metric: "ttft", "tpot", "itl" or "e2e".
+        """
+        sample = getattr(self.samples, metric, None)
+        if sample is None or metric in self.summary.unsound:
+            return {}
+        withheld = self.summary.withheld.get(metric)
+        withheld_names = withheld.ranges if withheld is not None else {}
+        return {
+            name: value for name, value in sample.statistics().items() if name not in withheld_names
+        }
+
+    @property
+    def provenance(self) -> Document:
+        """The field `loadgen` of every exported file: the run, its validity and the definitions.
+
+        Other tools ignore this field.
+        """
+        run = self.summary.run
+        return {
+            "written_by": f"loadgen {run.version}",
+            "run": run.id,
+            "simulated": self.summary.target.simulated,
+            "valid": self.summary.verdict.valid,
+            "caveats": list(self.summary.verdict.caveats),
+            "recipe": self.summary.fingerprints.recipe,
+            "definitions": f"those of {self._tool}: {definitions_of(self._tool)}",
+        }
+
+    @property
+    def concurrency(self) -> int | None:
+        """The virtual users of the first measured stage, None in an open loop."""
+        return self.stage.concurrency if self.stage is not None else None
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """The requested rate of the first measured stage, None if it has none."""
+        return self.stage.rate if self.stage is not None else None
+
+    @property
+    def arrival(self) -> str:
+        """The arrival process of the first measured stage in words, "" if there is none."""
+        return self.stage.arrival if self.stage is not None else ""
+
+    @property
+    def failed_requests(self) -> int:
+        """The number of measured requests that failed or were lost."""
+        return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
+
+    @property
+    def sent_requests(self) -> int:
+        """The number of measured requests that were sent."""
+        return int((self.columns["sent_ns"] >= 0).sum())
+
+    @property
+    def total_tokens(self) -> int | None:
+        """The tokens of successful requests, prompts included; None if they are unknown."""
+        tokens = self.summary.tokens
+        if tokens.input is None or tokens.output is None:
+            return None
+        return tokens.input + tokens.output

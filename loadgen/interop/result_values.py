@@ -1,0 +1,224 @@
+"""Reads metrics from the JSON of another tool's result file by the paths of its fields.
+
+Other tools define TTFT, TPOT and ITL differently. The row of each tool in `loadgen.formats` states
+its definitions, which reports show with the metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from loadgen.core import format
+from loadgen.formats import ForeignResult, ToolFile
+
+TPOT_WITH_TTFT = "tpot_with_first_ms"
+"""E2E / n, which includes the TTFT. loadgen has no such metric: it is shown and never compared."""
+
+SECONDS_MS = 1e3
+NANOSECONDS_MS = 1e-6
+"""Units of latencies in ms."""
+
+_STATISTIC_NAMES = {
+    "p50": ("p50", "median", "50.0"),
+    "p90": ("p90", "90.0"),
+    "p95": ("p95", "95.0"),
+    "p99": ("p99", "99.0"),
+    "p99_9": ("p999", "p99_9", "p99.9", "99.9"),
+    "mean": ("mean", "avg"),
+    "min": ("min",),
+    "max": ("max",),
+}
+"""The names that tools have for each statistic, by our name."""
+
+_UNITS_MS = {"ms": 1.0, "s": SECONDS_MS, "sec": SECONDS_MS, "us": 1e-3, "ns": NANOSECONDS_MS}
+
+
+class LatencyField(NamedTuple):
+    """Where a result has the statistics of a latency.
+
+    Attributes:
+        path: The dotted path of the object with the statistics.
+        label: The tool's name for the latency.
+        unit_ms: The unit of the statistics in ms, if the object does not name one.
+    """
+
+    path: str
+    label: str
+    unit_ms: float = 1.0
+
+
+class ResultLayout(NamedTuple):
+    """Where the result file of a tool has its metrics.
+
+    Attributes:
+        latencies: By the name of our nearest metric, the field of the tool.
+        metrics: By the path of our nearest metric, the dotted path of the tool's number.
+        ok: The path of the number of successful requests.
+        failed: The paths whose sum is the number of failed requests. Empty if the file does not
+            say how many failed.
+    """
+
+    latencies: Mapping[str, LatencyField]
+    metrics: Mapping[str, str]
+    ok: str
+    failed: Sequence[str]
+
+
+class RunDescription(NamedTuple):
+    """What a result file says about the run. None or "" where it says nothing.
+
+    Attributes:
+        version: The version of the tool.
+        model: The model.
+        target: The URL of the server.
+        load: The load in words, for example "10/s".
+        started: When the run started.
+        notes: What a reader of the metrics should know.
+    """
+
+    version: object = ""
+    model: object = ""
+    target: object = ""
+    load: str = ""
+    started: object = ""
+    notes: Sequence[str] = ()
+
+
+def read_by_layout(
+    file: ToolFile, document: Mapping[str, Any], layout: ResultLayout, run: RunDescription
+) -> ForeignResult:
+    """Return the result in a file whose metrics are at known paths.
+
+    Args:
+        file: The file.
+        document: The object that the paths of the layout are in: that of the file, or a part of it.
+        layout: The paths.
+        run: What the file says about the run.
+    """
+    metrics: dict[str, float] = {}
+    for metric, field in layout.latencies.items():
+        statistics = find_value(document, field.path)
+        metrics |= latency_metrics(metric, statistics, field.unit_ms)
+    metrics |= find_numbers(document, layout.metrics)
+    failed = None
+    if layout.failed:
+        failed = sum(find_value(document, path) or 0 for path in layout.failed)
+    metrics |= request_metrics(find_value(document, layout.ok), failed)
+    labels = {metric: field.label for metric, field in layout.latencies.items()}
+    if file.lines:
+        note = f"the last of {format.counted(file.lines, 'result')} in the file"
+        run = run._replace(notes=(*run.notes, note))
+    return create_result(file.where, metrics, labels, run)
+
+
+def create_result(
+    where: str, metrics: dict[str, float], labels: dict[str, str], run: RunDescription
+) -> ForeignResult:
+    """Return a result.
+
+    Args:
+        where: The name of the file.
+        metrics: The values by the paths of our metrics.
+        labels: By the name of our metric, the tool's name for it.
+        run: What the file says about the run.
+    """
+    return ForeignResult(
+        file=where,
+        metrics=metrics,
+        called=labels,
+        version=str(run.version or ""),
+        model=str(run.model or ""),
+        target=str(run.target or ""),
+        load=run.load,
+        started=str(run.started or ""),
+        notes=tuple(run.notes),
+    )
+
+
+def find_value(document: Any, path: str) -> Any:
+    """Return the value at a dotted path such as `models.0.name`, or None if there is none.
+
+    A number in the path is an index of a list.
+    """
+    value = document
+    for key in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdigit():
+            index = int(key)
+            value = value[index] if index < len(value) else None
+        else:
+            return None
+    return value
+
+
+def find_number(document: Any, path: str) -> float | None:
+    """Return the number at a dotted path, or None if there is no finite number."""
+    return finite_number(find_value(document, path))
+
+
+def find_numbers(document: Any, paths: Mapping[str, str]) -> dict[str, float]:
+    """Return the numbers at several paths, by the keys of `paths`, without missing ones."""
+    numbers = {}
+    for key, path in paths.items():
+        number = find_number(document, path)
+        if number is not None:
+            numbers[key] = number
+    return numbers
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a value as a float, or None if it is no finite number. A boolean is no number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[str, float]:
+    """Return the statistics of a latency in ms, by paths such as `ttft_ms.p50`.
+
+    Args:
+        metric: The name of our metric.
+        statistics: The statistics by their names in the tool. Percentiles may be in an object
+            `percentiles` of their own, and `unit` may name the unit. {} is returned for a value
+            that is no object.
+        unit_ms: The unit of the statistics in ms, if they do not name one.
+    """
+    if not isinstance(statistics, Mapping):
+        return {}
+    percentiles = statistics.get("percentiles")
+    fields = {**(percentiles if isinstance(percentiles, Mapping) else {}), **statistics}
+    unit_ms = _UNITS_MS.get(str(statistics.get("unit")), unit_ms)
+    metrics = {}
+    for our_name, tool_names in _STATISTIC_NAMES.items():
+        numbers = [finite_number(fields.get(tool_name)) for tool_name in tool_names]
+        known_numbers = [number for number in numbers if number is not None]
+        if known_numbers:
+            metrics[f"{metric}.{our_name}"] = known_numbers[0] * unit_ms
+    return metrics
+
+
+def request_metrics(ok: object, failed: object) -> dict[str, float]:
+    """Return the counts of requests and the share of successful ones, by paths of our metrics.
+
+    Args:
+        ok: The number of successful requests. {} is returned if it is no number.
+        failed: The number of failed requests, or None if the tool does not count them. The number
+            of all requests is then unknown, too.
+    """
+    ok_count = finite_number(ok)
+    if ok_count is None:
+        return {}
+    if failed is None:
+        return {"requests.ok": ok_count}
+    failed_count = finite_number(failed) or 0.0
+    total = ok_count + failed_count
+    metrics = {
+        "requests.ok": ok_count,
+        "requests.failed": failed_count,
+        "requests.scheduled": total,
+    }
+    if total:
+        metrics["ok_share"] = ok_count / total
+    return metrics

@@ -1,0 +1,192 @@
+"""Samples of a latency, and their statistics as other tools compute them.
+
+Percentiles of values without weights are interpolated as numpy does it, because all these tools do
+so. A sample can have millions of values, so those that are derived from timestamps are computed
+when they are needed and not kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.metrics.columns import as_selection
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import milliseconds
+
+PERCENTILES = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p99_9": 0.999,
+}
+"""The percentiles that other tools report, by name, as fractions."""
+
+
+class WeightedValues(NamedTuple):
+    """Values in ns, of which each counts as many times as its weight.
+
+    Attributes:
+        values: The values. NaN stands for a request without this latency.
+        weights: The weights, or None if each value counts once.
+    """
+
+    values: NDArray[np.float64]
+    weights: NDArray[np.int64] | None = None
+
+    def statistics(self) -> dict[str, float]:
+        """Return count and, in ms, mean, std, min, max and all PERCENTILES; {} without values."""
+        values, weights = self._without_unknown()
+        if len(values) == 0:
+            return {}
+        mean = np.average(values, weights=weights)
+        variance = np.average((values - mean) ** 2, weights=weights)
+        statistics_ns = {
+            "mean": mean,
+            "std": np.sqrt(variance),
+            "min": values.min(),
+            "max": values.max(),
+            **_percentiles_ns(values, weights, tuple(PERCENTILES)),
+        }
+        count = len(values) if weights is None else int(weights.sum())
+        return {"count": count} | _in_milliseconds(statistics_ns)
+
+    def percentiles(self, names: Sequence[str]) -> dict[str, float]:
+        """Return some of the PERCENTILES in ms by name; {} without values."""
+        values, weights = self._without_unknown()
+        if len(values) == 0:
+            return {}
+        return _in_milliseconds(_percentiles_ns(values, weights, names))
+
+    def _without_unknown(self) -> WeightedValues:
+        """Return the values that are known and count at least once."""
+        is_known = ~np.isnan(self.values)
+        if self.weights is None:
+            return WeightedValues(self.values[as_selection(is_known)])
+        selection = as_selection(is_known & (self.weights > 0))
+        return WeightedValues(self.values[selection], self.weights[selection])
+
+
+@dataclass(frozen=True, eq=False)
+class DerivedSample:
+    """A sample that is computed whenever it is used, to save memory.
+
+    Attributes:
+        compute: Returns the values.
+    """
+
+    compute: Callable[[], WeightedValues]
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The values in ns, NaN for requests without this latency."""
+        return self.compute().values
+
+    def statistics(self) -> dict[str, float]:
+        """Return the statistics in ms. See `WeightedValues.statistics`."""
+        return self.compute().statistics()
+
+    def percentiles(self, names: Sequence[str]) -> dict[str, float]:
+        """Return some percentiles in ms. See `WeightedValues.percentiles`."""
+        return self.compute().percentiles(names)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledGaps:
+    """The times between output events of all requests together, as a histogram."""
+
+    histogram: Histogram
+
+    def statistics(self) -> dict[str, float]:
+        """Return count and, in ms, mean, std, min, max and all PERCENTILES; {} without gaps.
+
+        Percentiles have the error of the histogram. The standard deviation is that of the middles
+        of its buckets.
+        """
+        count = self.histogram.count
+        if count == 0:
+            return {}
+        mean = self.histogram.total_ns / count
+        buckets = np.flatnonzero(self.histogram.counts)
+        middles = np.array([self.histogram.middle(int(bucket)) for bucket in buckets])
+        variance = np.average((middles - mean) ** 2, weights=self.histogram.counts[buckets])
+        statistics_ns = {
+            "mean": mean,
+            "std": float(np.sqrt(variance)),
+            "min": self.histogram.least_ns,
+            "max": self.histogram.largest_ns,
+        }
+        statistics_ns |= {name: self.histogram.quantile(p) for name, p in PERCENTILES.items()}
+        return {"count": count} | _in_milliseconds(statistics_ns)
+
+    def percentiles(self, names: Sequence[str]) -> dict[str, float]:
+        """Return some of the PERCENTILES in ms by name; {} without gaps."""
+        if self.histogram.count == 0:
+            return {}
+        return _in_milliseconds(
+            {name: self.histogram.quantile(PERCENTILES[name]) for name in names}
+        )
+
+
+def interpolated_percentiles(
+    ordered: NDArray[np.float64], percents: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return percentiles of sorted values, equal to those of `numpy.percentile` in every bit.
+
+    `numpy.percentile` partitions the values again, although they are sorted.
+
+    Args:
+        ordered: The values in ascending order.
+        percents: The percentiles, from 0 to 100.
+    """
+    last_index = len(ordered) - 1
+    positions = last_index * (np.array(percents) / 100)
+    indices = np.floor(positions).astype(np.int64)
+    fractions = positions - indices
+    lower = ordered[indices]
+    upper = ordered[np.minimum(indices + 1, last_index)]
+    # numpy interpolates from the nearer end, which has the smaller rounding error.
+    from_lower = lower + (upper - lower) * fractions
+    from_upper = upper - (upper - lower) * (1 - fractions)
+    return np.where(fractions >= 0.5, from_upper, from_lower)
+
+
+def _percentiles_ns(
+    values: NDArray[np.float64], weights: NDArray[np.int64] | None, names: Sequence[str]
+) -> dict[str, float]:
+    """Return some percentiles of known values by name, interpolated if there are no weights."""
+    if weights is None:
+        percents = [100 * PERCENTILES[name] for name in names]
+        percentiles = interpolated_percentiles(np.sort(values), percents)
+        return dict(zip(names, percentiles.tolist(), strict=True))
+    least_weight = int(weights.min())
+    has_equal_weights = least_weight == weights.max()
+    if has_equal_weights:
+        # Sorting the values alone is faster than computing the order that sorts them.
+        ordered = np.sort(values)
+        count = least_weight * len(values)
+        cumulative_weights = range(least_weight, count + 1, least_weight)
+        indices = [bisect_left(cumulative_weights, PERCENTILES[name] * count) for name in names]
+    else:
+        order = np.argsort(values).astype(np.int32)  # half the memory
+        ordered = values[order]
+        cumulated = weights[order]
+        np.cumsum(cumulated, out=cumulated)
+        count = int(cumulated[-1])
+        indices = [int(np.searchsorted(cumulated, PERCENTILES[name] * count)) for name in names]
+    return {name: float(ordered[index]) for name, index in zip(names, indices, strict=True)}
+
+
+def _in_milliseconds(values_ns: dict[str, float]) -> dict[str, float]:
+    return {name: milliseconds(float(value_ns)) for name, value_ns in values_ns.items()}

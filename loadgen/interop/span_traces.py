@@ -1,0 +1,227 @@
+"""Traces of OpenTelemetry spans that follow the semantic conventions for generative AI.
+
+They come from an OTLP export, which has many spans in a line, from the console exporter of an SDK,
+which writes one span per line, or from a table of spans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceRow, time_ns, token_count
+from loadgen.interop.trace_values import dicts_in, parse_utc_date
+
+MODEL_CALL_OPERATIONS = ("chat", "text_completion", "generate_content")
+"""Values of `gen_ai.operation.name` of a span that is one request to a model."""
+INPUT_TOKEN_NAMES = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+OUTPUT_TOKEN_NAMES = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+"""Names of the numbers of tokens in the current and in older conventions."""
+MAX_NS_DIGITS = 19
+"""Integers of 64 bits have no more digits."""
+
+
+class _Span(NamedTuple):
+    """A span.
+
+    Attributes:
+        fields: Its fields, as they are in the file.
+        attributes: Its attributes by name.
+        trace_id: The id of its trace, "" if it has none.
+        span_id: Its id, "" if it has none.
+        parent_id: The id of the span around it, "" if there is none.
+    """
+
+    fields: dict[str, Any]
+    attributes: dict[str, Any]
+    trace_id: str
+    span_id: str
+    parent_id: str
+
+
+def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
+    """Yield the calls of models among the spans of a line, each with its session, in order of time.
+
+    - A call belongs to its conversation. Without one it belongs to its trace, if the trace contains
+      an agent or several calls. Otherwise it stands alone.
+    - Within them it belongs to the innermost agent around it.
+    - A call that overlaps the previous call of its session cannot depend on it. It gets a session
+      of its own, like a sub-agent.
+
+    Raises:
+        InvalidValueError: A field has a wrong value.
+    """
+    spans = [_parse_span(fields) for fields in _spans_in(line)]
+    calls = sorted(_find_calls(spans), key=lambda call: call.at_ns)
+    calls_per_group = Counter(call.group for call in calls)
+    end_ns: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        is_only_call = not call.session and calls_per_group[call.group] == 1
+        if not call.group or is_only_call:
+            yield call._replace(group="")
+            continue
+        session = call.session or call.group
+        overlaps_previous = call.at_ns < end_ns.get(session, call.at_ns)
+        if overlaps_previous:
+            yield call._replace(session=f"{session}::{index}")
+        else:
+            end_ns[session] = call.at_ns + max(call.took_ns, 0)
+            yield call._replace(session=session)
+
+
+def _find_calls(spans: Sequence[_Span]) -> Iterator[TraceRow]:
+    """Yield the calls of models among the spans of a line.
+
+    The session of a call is "" if it has neither a conversation nor an agent. Its group is its
+    conversation or its trace.
+    """
+    spans_by_id = {span.span_id: span for span in spans if span.span_id}
+    for span in spans:
+        if not _is_model_call(span):
+            continue
+        conversation = _find_conversation(span.attributes)
+        group = str(conversation or span.trace_id)
+        agents = list(_agents_around(span, spans_by_id))
+        session = ""
+        if len(agents) > 1:
+            session = f"{group}::{agents[0]}"
+        elif conversation or agents:
+            session = group
+        yield _parse_call(span)._replace(session=session, group=group)
+
+
+def _is_model_call(span: _Span) -> bool:
+    """Return True if a span is a request to a model. A span with input tokens is one by default."""
+    has_input_tokens = _first_value(span.attributes, INPUT_TOKEN_NAMES) is not None
+    default_operation = "chat" if has_input_tokens else None
+    operation = span.attributes.get("gen_ai.operation.name", default_operation)
+    return operation in MODEL_CALL_OPERATIONS
+
+
+def _parse_call(span: _Span) -> TraceRow:
+    """Return the times and lengths of a call.
+
+    A failed call has no token counts. It becomes the smallest possible request.
+    """
+    input_tokens = _first_value(span.attributes, INPUT_TOKEN_NAMES)
+    output_tokens = _first_value(span.attributes, OUTPUT_TOKEN_NAMES) or 0
+    if input_tokens is None:
+        input_tokens = 1
+        output_tokens = 0
+    start_ns = _parse_span_time(span.fields, "start")
+    end_ns = _parse_span_time(span.fields, "end")
+    assert start_ns is not None
+    return TraceRow(
+        at_ns=start_ns,
+        input_tokens=token_count(input_tokens, INPUT_TOKEN_NAMES[0], least=1),
+        output_tokens=token_count(output_tokens, OUTPUT_TOKEN_NAMES[0], least=0),
+        took_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - start_ns),
+    )
+
+
+def _first_value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the value of the first of several names that occurs, or None if none does."""
+    for name in names:
+        if name in attributes:
+            return attributes[name]
+    return None
+
+
+def _find_conversation(attributes: Mapping[str, Any]) -> Any:
+    """Return the id of the conversation of a span, or None.
+
+    Libraries that do not follow the conventions have an attribute such as `langfuse.session.id`.
+    """
+    conversation = attributes.get("gen_ai.conversation.id")
+    if conversation:
+        return conversation
+    for name, value in attributes.items():
+        is_session_id = name == "session.id" or name.endswith(".session.id")
+        if is_session_id and value:
+            return value
+    return None
+
+
+def _agents_around(span: _Span, spans_by_id: Mapping[str, _Span]) -> Iterator[str]:
+    """Yield the ids of the agents around a span, the innermost first."""
+    visited = set[str]()
+    parent_id = span.parent_id
+    # Damaged data can contain a cycle.
+    while parent_id in spans_by_id and parent_id not in visited:
+        visited.add(parent_id)
+        parent = spans_by_id[parent_id]
+        if parent.attributes.get("gen_ai.operation.name") == "invoke_agent":
+            yield parent_id
+        parent_id = parent.parent_id
+
+
+def _spans_in(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the spans of a line: of an OTLP export, of a list `spans`, or the line itself."""
+    if "resourceSpans" in line:
+        for resource in dicts_in(line["resourceSpans"]):
+            for scope in dicts_in(resource.get("scopeSpans")):
+                yield from dicts_in(scope.get("spans"))
+    elif isinstance(line.get("spans"), list):
+        yield from dicts_in(line["spans"])
+    else:
+        yield line
+
+
+def _parse_span(fields: dict[str, Any]) -> _Span:
+    """Return a span with its ids and attributes, in the spelling of any exporter."""
+    context = fields.get("context")
+    fields_with_ids = {**fields, **(context if isinstance(context, dict) else {})}
+
+    def find_id(*names: str) -> str:
+        ids = [str(fields_with_ids[name]) for name in names if fields_with_ids.get(name)]
+        return ids[0] if ids else ""
+
+    return _Span(
+        fields=fields,
+        attributes=_parse_attributes(fields.get("attributes")),
+        trace_id=find_id("traceId", "trace_id"),
+        span_id=find_id("spanId", "span_id"),
+        parent_id=find_id("parentSpanId", "parent_span_id", "parent_id"),
+    )
+
+
+def _parse_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of a span by name.
+
+    They are an object, or OTLP's list of keys and typed values, for example
+    `{"key": "n", "value": {"intValue": "7"}}`.
+    """
+    if isinstance(value, dict):
+        return value
+    attributes: dict[str, Any] = {}
+    for item in dicts_in(value):
+        typed_value = item.get("value")
+        if isinstance(typed_value, dict):
+            for type_name, content in typed_value.items():
+                attributes[str(item.get("key"))] = _parse_typed_value(type_name, content)
+    return attributes
+
+
+def _parse_typed_value(type_name: str, content: Any) -> Any:
+    """Return a value of an OTLP attribute. Its JSON encoding writes integers as text."""
+    if type_name == "intValue" and isinstance(content, str) and content.lstrip("-").isdecimal():
+        return int(content)
+    return content
+
+
+def _parse_span_time(fields: dict[str, Any], side: Literal["start", "end"]) -> int | None:
+    """Return when a span started or ended in ns since 1970. None if it has no end.
+
+    Raises:
+        InvalidValueError: The time is missing or no time.
+    """
+    unix_ns = fields.get(f"{side}TimeUnixNano")
+    if unix_ns is None:
+        date = fields.get(f"{side}_time")
+        if date is None and side == "end":
+            return None
+        return parse_utc_date(str(date))
+    if isinstance(unix_ns, str) and unix_ns.isdecimal() and len(unix_ns) <= MAX_NS_DIGITS:
+        return int(unix_ns)
+    return time_ns(unix_ns, 1.0)

@@ -1,0 +1,421 @@
+"""The result files of tools that write JSON: rows of the table `loadgen.formats`.
+
+Each tool has a function `is_...`, which recognises its file, and a function `read_...`, which
+returns the result. The value of a `ToolFile` is the JSON object of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loadgen.core.errors import UserError
+from loadgen.core.stats.quantiles import QUANTILES
+from loadgen.formats import ForeignResult, ToolFile
+from loadgen.interop.result_values import (
+    NANOSECONDS_MS,
+    SECONDS_MS,
+    TPOT_WITH_TTFT,
+    LatencyField,
+    ResultLayout,
+    RunDescription,
+    create_result,
+    find_number,
+    find_value,
+    finite_number,
+    latency_metrics,
+    read_by_layout,
+    request_metrics,
+)
+
+NOTABLE_SEND_DELAY_S = 0.05
+"""A larger p99 of the send delay is reported, because latencies do not include it."""
+
+
+# -- vllm bench serve, SGLang bench_serving ------------------------------------------------------
+
+
+def is_sglang(file: ToolFile) -> bool:
+    """Return True for a result of SGLang's bench_serving."""
+    return "mean_e2e_latency_ms" in file.value and "mean_ttft_ms" in file.value
+
+
+def read_sglang(file: ToolFile) -> ForeignResult:
+    """Read a result of SGLang's bench_serving."""
+    return _read_bench_serving(file, e2e_name="e2e_latency")
+
+
+def is_vllm(file: ToolFile) -> bool:
+    """Return True for a result of `vllm bench serve`."""
+    return "mean_ttft_ms" in file.value and "request_throughput" in file.value
+
+
+def read_vllm(file: ToolFile) -> ForeignResult:
+    """Read a result of `vllm bench serve --save-result`."""
+    return _read_bench_serving(file, e2e_name="e2el")
+
+
+def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
+    """Read a result of vLLM or SGLang, whose tools have a common origin.
+
+    The file has keys such as `mean_ttft_ms` at its top level. They are grouped by latency here, as
+    other tools have them.
+
+    Args:
+        file: The file.
+        e2e_name: The tool's name for the end-to-end latency.
+    """
+    document = file.value
+    statistics = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
+    latencies = {
+        name: {statistic: document.get(f"{statistic}_{name}_ms") for statistic in statistics}
+        for name in ("ttft", "tpot", "itl", e2e_name)
+    }
+    has_new_name = "total_token_throughput" in document
+    layout = ResultLayout(
+        latencies={
+            "ttft_ms": LatencyField("ttft", "TTFT"),
+            "tpot_ms": LatencyField("tpot", "TPOT"),
+            "inter_chunk_ms": LatencyField("itl", "ITL"),
+            "e2e_ms": LatencyField(e2e_name, "E2EL"),
+        },
+        metrics={
+            "load.completed_rps": "request_throughput",
+            "goodput.rps": "request_goodput",
+            "tokens.output_per_s": "output_throughput",
+            "tokens.total_per_s": "total_token_throughput" if has_new_name else "total_throughput",
+            "tokens.input": "total_input_tokens",
+            "tokens.output": "total_output_tokens",
+        },
+        ok="completed",
+        failed=("failed",) if "failed" in document else (),
+    )
+    run = RunDescription(
+        model=document.get("model_id"),
+        load=_describe_bench_serving_load(document),
+        started=document.get("date"),
+    )
+    return read_by_layout(file, {**document, **latencies}, layout, run)
+
+
+def _describe_bench_serving_load(document: Any) -> str:
+    """Return the requested rate and the limit of requests in flight, as far as they are set.
+
+    The rate of a run without one is infinite, which is no finite number.
+    """
+    rate_per_s = finite_number(document.get("request_rate"))
+    max_concurrency = document.get("max_concurrency")
+    texts = []
+    if rate_per_s is not None:
+        texts.append(f"{rate_per_s:g}/s")
+    if max_concurrency:
+        texts.append(f"{max_concurrency} in flight at most")
+    return ", ".join(texts) or "everything at once"
+
+
+# -- AIPerf --------------------------------------------------------------------------------------
+
+_AIPERF_LATENCIES = {
+    "ttft_ms": LatencyField("time_to_first_token", "Time to First Token"),
+    "tpot_ms": LatencyField("inter_token_latency", "Inter Token Latency"),
+    "inter_chunk_ms": LatencyField("inter_chunk_latency", "Inter Chunk Latency"),
+    "e2e_ms": LatencyField("request_latency", "Request Latency"),
+}
+
+
+def is_aiperf(file: ToolFile) -> bool:
+    """Return True for the summary or the records of an AIPerf run."""
+    return (
+        _is_aiperf_records(file.text)
+        or "aiperf_version" in file.value
+        or isinstance(file.value.get("request_latency"), dict)
+    )
+
+
+def read_aiperf(file: ToolFile) -> ForeignResult:
+    """Read `profile_export_aiperf.json` or the records in `profile_export.jsonl`."""
+    if _is_aiperf_records(file.text):
+        return _read_aiperf_records(file.text, file.where)
+    document = file.value
+    layout = ResultLayout(
+        latencies=_AIPERF_LATENCIES,
+        metrics={
+            "load.completed_rps": "request_throughput.avg",
+            "goodput.rps": "goodput.avg",
+            "tokens.output_per_s": "output_token_throughput.avg",
+            "tokens.total_per_s": "total_token_throughput.avg",
+            "tokens.input": "total_isl.avg",
+            "tokens.output": "total_osl.avg",
+        },
+        ok="request_count.avg",
+        failed=("error_request_count.avg",),
+    )
+    run = RunDescription(
+        version=document.get("aiperf_version"),
+        model=find_value(document, "input_config.models.items.0.name"),
+        target=find_value(document, "input_config.endpoint.urls.0"),
+        started=document.get("start_time"),
+    )
+    return read_by_layout(file, document, layout, run)
+
+
+def _is_aiperf_records(text: str) -> bool:
+    """Return True for the records of an AIPerf run. GuideLLM's file begins like them."""
+    return (
+        text.startswith('{"metadata"')
+        and '"metrics"' in text.splitlines()[0]
+        and '"benchmarks"' not in text
+    )
+
+
+class _AIPerfRecord(NamedTuple):
+    """The metrics of one request.
+
+    Attributes:
+        values_ms: By the name of our metric, its values: one, or one for each chunk.
+        output_tokens: The tokens of the response.
+    """
+
+    values_ms: dict[str, list[float]]
+    output_tokens: float
+
+
+def _read_aiperf_records(text: str, where: str) -> ForeignResult:
+    """Compute the statistics of the records of a run as AIPerf computes them.
+
+    Percentiles are interpolated between the values of successful requests.
+
+    Raises:
+        UserError: A line is no record.
+    """
+    values_ms: dict[str, list[float]] = {metric: [] for metric in _AIPERF_LATENCIES}
+    output_tokens = 0.0
+    failed = 0
+    for line_number, line in enumerate(text.splitlines(), 1):
+        record = _parse_aiperf_record(line, f"{where}:{line_number}")
+        if record is None:
+            failed += 1
+            continue
+        for metric, request_values_ms in record.values_ms.items():
+            values_ms[metric] += request_values_ms
+        output_tokens += record.output_tokens
+    metrics: dict[str, float] = {}
+    for metric, sample in values_ms.items():
+        metrics |= latency_metrics(metric, _compute_statistics(sample))
+    metrics |= request_metrics(len(values_ms["e2e_ms"]), failed)
+    metrics["tokens.output"] = output_tokens
+    labels = {metric: field.path.replace("_", " ") for metric, field in _AIPERF_LATENCIES.items()}
+    return create_result(where, metrics, labels, RunDescription())
+
+
+def _parse_aiperf_record(line: str, location: str) -> _AIPerfRecord | None:
+    """Return the metrics of a request, or None if it failed.
+
+    Raises:
+        UserError: The line is no record.
+    """
+    try:
+        record = json.loads(line)
+        metrics = record["metrics"]
+        if record.get("error"):
+            return None
+        values_ms = {}
+        for metric, field in _AIPERF_LATENCIES.items():
+            if field.path in metrics:
+                value = metrics[field.path]["value"]
+                # Only this metric has several values for a request.
+                values = value if metric == "inter_chunk_ms" else [value]
+                values_ms[metric] = [float(number) for number in values]
+        output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
+        return _AIPerfRecord(values_ms, output_tokens + 0.0)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise UserError(
+            "damaged_file", f"no record of AIPerf: {error}", location, "the line is damaged"
+        ) from None
+
+
+def _compute_statistics(sample: list[float]) -> dict[str, float]:
+    """Return the statistics of a sample with interpolated percentiles, {} if it is empty."""
+    if not sample:
+        return {}
+    statistics = {name: float(np.percentile(sample, 100 * p)) for name, p in QUANTILES}
+    statistics["mean"] = float(np.mean(sample))
+    statistics["min"] = min(sample)
+    statistics["max"] = max(sample)
+    return statistics
+
+
+# -- GuideLLM, inference-perf, genai-bench, mlcommons/endpoints ----------------------------------
+
+
+def is_guidellm(file: ToolFile) -> bool:
+    """Return True for a result of GuideLLM."""
+    benchmarks = file.value.get("benchmarks")
+    return isinstance(benchmarks, list) and len(benchmarks) > 0
+
+
+def read_guidellm(file: ToolFile) -> ForeignResult:
+    """Read the last benchmark of GuideLLM's `benchmarks.json`.
+
+    GuideLLM's ITL is our TPOT. Its TPOT includes the wait for the first token.
+    """
+    document = file.value
+    benchmarks = document["benchmarks"]
+    strategy = find_value(benchmarks[-1], "config.strategy") or {}
+    concurrency = strategy.get("streams") or strategy.get("max_concurrency")
+    notes = []
+    if len(benchmarks) > 1:
+        notes.append(f"the last of {len(benchmarks)} benchmarks in the file")
+    layout = ResultLayout(
+        latencies={
+            "ttft_ms": LatencyField("time_to_first_token_ms.successful", "TTFT"),
+            "tpot_ms": LatencyField("inter_token_latency_ms.successful", "ITL"),
+            TPOT_WITH_TTFT: LatencyField("time_per_output_token_ms.successful", "TPOT"),
+            "e2e_ms": LatencyField("request_latency.successful", "Request latency", SECONDS_MS),
+        },
+        metrics={
+            "load.completed_rps": "requests_per_second.successful.mean",
+            "tokens.output_per_s": "output_tokens_per_second.successful.mean",
+            "tokens.total_per_s": "tokens_per_second.successful.mean",
+            "tokens.input": "prompt_token_count.successful.total_sum",
+            "tokens.output": "output_token_count.successful.total_sum",
+        },
+        ok="request_totals.successful",
+        failed=("request_totals.errored", "request_totals.incomplete"),
+    )
+    run = RunDescription(
+        version=find_value(document, "metadata.guidellm_version"),
+        model=find_value(document, "config.spec.backend.model"),
+        target=find_value(document, "config.spec.backend.target"),
+        load=_join_known(strategy.get("type_"), concurrency),
+        notes=notes,
+    )
+    return read_by_layout(file, benchmarks[-1]["metrics"], layout, run)
+
+
+def is_inference_perf(file: ToolFile) -> bool:
+    """Return True for a result of inference-perf."""
+    return "successes" in file.value and "load_summary" in file.value
+
+
+def read_inference_perf(file: ToolFile) -> ForeignResult:
+    """Read inference-perf's `summary_lifecycle_metrics.json`.
+
+    Its latencies count from the send time. A large send delay is reported as a note.
+    """
+    document = file.value
+    rate_per_s = find_number(document, "load_summary.requested_rate")
+    send_delay_s = find_number(document, "load_summary.schedule_delay.p99") or 0.0
+    notes = []
+    if send_delay_s > NOTABLE_SEND_DELAY_S:
+        notes.append(
+            f"requests were sent up to {send_delay_s * 1e3:,.0f} ms (p99) after they were due"
+        )
+    tool_names = {
+        "ttft_ms": "time_to_first_token",
+        "tpot_ms": "time_per_output_token",
+        TPOT_WITH_TTFT: "normalized_time_per_output_token",
+        "inter_chunk_ms": "inter_token_latency",
+        "e2e_ms": "request_latency",
+    }
+    layout = ResultLayout(
+        latencies={
+            metric: LatencyField(f"successes.latency.{name}", name, SECONDS_MS)
+            for metric, name in tool_names.items()
+        },
+        metrics={
+            "load.completed_rps": "successes.throughput.requests_per_sec",
+            "tokens.output_per_s": "successes.throughput.output_tokens_per_sec",
+            "tokens.total_per_s": "successes.throughput.total_tokens_per_sec",
+        },
+        ok="successes.count",
+        failed=("failures.count",),
+    )
+    load = f"{rate_per_s:g}/s" if rate_per_s else ""
+    return read_by_layout(file, document, layout, RunDescription(load=load, notes=notes))
+
+
+def is_genai_bench(file: ToolFile) -> bool:
+    """Return True for a result of genai-bench."""
+    return isinstance(file.value.get("aggregated_metrics"), dict)
+
+
+def read_genai_bench(file: ToolFile) -> ForeignResult:
+    """Read the result of genai-bench at one concurrency. Times are seconds unless it says ms."""
+    metrics = file.value["aggregated_metrics"]
+    concurrency = metrics.get("num_concurrency")
+    unit_ms = 1.0 if file.value.get("_time_unit", "s") == "ms" else SECONDS_MS
+    layout = ResultLayout(
+        latencies={
+            "ttft_ms": LatencyField("stats.ttft", "TTFT", unit_ms),
+            "tpot_ms": LatencyField("stats.tpot", "TPOT", unit_ms),
+            "e2e_ms": LatencyField("stats.e2e_latency", "E2E latency", unit_ms),
+        },
+        metrics={
+            "load.completed_rps": "requests_per_second",
+            "tokens.output_per_s": "mean_output_throughput_tokens_per_s",
+            "tokens.total_per_s": "mean_total_tokens_throughput_tokens_per_s",
+        },
+        ok="num_completed_requests",
+        failed=("num_error_requests",),
+    )
+    load = _join_known(metrics.get("scenario"), f"{concurrency} in flight" if concurrency else "")
+    return read_by_layout(file, metrics, layout, RunDescription(load=load))
+
+
+def is_endpoints(file: ToolFile) -> bool:
+    """Return True for a result of mlcommons/endpoints."""
+    return "n_samples_issued" in file.value and "latency" in file.value
+
+
+def read_endpoints(file: ToolFile) -> ForeignResult:
+    """Read the `result_summary.json` of mlcommons/endpoints, whose times are ns."""
+    document = file.value
+    load_pattern = find_value(document, "run_config.load_pattern") or {}
+    target_load = load_pattern.get("target_qps") or load_pattern.get("target_concurrency")
+    notes = []
+    if (find_number(document, "tpot.min") or 0.0) < 0:
+        notes.append(
+            "some of its TPOTs are negative: a first token was stamped after the end of its answer"
+        )
+    if document.get("complete") is False:
+        notes.append("its run is not complete")
+    # The tool counts a failed sample as completed, too.
+    completed = finite_number(document.get("n_samples_completed"))
+    failed = finite_number(document.get("n_samples_failed")) or 0.0
+    succeeded = None if completed is None else completed - failed
+    layout = ResultLayout(
+        latencies={
+            "ttft_ms": LatencyField("ttft", "ttft", NANOSECONDS_MS),
+            "tpot_ms": LatencyField("tpot", "tpot", NANOSECONDS_MS),
+            "e2e_ms": LatencyField("latency", "latency", NANOSECONDS_MS),
+        },
+        metrics={
+            "load.completed_rps": "qps",
+            "tokens.output_per_s": "tps",
+            "tokens.input": "input_sequence_lengths.total",
+            "tokens.output": "output_sequence_lengths.total",
+        },
+        ok="n_samples_succeeded",
+        failed=("n_samples_failed",),
+    )
+    run = RunDescription(
+        version=document.get("version"),
+        load=_join_known(load_pattern.get("type"), f"{target_load:g}" if target_load else ""),
+        notes=notes,
+    )
+    return read_by_layout(file, {**document, "n_samples_succeeded": succeeded}, layout, run)
+
+
+def _join_known(*values: object) -> str:
+    """Return the values that are not empty as one text."""
+    return " ".join(str(value) for value in values if value)

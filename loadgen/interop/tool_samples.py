@@ -1,0 +1,201 @@
+"""The samples of latencies that other tools would have of the records of a run.
+
+`loadgen.formats` describes the definitions in words. The records have fewer timestamps than some
+tools use: a response ends at its last output or finish event here, while some tools include the
+usage event after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.metrics.columns import OK, Columns, as_selection, is_measured, pool_measured_gaps
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import block_slices
+from loadgen.interop.sample_statistics import DerivedSample, PooledGaps, WeightedValues
+
+Timestamp = Literal["sent_ns", "first_token_ns", "role_event", "last_token_ns", "end_ns"]
+"""A timestamp of a request.
+
+`role_event` is the first event of a response, which carries only a role in chat. It is the first
+token in other APIs, and in responses without such an event.
+"""
+
+TIMESTAMPS: tuple[Timestamp, ...] = (
+    "sent_ns",
+    "first_token_ns",
+    "role_event",
+    "last_token_ns",
+    "end_ns",
+)
+
+
+class ToolSamples(NamedTuple):
+    """The samples of one tool by its own definitions. None if the tool has no such metric."""
+
+    ttft: DerivedSample
+    tpot: DerivedSample | None
+    itl: DerivedSample | PooledGaps | None
+    e2e: DerivedSample
+
+
+class SuccessfulRequests(NamedTuple):
+    """The measured requests of a run, and which of them other tools count.
+
+    Attributes:
+        columns: The measured requests.
+        is_successful: Whether each of them succeeded and has output.
+    """
+
+    columns: Columns
+    is_successful: NDArray[np.bool_]
+
+
+def select_successful(manifest: RunManifest, rows: NDArray[np.void]) -> SuccessfulRequests:
+    """Return the measured requests of a run, and which of them succeeded and have output."""
+    columns = Columns(rows, is_measured(manifest, rows))
+    return SuccessfulRequests(columns, columns.where(OK) & (columns["first_token_ns"] >= 0))
+
+
+def compute_tool_samples(
+    manifest: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
+) -> dict[str, ToolSamples]:
+    """Return the samples of each tool by the name of the tool in `loadgen.formats`.
+
+    Args:
+        manifest: The manifest of the run.
+        rows: The records of its requests.
+        gaps: For each stage, the times between output events.
+
+    Returns:
+        The samples. Several tools share one where their definitions agree. {} if no request
+        succeeded.
+    """
+    requests = select_successful(manifest, rows)
+    if not requests.is_successful.any():
+        return {}
+    latencies = _Latencies(manifest, requests)
+    pooled_gaps = pool_measured_gaps(manifest, gaps)
+    ttft = latencies.between("sent_ns", "first_token_ns")
+    e2e = latencies.between("sent_ns", "end_ns")
+    tpot_to_end = latencies.per_token("first_token_ns", "end_ns")
+    itl = PooledGaps(pooled_gaps)
+    return {
+        "vllm bench serve": ToolSamples(
+            ttft=latencies.between("sent_ns", "role_event"),
+            tpot=latencies.per_token("role_event", "end_ns"),
+            itl=PooledGaps(_with_role_event_gaps(pooled_gaps, latencies)),
+            e2e=e2e,
+        ),
+        "SGLang bench_serving": ToolSamples(ttft, tpot_to_end, itl, e2e),
+        # What AIPerf calls ITL is one value per request.
+        "AIPerf": ToolSamples(ttft, None, tpot_to_end, e2e),
+        "GuideLLM": ToolSamples(
+            ttft=ttft,
+            tpot=latencies.per_token("sent_ns", "last_token_ns", left_out=0, is_weighted=True),
+            itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
+            e2e=e2e,
+        ),
+        "inference-perf": ToolSamples(
+            ttft, latencies.per_token("first_token_ns", "last_token_ns"), itl, e2e
+        ),
+        "genai-bench": ToolSamples(ttft, tpot_to_end, None, e2e),
+        "mlcommons/endpoints": ToolSamples(ttft, tpot_to_end, None, e2e),
+    }
+
+
+class _Latencies:
+    """Samples of the successful requests of a run. Equal definitions give the same sample object.
+
+    If two timestamps are equal in every request, definitions with either of them are equal, too.
+    """
+
+    def __init__(self, manifest: RunManifest, requests: SuccessfulRequests) -> None:
+        self._api = manifest.api
+        self._columns = requests.columns
+        self._selection = as_selection(requests.is_successful)
+        self._first_equal: dict[Timestamp, Timestamp] = {}
+        self._samples: dict[tuple[Timestamp, Timestamp, int | None, bool], DerivedSample] = {}
+
+    def timestamps(self, name: Timestamp) -> NDArray[np.int64]:
+        """Return a timestamp of every successful request."""
+        if name != "role_event":
+            return self._select(name)
+        event_ns = self._select("first_event_ns" if self._api == "chat" else "first_token_ns")
+        if event_ns.min(initial=0) >= 0:
+            return event_ns
+        return np.where(event_ns < 0, self._select("first_token_ns"), event_ns)
+
+    def between(self, start: Timestamp, end: Timestamp) -> DerivedSample:
+        """Return the times from one timestamp to another."""
+        start = self._find_first_equal(start)
+        end = self._find_first_equal(end)
+
+        def compute() -> WeightedValues:
+            durations_ns = self.timestamps(end) - self.timestamps(start)
+            return WeightedValues(durations_ns.astype(np.float64))
+
+        return self._samples.setdefault((start, end, None, False), DerivedSample(compute))
+
+    def per_token(
+        self, start: Timestamp, end: Timestamp, *, left_out: int = 1, is_weighted: bool = False
+    ) -> DerivedSample:
+        """Return the times from one timestamp to another per output token.
+
+        Args:
+            start: The first timestamp.
+            end: The second timestamp.
+            left_out: The number of tokens that do not count, such as the first one.
+            is_weighted: True if a request counts once for each of its tokens.
+        """
+        start = self._find_first_equal(start)
+        end = self._find_first_equal(end)
+
+        def compute() -> WeightedValues:
+            token_counts = self._select("output_tokens").astype(np.int64) - left_out
+            durations_ns = self.timestamps(end) - self.timestamps(start)
+            values = _divide_by_counts(durations_ns, token_counts)
+            return WeightedValues(values, token_counts if is_weighted else None)
+
+        key = (start, end, left_out, is_weighted)
+        return self._samples.setdefault(key, DerivedSample(compute))
+
+    def _select(self, field: str) -> NDArray[np.int64]:
+        return self._columns[field][self._selection]
+
+    def _find_first_equal(self, name: Timestamp) -> Timestamp:
+        """Return the first of TIMESTAMPS that equals a timestamp in every request."""
+        if name not in self._first_equal:
+            values = self.timestamps(name)
+            self._first_equal[name] = next(
+                other
+                for other in TIMESTAMPS
+                if other == name or np.array_equal(self.timestamps(other), values)
+            )
+        return self._first_equal[name]
+
+
+def _with_role_event_gaps(pooled_gaps: Histogram, latencies: _Latencies) -> Histogram:
+    """Return the times between output events with those from role events to first tokens."""
+    histogram = Histogram()
+    histogram.merge(pooled_gaps)
+    role_gaps_ns = latencies.timestamps("first_token_ns") - latencies.timestamps("role_event")
+    histogram.add(role_gaps_ns[role_gaps_ns > 0])
+    return histogram
+
+
+def _divide_by_counts(
+    durations_ns: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return durations divided by counts, NaN where a count is not above 0."""
+    quotients = np.empty(len(durations_ns))
+    # Blocks keep the temporary arrays small.
+    for block in block_slices(len(durations_ns)):
+        quotients[block] = durations_ns[block] / np.maximum(counts[block], 1)
+    quotients[counts <= 0] = np.nan
+    return quotients

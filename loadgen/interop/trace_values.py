@@ -1,0 +1,176 @@
+"""Values that the rows of several trace formats have in common.
+
+A mistake is raised as `InvalidValueError`. It gets the line of the row where the file is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeGuard
+
+import msgspec
+
+from loadgen.core.format import shortened
+from loadgen.core.units import NS_PER_S, UNIT_NS, InvalidValueError
+from loadgen.core.workload.dataset_rows import BODY_FIELDS, FieldType, is_finish_reason
+from loadgen.core.workload.trace_formats import (
+    MAX_TIME_NS,
+    UNKNOWN_NS,
+    TraceRow,
+    duration_ns,
+    parse_number,
+    time_ns,
+    token_count,
+)
+
+REQUEST_FIELDS = ("model", *BODY_FIELDS)
+"""Fields of a row that become fields of its request."""
+MAX_HASH_ID = (1 << 48) - 1
+"""Larger ids of blocks are hashed to 48 bits, so that an id and a session fit into 64 bits."""
+
+_UNIX_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_DATE_HINT = "a date like 2023-11-16 18:15:46.6805900"
+_SECONDS_PER_DAY = 86_400
+_FRACTION_DIGITS = 9
+
+
+def parse_seconds(text: str) -> int:
+    """Return the ns of a time in seconds, as it is written in a table."""
+    return time_ns(parse_number(text), float(NS_PER_S))
+
+
+def parse_utc_date(text: str) -> int:
+    """Return the ns since 1970 of a date, which is in UTC unless the text has an offset.
+
+    `datetime` has no digits after the microseconds, so the fraction of a second is parsed here. An
+    example is `2023-11-16 18:15:46.6805900`.
+
+    Raises:
+        InvalidValueError: The text is no date, or the date is too far from 1970.
+    """
+    seconds_text, _, after_point = text.partition(".")
+    offset_text = after_point.lstrip(string.digits)
+    fraction_digits = after_point.removesuffix(offset_text)
+    try:
+        date = datetime.datetime.fromisoformat(seconds_text + offset_text)
+    except ValueError:
+        raise _date_error(text) from None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=datetime.UTC)
+    since_epoch = date - _UNIX_EPOCH
+    seconds = since_epoch.days * _SECONDS_PER_DAY + since_epoch.seconds
+    fraction_ns = int(fraction_digits.ljust(_FRACTION_DIGITS, "0")[:_FRACTION_DIGITS])
+    at_ns = seconds * NS_PER_S + fraction_ns
+    if abs(at_ns) > MAX_TIME_NS:
+        raise _date_error(text)
+    return at_ns
+
+
+def _date_error(text: str) -> InvalidValueError:
+    return InvalidValueError("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
+
+
+def parse_duration(row: dict[str, Any], field: str, unit_ns: int) -> int:
+    """Return the ns of an optional duration of a row, UNKNOWN_NS if the row does not have it.
+
+    Args:
+        row: The row.
+        field: The name of the field.
+        unit_ns: The unit of the duration in the trace, in ns.
+
+    Raises:
+        InvalidValueError: It is no duration.
+    """
+    value = row.get(field)
+    return UNKNOWN_NS if value is None else duration_ns(value, field, float(unit_ns))
+
+
+def parse_request(row: dict[str, Any], at_ns: int) -> TraceRow:
+    """Return the request of a row with the field names of Mooncake, which several formats share.
+
+    Args:
+        row: The row, with `input_length`, `output_length` and optional `hash_ids`.
+        at_ns: When the request was sent.
+
+    Raises:
+        InvalidValueError: A field has a wrong value.
+    """
+    return TraceRow(
+        at_ns=at_ns,
+        input_tokens=token_count(row.get("input_length"), "input_length", least=1),
+        output_tokens=token_count(row.get("output_length"), "output_length", least=0),
+        hashes=parse_hash_ids(row),
+        fields=parse_request_fields(row),
+    )
+
+
+def parse_session(row: dict[str, Any]) -> str:
+    """Return the name of the session of a row, "" if it has none."""
+    return str(row.get("session_id") or "")
+
+
+def parse_delay(row: dict[str, Any]) -> int:
+    """Return the ns of the pause before a request, written in ms, or UNKNOWN_NS."""
+    return parse_duration(row, "delay", UNIT_NS["ms"])
+
+
+def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FIELDS) -> str:
+    """Return the request parameters of a row, such as `temperature`, as JSON; "" if it has none.
+
+    A `stop` that is the name of a finish reason was recorded with the response and is no parameter.
+
+    Raises:
+        InvalidValueError: A parameter has a wrong type.
+    """
+    parameters = {field: row[field] for field in fields if row.get(field) is not None}
+    if is_finish_reason(parameters.get("stop")):
+        del parameters["stop"]
+    for field, value in parameters.items():
+        field_type = BODY_FIELDS.get(field, FieldType("a text", str))
+        try:
+            msgspec.convert(value, field_type.type)
+        except msgspec.ValidationError:
+            raise InvalidValueError(
+                "wrong_type", f"{field} is {shortened(value)}", field_type.description, field
+            ) from None
+    return json.dumps(parameters, sort_keys=True) if parameters else ""
+
+
+def parse_hash_ids(row: dict[str, Any]) -> list[int]:
+    """Return the ids of the blocks of a prompt. Ids that are no small numbers are hashed.
+
+    Raises:
+        InvalidValueError: `hash_ids` is no list.
+    """
+    ids = row.get("hash_ids") or []
+    if not isinstance(ids, list):
+        raise InvalidValueError("wrong_type", f"hash_ids is {shortened(ids)}", "a list", "hash_ids")
+    return [block_id if _is_small_id(block_id) else hash_to_id(block_id) for block_id in ids]
+
+
+def _is_small_id(block_id: Any) -> bool:
+    is_whole = isinstance(block_id, int) and not isinstance(block_id, bool)
+    return is_whole and 0 <= block_id <= MAX_HASH_ID
+
+
+def hash_to_id(value: Any) -> int:
+    """Return an id of 48 bits for a text or a large number. The same value has the same id."""
+    digest = hashlib.blake2b(str(value).encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "little")
+
+
+def is_finite_number(value: Any) -> TypeGuard[int | float]:
+    """Return True for a finite number. A boolean, which Python counts as an integer, is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def dicts_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list. Other items, and a value that is no list, are skipped."""
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))
