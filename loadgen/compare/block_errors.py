@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.analysis.within_run_variance import (
-    BLOCKS,
-    LEAST_SAMPLES,
+    BLOCK_COUNTS,
+    MIN_SAMPLES,
     ScaledEstimate,
-    blocks_beyond,
+    count_blocks_above,
+    divide_steady_state,
+    estimate_log_percentile_error,
+    estimate_log_rate,
     estimate_mean,
-    estimate_rate,
-    in_order,
-    pieces_of,
-    rank_error,
+    sort_by_due_time,
 )
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, spread_tokens
@@ -69,7 +69,7 @@ def samples(columns: Columns, metric: str) -> NDArray[np.int64]:
     """
     values = columns.measure(metric)
     has_value = columns.where(OK) & (values != UNDEFINED)
-    return in_order(columns, values, has_value)
+    return sort_by_due_time(columns, values, has_value)
 
 
 def too_few_samples(runs: Sequence[Columns], metric: Metric) -> str:
@@ -100,7 +100,7 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
     reason = too_few_samples(runs, metric)
     if reason:
         return EstimateOrReason(None, reason)
-    if len(latencies) < LEAST_SAMPLES:
+    if len(latencies) < MIN_SAMPLES:
         return EstimateOrReason(None, f"only {len(latencies):,} samples")
     if metric.p is None:
         mean = estimate_mean(latencies)
@@ -129,11 +129,11 @@ def estimate_token_rate(
     """
     rates: list[float] = []
     for window, run in zip(windows, runs, strict=True):
-        pieces = pieces_of(window)
+        pieces = divide_steady_state(window)
         if not pieces:
             return EstimateOrReason(None, "no steady-state window")
         rates += [_token_rate(run, piece) for piece in pieces]
-    estimate = estimate_rate(rates, value)
+    estimate = estimate_log_rate(rates, value)
     if estimate is None:
         return EstimateOrReason(None, "no tokens in the steady-state window")
     return EstimateOrReason(estimate)
@@ -144,11 +144,11 @@ class StandardError(NamedTuple):
 
     Attributes:
         error: The error. As it is of the logarithm, 0.02 is about 2 % of the metric.
-        freedom: Its degrees of freedom. The fewer, the less certain the error is itself.
+        degrees_of_freedom: Its degrees of freedom. The fewer, the less certain the error is itself.
     """
 
     error: float
-    freedom: float
+    degrees_of_freedom: float
 
 
 UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
@@ -165,16 +165,19 @@ def error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
     Returns UNKNOWN_BLOCK_ERROR if the runs are too short for blocks.
     """
     latencies = _positive(_all_samples(runs, metric))
-    if len(latencies) < LEAST_SAMPLES:
+    if len(latencies) < MIN_SAMPLES:
         return UNKNOWN_BLOCK_ERROR
     if metric.p is None:
         mean = estimate_mean(latencies)
         return UNKNOWN_BLOCK_ERROR if mean is None else _error_of_log_mean(mean)
-    block_count = BLOCKS[0]
+    block_count = BLOCK_COUNTS[0]
     ordered = np.sort(latencies)
     return _limit_freedom(
-        StandardError(rank_error(latencies, ordered, metric.p, block_count), block_count - 1.0),
-        blocks_beyond(latencies, ordered, metric.p),
+        StandardError(
+            estimate_log_percentile_error(latencies, ordered, metric.p, block_count),
+            block_count - 1.0,
+        ),
+        count_blocks_above(latencies, ordered, metric.p),
     )
 
 
@@ -187,7 +190,7 @@ def count_stretches_above(
     has enough samples for a percentile.
     """
     assert metric.p is not None
-    stretches_per_run = max(BLOCKS[0] // len(runs), 2)
+    stretches_per_run = max(BLOCK_COUNTS[0] // len(runs), 2)
     above = 0
     total = 0
     for run in runs:
@@ -211,7 +214,7 @@ def percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
     positive = _positive(latencies)
     ordered = np.sort(latencies)
     errors = []
-    for block_count in BLOCKS:
+    for block_count in BLOCK_COUNTS:
         if len(latencies) <= MOST_RESAMPLED_SAMPLES:
             interval = block_bootstrap(
                 np.log(positive),
@@ -223,11 +226,11 @@ def percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
             )
             error = interval.half_width
         else:
-            error = rank_error(positive, _positive(ordered), p, block_count)
+            error = estimate_log_percentile_error(positive, _positive(ordered), p, block_count)
         corrected_error = error * _bootstrap_correction(block_count)
         errors.append(StandardError(corrected_error, block_count - 1.0))
     largest_error = max(errors)
-    return _limit_freedom(largest_error, blocks_beyond(latencies, ordered, p))
+    return _limit_freedom(largest_error, count_blocks_above(latencies, ordered, p))
 
 
 def _limit_freedom(standard_error: StandardError, blocks_with_slow_requests: int) -> StandardError:
@@ -240,7 +243,7 @@ def _limit_freedom(standard_error: StandardError, blocks_with_slow_requests: int
         standard_error: The error.
         blocks_with_slow_requests: In how many blocks there are latencies beyond the percentile.
     """
-    freedom = min(standard_error.freedom, blocks_with_slow_requests - 1.0)
+    freedom = min(standard_error.degrees_of_freedom, blocks_with_slow_requests - 1.0)
     return StandardError(standard_error.error, max(freedom, 1.0))
 
 
@@ -299,7 +302,7 @@ def _token_rate(run: Columns, piece: Span) -> float:
 
 def _error_of_log_mean(mean: ScaledEstimate) -> StandardError:
     """Return the error of the logarithm of a mean: to first order, the relative error."""
-    return StandardError(mean.error / mean.value, mean.freedom)
+    return StandardError(mean.error / mean.value, mean.degrees_of_freedom)
 
 
 def _bootstrap_correction(block_count: int) -> float:

@@ -15,9 +15,9 @@ from loadgen.compare.block_errors import (
 )
 from loadgen.core.analysis.within_run_variance import (
     ScaledEstimate,
-    estimate_share,
-    least_share_error,
-    marks,
+    agresti_coull_error,
+    build_indicators,
+    estimate_fraction,
 )
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, Columns
@@ -102,7 +102,7 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
     if is_share:
         # Three runs without a failure do not show that failures never happen.
         request_count = sum(run.summary.requests.scheduled for run in side.runs)
-        error = max(error, least_share_error(mean * request_count, request_count))
+        error = max(error, agresti_coull_error(mean * request_count, request_count))
     estimate = ScaledEstimate(float(scaled.mean()), error, len(values) - 1)
     records = measured_runs(side)
     if not metric.per_request or len(records) < len(side.runs):
@@ -112,7 +112,7 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
         return EstimateOrReason(None, reason)
     within_runs = error_within_runs(records, metric)
     if within_runs.error > estimate.error:
-        estimate = ScaledEstimate(estimate.value, within_runs.error, within_runs.freedom)
+        estimate = ScaledEstimate(estimate.value, within_runs.error, within_runs.degrees_of_freedom)
     return EstimateOrReason(estimate)
 
 
@@ -128,8 +128,8 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
     if metric.per_request:
         return estimate_latency(records, metric, value)
     if metric.path == "ok_share":
-        ok_marks = [marks(columns, columns.where(OK)) for columns in records]
-        return EstimateOrReason(estimate_share(ok_marks, value))
+        ok_indicators = [build_indicators(columns, columns.where(OK)) for columns in records]
+        return EstimateOrReason(estimate_fraction(ok_indicators, value))
     if metric.path == "goodput.share":
         return _estimate_goodput(side, records, value)
     if metric.path == "tokens.steady_output_per_s":
@@ -143,5 +143,7 @@ def _estimate_goodput(side: Side, records: list[Columns], value: float) -> Estim
     slo = next((run.manifest.slo for run in side.runs if run.manifest is not None), None)
     if slo is None:
         return EstimateOrReason(None, "the request classes have different SLOs")
-    good_marks = [marks(columns, outcomes.meets(columns, slo), slo) for columns in records]
-    return EstimateOrReason(estimate_share(good_marks, value))
+    good_indicators = [
+        build_indicators(columns, outcomes.meets(columns, slo), slo) for columns in records
+    ]
+    return EstimateOrReason(estimate_fraction(good_indicators, value))

@@ -51,7 +51,7 @@ def judge(
             strictest test among all metrics that are judged together, so the change would be
             detected whatever the other metrics show.
     """
-    half_width = students_t.t_quantile(1 - level / 2, estimate.freedom) * estimate.error
+    half_width = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom) * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
     excludes_zero = low > 0 or high < 0  # decided before the ends are limited
@@ -80,8 +80,8 @@ def _detectable_change(
     does not explain it, and the true change so much larger that the measured one seldom falls
     short. Returns None if a fraction could not change by so much, as it is between 0 and 1.
     """
-    quantiles = students_t.t_quantile(1 - level / 2, estimate.freedom)
-    quantiles += students_t.t_quantile(POWER, estimate.freedom)
+    quantiles = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
+    quantiles += students_t.t_quantile(POWER, estimate.degrees_of_freedom)
     smallest = quantiles * estimate.error
     if difference.absolute and difference.before is not None:
         largest_possible = max(difference.before, 1 - difference.before)

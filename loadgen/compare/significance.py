@@ -25,10 +25,10 @@ def subtract(
             themselves, and cost half of the power.
     """
     freedom = students_t.welch_freedom(
-        first.error**2, first.freedom, second.error**2, second.freedom
+        first.error**2, first.degrees_of_freedom, second.error**2, second.degrees_of_freedom
     )
-    if is_pooled and first.freedom == second.freedom:
-        freedom = first.freedom + second.freedom
+    if is_pooled and first.degrees_of_freedom == second.degrees_of_freedom:
+        freedom = first.degrees_of_freedom + second.degrees_of_freedom
     return ScaledEstimate(
         second.value - first.value, math.hypot(first.error, second.error), freedom
     )
@@ -41,7 +41,7 @@ def p_value(difference: ScaledEstimate) -> float:
     if difference.error == 0:
         return 0.0
     t = abs(difference.value) / difference.error
-    return 2 * (1 - students_t.t_cdf(t, difference.freedom))
+    return 2 * (1 - students_t.t_cdf(t, difference.degrees_of_freedom))
 
 
 def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:

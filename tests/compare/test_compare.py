@@ -325,7 +325,7 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
 def test_the_gap_of_two_figures() -> None:
     gap = significance.subtract(ScaledEstimate(1.0, 0.3, 19), ScaledEstimate(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
-    assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
+    assert gap.degrees_of_freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
     assert (
         significance.p_value(ScaledEstimate(0.0, 0.0, 9)) == 1.0
         and significance.p_value(ScaledEstimate(1.0, 0.0, 9)) == 0.0
@@ -340,7 +340,10 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     values = draw.lognormal(15, sigma, n)
     assert block_errors.percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
     drawn = [draw.lognormal(15, sigma, n) for _ in range(20)]
-    ranks = [within_run_variance.rank_error(values, np.sort(values), 0.5, 20) for values in drawn]
+    ranks = [
+        within_run_variance.estimate_log_percentile_error(values, np.sort(values), 0.5, 20)
+        for values in drawn
+    ]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 
@@ -479,7 +482,7 @@ def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
 
 
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
-    known = ScaledEstimate(value=-0.1, error=2.0, freedom=3)
+    known = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
     share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
     judged = judgement.judge(share, known, 1, 0.05, 0.05)
     assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
@@ -528,7 +531,7 @@ def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
 def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
-    known = ScaledEstimate(value=value, error=error, freedom=1000)
+    known = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
     found = judgement.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
     assert found.word == word
     assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
@@ -538,11 +541,13 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
 
 
 def test_as_much_more_load_as_is_named_decides() -> None:
-    known = ScaledEstimate(value=0.02, error=0.1, freedom=1000)
+    known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
     found = judgement.judge(base, known, -1, 0.05, 0.05)
     assert found.outcome == "inconclusive" and found.needed is not None
-    narrower = ScaledEstimate(value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), freedom=1000)
+    narrower = ScaledEstimate(
+        value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), degrees_of_freedom=1000
+    )
     assert judgement.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
 

@@ -1,15 +1,22 @@
 """Computes confidence intervals of the metrics of one run from blocks of its time.
 
-Pure. Requests of a run are correlated, because they share a queue and a batch. So the standard
-error of a metric is that of blocks of time, never that of single requests. The formulas are in
-`core.stats.intervals`.
+Pure. Requests of a run are correlated, because they share a queue and a batch, so a standard error
+that took them as independent would be too small. All errors here are therefore by the method of
+batch means: the run is cut into blocks of time, which are nearly independent of each other.
+
+- A percentile gets the error of the fraction of values above it, converted to a latency (Woodruff
+  1952, Confidence intervals for medians and other position measures).
+- A rate gets the error of the rates in equal intervals of the steady state.
+- A fraction of requests gets the error of an indicator that is 1 or 0 for each request.
+
+The formula of batch means is in `core.stats.intervals`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,22 +34,28 @@ from loadgen.figures import METRICS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCKS = (20, 10)
-"""Numbers of blocks of a run.
+    from loadgen.core.metrics.metric_definitions import MetricDefinition
+    from loadgen.core.metrics.summary import Summary
 
-More blocks miss long disturbances, and fewer estimate the variance badly, so both are tried and
-the wider interval is used.
+BLOCK_COUNTS = (20, 10)
+"""Numbers of blocks that a run is cut into.
+
+Short blocks miss disturbances that last longer than a block, and few blocks estimate the variance
+badly. So the error is computed with both numbers, and the larger one is used.
 """
 
-LEAST_SAMPLES = 4 * max(BLOCKS)
-"""Values that are needed for blocks."""
+MIN_SAMPLES = 4 * max(BLOCK_COUNTS)
+"""The fewest values that are cut into blocks: four in each block."""
 
-PIECES = 20
-"""Pieces of the steady-state window, for the error of a rate."""
+RATE_INTERVALS = 20
+"""The number of intervals of the steady state whose rates give the error of a rate."""
 
-MOST_SAMPLES = 100_000
-"""Values that an interval is computed from. Of more values, every second, third and so on is used.
-"""
+MAX_SAMPLES = 100_000
+"""The most values that an interval is computed from. Of a larger sample, every second, third or
+k-th value is used, which saves sorting millions of values and hardly changes an interval."""
+
+PLUS_FOUR = 2
+"""The successes, and also the failures, that are added to a sample (Agresti and Coull 1998)."""
 
 METHOD = "blocks of time"
 
@@ -55,246 +68,311 @@ class ScaledEstimate(Struct, frozen=True):
     Attributes:
         value: The estimate.
         error: Its standard error.
-        freedom: The degrees of freedom of the standard error.
+        degrees_of_freedom: The degrees of freedom of the standard error.
     """
 
     value: float
     error: float
-    freedom: float
+    degrees_of_freedom: float
 
     def interval(self, to_metric: Callable[[float], float]) -> Interval:
-        """Return the confidence interval. `to_metric` converts from this scale to the metric."""
-        half_width = students_t.t_quantile(0.5 + LEVEL / 2, self.freedom) * self.error
+        """Return the confidence interval of the metric, by Student's t at level LEVEL.
+
+        Args:
+            to_metric: Converts a value on the scale of this estimate to one of the metric. It is
+                `math.exp` for an estimate of a logarithm.
+        """
+        t = students_t.t_quantile(0.5 + LEVEL / 2, self.degrees_of_freedom)
+        half_width = t * self.error
         return Interval(
-            to_metric(self.value),
-            to_metric(self.value - half_width),
-            to_metric(self.value + half_width),
-            LEVEL,
-            round(self.freedom) + 1,
-            METHOD,
+            value=to_metric(self.value),
+            low=to_metric(self.value - half_width),
+            high=to_metric(self.value + half_width),
+            level=LEVEL,
+            count=round(self.degrees_of_freedom) + 1,
+            method=METHOD,
         )
 
 
-def in_order(
+def sort_by_due_time(
     columns: Columns, values: NDArray[Any], is_selected: NDArray[np.bool_]
 ) -> NDArray[Any]:
-    """Return the selected values, ordered by scheduled time."""
+    """Return the values of the selected requests, ordered by the scheduled time of the requests."""
     indexes = as_selection(is_selected)
     order = np.argsort(columns["due_ns"][indexes], kind="stable")
     ordered: NDArray[Any] = values[indexes][order]
     return ordered
 
 
-def rank_error(
-    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, blocks: int
+def estimate_log_percentile_error(
+    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, block_count: int
 ) -> float:
-    """Return the standard error of the logarithm of a percentile.
+    """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    The fraction of values above the percentile is computed block by block, and its error is
-    converted to values by the ordered sample.
+    The fraction of values above the percentile is a mean, whose standard error follows from blocks
+    of time (batch means). The percentiles one such error below and above `p` are then one standard
+    error of the percentile away from it, so half of their distance is the error.
 
     Args:
-        values: The values, in order of time.
-        ordered: The same values, sorted.
-        p: The percentile, from 0 to 1.
-        blocks: The number of blocks.
+        values: The values in order of time, all above 0.
+        ordered: The same values in ascending order.
+        p: The percentile as a fraction, such as 0.99.
+        block_count: The number of blocks of time.
     """
     count = len(values)
-    is_above = (values > ordered[quantile_index(count, p)]).astype(np.float64)
-    share_error = intervals.batch_means(is_above, batches=blocks).standard_error
-    low = ordered[quantile_index(count, max(p - share_error, 0.0))]
-    high = ordered[quantile_index(count, min(p + share_error, 1.0))]
+    percentile = ordered[quantile_index(count, p)]
+    is_above = (values > percentile).astype(np.float64)
+    fraction_error = intervals.batch_means(is_above, batches=block_count).standard_error
+    low = ordered[quantile_index(count, max(p - fraction_error, 0.0))]
+    high = ordered[quantile_index(count, min(p + fraction_error, 1.0))]
     return float(math.log(high) - math.log(low)) / 2
 
 
-def blocks_beyond(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
-    """Return in how many of the smaller blocks a value lies above a percentile.
+def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
+    """Return in how many blocks of time at least one value is above a percentile.
+
+    All values above a p99 may come from a single long queue. The error of the percentile then rests
+    on the few blocks of that queue, so this number limits its degrees of freedom. The run is cut
+    into the larger number of BLOCK_COUNTS. Values that do not fill a block are left out at the
+    start.
 
     Args:
-        values: The values, in order of time.
-        ordered: The same values, sorted.
-        p: The percentile, from 0 to 1.
+        values: The values in order of time.
+        ordered: The same values in ascending order.
+        p: The percentile as a fraction, such as 0.99.
     """
-    blocks = max(BLOCKS)
-    size = len(values) // blocks
-    is_above = values > ordered[quantile_index(len(values), p)]
-    in_blocks = is_above[len(values) - blocks * size :].reshape(blocks, size)
-    return int(in_blocks.any(axis=1).sum())
+    block_count = max(BLOCK_COUNTS)
+    block_size = len(values) // block_count
+    first = len(values) - block_count * block_size
+    percentile = ordered[quantile_index(len(values), p)]
+    is_above = (values > percentile)[first:].reshape(block_count, block_size)
+    return int(is_above.any(axis=1).sum())
 
 
 def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
-    """Return the mean with the widest error by BLOCKS, or None if the error is unbounded."""
-    estimates = [intervals.batch_means(values, batches=blocks) for blocks in BLOCKS]
-    widest = max(estimates, key=lambda interval: interval.half_width)
+    """Return the mean of values in order of time, with the larger error by BLOCK_COUNTS.
+
+    Returns None if the error is unbounded, because there are too few values.
+    """
+    candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
+    widest = max(candidates, key=lambda interval: interval.half_width)
     if not math.isfinite(widest.half_width):
         return None
     return ScaledEstimate(float(values.mean()), widest.standard_error, widest.count - 1)
 
 
-def marks(
+def build_indicators(
     columns: Columns, is_good: NDArray[np.bool_], slo: Slo | None = None
 ) -> NDArray[np.float64]:
     """Return 1 for each good request and 0 for each other one, ordered by scheduled time.
 
-    Requests that the SLO does not count are left out.
+    The mean of these indicators is the fraction of good requests, so its error by blocks of time is
+    that of a mean. Requests that the SLO does not count, such as cancelled ones, are left out.
     """
-    return in_order(columns, is_good, outcomes.is_counted(columns, slo)).astype(np.float64)
+    is_counted = outcomes.is_counted(columns, slo)
+    return sort_by_due_time(columns, is_good, is_counted).astype(np.float64)
 
 
-def estimate_share(
-    marks_of_runs: Sequence[NDArray[np.float64]], value: float
+def estimate_fraction(
+    indicators_of_runs: Sequence[NDArray[np.float64]], value: float
 ) -> ScaledEstimate | None:
-    """Return a fraction with its error by blocks, or None if there are too few values.
+    """Return a fraction of requests with its error by blocks, or None for too few requests.
 
-    The error is at least that of independent requests with two more of either kind, because a run
-    without a failure does not show that there are none.
+    The error is at least that of Agresti and Coull, because blocks without a single failure would
+    show an error of 0, although a run without a failure does not prove that there are none.
 
     Args:
-        marks_of_runs: The marks of each run, as `marks` returns them.
-        value: The fraction in the summary.
+        indicators_of_runs: For each run, the result of `build_indicators`.
+        value: The fraction in the summary, which becomes the value of the estimate.
     """
-    all_marks = np.concatenate(marks_of_runs)
-    if len(all_marks) < LEAST_SAMPLES:
+    indicators = np.concatenate(indicators_of_runs)
+    if len(indicators) < MIN_SAMPLES:
         return None
-    least_error = least_share_error(float(all_marks.sum()), len(all_marks))
-    mean = estimate_mean(all_marks)
+    min_error = agresti_coull_error(float(indicators.sum()), len(indicators))
+    mean = estimate_mean(indicators)
     if mean is None:
-        return ScaledEstimate(value, least_error, BLOCKS[1] - 1)
-    return ScaledEstimate(value, max(least_error, mean.error), mean.freedom)
+        return ScaledEstimate(value, min_error, min(BLOCK_COUNTS) - 1)
+    return ScaledEstimate(value, max(min_error, mean.error), mean.degrees_of_freedom)
 
 
-def least_share_error(marked: float, count: int) -> float:
-    """Return the standard error of a fraction, with two more independent requests of each."""
-    share = (marked + 2) / (count + 4)
-    return math.sqrt(share * (1 - share) / (count + 4))
+def agresti_coull_error(good_count: float, count: int) -> float:
+    """Return the standard error of a fraction of independent requests, above 0 also for 0 or 1.
 
-
-def estimate_rate(rates_of_pieces: Sequence[float], value: float) -> ScaledEstimate | None:
-    """Return a rate with the error that follows from the rates in pieces of time.
-
-    Returns None if nothing arrived.
+    As Agresti and Coull (1998) propose, two good and two other requests are added to the sample.
     """
-    mean = estimate_mean(np.array(rates_of_pieces))
+    adjusted_count = count + 2 * PLUS_FOUR
+    fraction = (good_count + PLUS_FOUR) / adjusted_count
+    return math.sqrt(fraction * (1 - fraction) / adjusted_count)
+
+
+def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> ScaledEstimate | None:
+    """Return the logarithm of a rate with its error, or None if nothing arrived.
+
+    To first order, the error of the logarithm is the relative error of the mean rate.
+
+    Args:
+        rates_of_intervals: The rates in equal intervals of time, in order of time.
+        value: The rate in the summary, whose logarithm becomes the value of the estimate.
+    """
+    mean = estimate_mean(np.array(rates_of_intervals))
     if mean is None or mean.value <= 0:
         return None
-    return ScaledEstimate(math.log(value), mean.error / mean.value, mean.freedom)
+    return ScaledEstimate(math.log(value), mean.error / mean.value, mean.degrees_of_freedom)
 
 
-def pieces_of(steady: Span) -> list[Span]:
-    """Return the steady-state window in PIECES pieces, or an empty list if there is none."""
+def divide_steady_state(steady: Span) -> list[Span]:
+    """Return RATE_INTERVALS equal intervals of the steady state, or an empty list without one."""
     if steady.start_s is None or steady.end_s is None:
         return []
-    edges_ns = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, PIECES + 1)
+    edges_ns = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, RATE_INTERVALS + 1)
     return [span(float(start_ns), float(end_ns)) for start_ns, end_ns in pairwise(edges_ns)]
 
 
 def metric_intervals(
-    parts: Sequence[Columns],
-    summary: Any,
+    stages: Sequence[Columns],
+    summary: Summary,
     slo: Slo | None,
     tokens_in: Callable[[Span], float | None],
 ) -> dict[str, Interval]:
-    """Return the intervals of the metrics of a run, by the paths of the metrics.
+    """Return the confidence intervals of the metrics of a run, by the path of each metric.
 
-    Returns an empty dictionary if a block would be shorter than ten median response times, or would
+    A path names a field of the summary, such as `ttft_ms.p99`. The result is empty if a block would
+    be shorter than the median response time, because such blocks are not independent, or would
     have fewer than four requests.
 
     Args:
-        parts: The records of the run, by worker.
+        stages: The measured records, by stage.
         summary: The summary of the run.
-        slo: The SLO, or None.
+        slo: The SLO of the run, or None.
         tokens_in: Returns the output tokens that arrived within a span, or None if not known.
     """
     response_ms = summary.e2e_ms.p50
     steady_ms = (summary.window.steady.duration_s or 0.0) * 1e3
-    if response_ms is None or steady_ms < min(BLOCKS) * response_ms:
+    if response_ms is None or steady_ms < min(BLOCK_COUNTS) * response_ms:
         return {}
-    if summary.requests.ok < LEAST_SAMPLES:
+    if summary.requests.ok < MIN_SAMPLES:
         return {}
-    metrics = {
-        **dict(_percentile_intervals(parts, summary)),
-        "tokens.steady_output_per_s": _rate_interval(summary, tokens_in),
-        "goodput.share": _goodput_interval(parts, summary, slo),
-    }
-    return {path: interval for path, interval in metrics.items() if interval is not None}
+    interval_by_path = dict(_percentile_intervals(stages, summary))
+    rate = _token_rate_interval(summary, tokens_in)
+    if rate is not None:
+        interval_by_path["tokens.steady_output_per_s"] = rate
+    goodput = _goodput_interval(stages, summary, slo)
+    if goodput is not None:
+        interval_by_path["goodput.share"] = goodput
+    return interval_by_path
 
 
 def _percentile_intervals(
-    parts: Sequence[Columns], summary: Any
-) -> Iterator[tuple[str, Interval | None]]:
-    """Yield the path of each percentile in the summary with its interval, if it has one."""
-    orders = [np.argsort(part["due_ns"], kind="stable") for part in parts]
-    percentiles = dict(QUANTILES)
-    for row in METRICS.available():
-        distribution: Distribution | None
-        if row.block:
-            distribution = summary.figures.get(row.field)
-        else:
-            distribution = getattr(summary, row.field)
-        if distribution is None or not row.values:
-            continue
-        known = {name: getattr(distribution, name) or 0.0 for name in row.compared}
-        known = {name: value for name, value in known.items() if value > 0}
-        if not known:
-            continue
-        values = np.maximum(_thinned_values(parts, orders, row.name).astype(np.float64), 1.0)
-        ordered = np.sort(values)
-        for name, value in known.items():
-            interval = None
-            if len(values) >= max(LEAST_SAMPLES, SUPPORT[name]):
-                p = percentiles[name]
-                error = max(rank_error(values, ordered, p, blocks) for blocks in BLOCKS)
-                freedom = max(min(BLOCKS[1], blocks_beyond(values, ordered, p)) - 1.0, 1.0)
-                estimate = ScaledEstimate(math.log(value), error, freedom)
-                interval = estimate.interval(math.exp)
-            yield f"{row.path}.{name}", interval
+    stages: Sequence[Columns], summary: Summary
+) -> Iterator[tuple[str, Interval]]:
+    """Yield the path and the interval of each percentile of a metric that has values per request.
 
-
-def _thinned_values(
-    parts: Sequence[Columns], orders: Sequence[NDArray[np.int64]], metric: str
-) -> NDArray[np.int64]:
-    """Return the values of successful requests, part by part and each part in its order.
-
-    Of more than MOST_SAMPLES values, every second, third and so on is returned, counted across
-    parts.
+    These are the percentiles that the metric is compared by (`MetricDefinition.compared`), if the
+    sample is large enough for them.
     """
-    values_of_parts = [part.measure(metric) for part in parts]
-    indexes_of_parts = []
-    for part, values, order in zip(parts, values_of_parts, orders, strict=True):
-        is_known = part.where(OK) & (values != UNDEFINED)
-        indexes_of_parts.append(order[is_known[order]])
-    counts = [len(indexes) for indexes in indexes_of_parts]
-    stride = max(math.ceil(sum(counts) / MOST_SAMPLES), 1)
-    counts_before = accumulate(counts, initial=0)
-    return np.concatenate(
-        [
-            values[indexes[-count_before % stride :: stride]]
-            for values, indexes, count_before in zip(
-                values_of_parts, indexes_of_parts, counts_before, strict=False
-            )
-        ]
+    due_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
+    for definition in METRICS.available():
+        percentiles_ms = _comparable_percentiles(definition, summary)
+        if not percentiles_ms:
+            continue
+        values_ns = _thin_values(stages, due_orders, definition.name).astype(np.float64)
+        positive_values = np.maximum(values_ns, 1.0)  # 0 has no logarithm
+        ordered = np.sort(positive_values)
+        for name, value_ms in percentiles_ms.items():
+            if len(positive_values) >= max(MIN_SAMPLES, SUPPORT[name]):
+                p = dict(QUANTILES)[name]
+                estimate = _estimate_log_percentile(positive_values, ordered, p, value_ms)
+                yield f"{definition.path}.{name}", estimate.interval(math.exp)
+
+
+def _comparable_percentiles(definition: MetricDefinition, summary: Summary) -> dict[str, float]:
+    """Return the percentiles of a metric that may have an interval: those known and above 0.
+
+    Returns an empty dictionary for a metric without values per request, such as gaps.
+    """
+    distribution: Distribution | None
+    if definition.block:
+        distribution = summary.figures.get(definition.field)
+    else:
+        distribution = getattr(summary, definition.field)
+    if distribution is None or not definition.values:
+        return {}
+    percentiles_ms = {name: getattr(distribution, name) for name in definition.compared}
+    return {name: value for name, value in percentiles_ms.items() if value and value > 0}
+
+
+def _estimate_log_percentile(
+    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, percentile_ms: float
+) -> ScaledEstimate:
+    """Return the logarithm of a percentile in ms, with the larger error by BLOCK_COUNTS.
+
+    Args:
+        values: The values in order of time, all above 0.
+        ordered: The same values in ascending order.
+        p: The percentile as a fraction.
+        percentile_ms: The percentile in the summary.
+    """
+    error = max(
+        estimate_log_percentile_error(values, ordered, p, block_count)
+        for block_count in BLOCK_COUNTS
     )
+    independent_blocks = min(*BLOCK_COUNTS, count_blocks_above(values, ordered, p))
+    degrees_of_freedom = max(independent_blocks - 1.0, 1.0)
+    return ScaledEstimate(math.log(percentile_ms), error, degrees_of_freedom)
 
 
-def _rate_interval(summary: Any, tokens_in: Callable[[Span], float | None]) -> Interval | None:
+def _thin_values(
+    stages: Sequence[Columns], due_orders: Sequence[NDArray[np.int64]], metric: str
+) -> NDArray[np.int64]:
+    """Return at most MAX_SAMPLES values of a metric of successful requests, in order of time.
+
+    Of a larger sample, every k-th value is returned. The k-th values are counted across stages, so
+    that they are those of one long sequence.
+
+    Args:
+        stages: The measured records, by stage.
+        due_orders: For each stage, the indexes that put its records in order of scheduled time.
+        metric: The name of the metric.
+    """
+    values_of_stages = []
+    for columns, due_order in zip(stages, due_orders, strict=True):
+        values = columns.measure(metric)
+        is_known = columns.where(OK) & (values != UNDEFINED)
+        values_of_stages.append(values[due_order[is_known[due_order]]])
+    sample = np.concatenate(values_of_stages)
+    stride = max(math.ceil(len(sample) / MAX_SAMPLES), 1)
+    return sample[::stride]
+
+
+def _token_rate_interval(
+    summary: Summary, tokens_in: Callable[[Span], float | None]
+) -> Interval | None:
+    """Return the interval of the output tokens per second in the steady state, or None."""
     value = summary.tokens.steady_output_per_s
     steady = summary.window.steady
-    tokens = [tokens_in(piece) for piece in pieces_of(steady)]
+    tokens = [tokens_in(interval) for interval in divide_steady_state(steady)]
     if not value or not tokens or None in tokens:
         return None
-    piece_s = (steady.duration_s or 1.0) / PIECES
-    estimate = estimate_rate([(count or 0.0) / piece_s for count in tokens], value)
+    interval_s = (steady.duration_s or 1.0) / RATE_INTERVALS
+    rates = [(count or 0.0) / interval_s for count in tokens]
+    estimate = estimate_log_rate(rates, value)
     return None if estimate is None else estimate.interval(math.exp)
 
 
-def _goodput_interval(parts: Sequence[Columns], summary: Any, slo: Slo | None) -> Interval | None:
+def _goodput_interval(
+    stages: Sequence[Columns], summary: Summary, slo: Slo | None
+) -> Interval | None:
+    """Return the interval of the fraction of requests that meet the SLO, or None without one."""
     value = summary.goodput.share
     if slo is None or value is None:
         return None
-    marks_of_parts = [marks(part, outcomes.meets(part, slo), slo) for part in parts]
-    estimate = estimate_share(marks_of_parts, value)
-    return None if estimate is None else estimate.interval(_clamp_share)
+    indicators = [
+        build_indicators(columns, outcomes.meets(columns, slo), slo) for columns in stages
+    ]
+    estimate = estimate_fraction(indicators, value)
+    return None if estimate is None else estimate.interval(_clamp_fraction)
 
 
-def _clamp_share(value: float) -> float:
+def _clamp_fraction(value: float) -> float:
+    """Return the nearest number from 0 to 1, because Student's interval can reach beyond them."""
     return min(max(value, 0.0), 1.0)

@@ -47,12 +47,13 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
         values = block_errors.samples(correlated(seed), "ttft").astype(float)
         ordered = np.sort(values)
         error = max(
-            within_run_variance.rank_error(values, ordered, p, blocks)
-            for blocks in within_run_variance.BLOCKS
+            within_run_variance.estimate_log_percentile_error(values, ordered, p, blocks)
+            for blocks in within_run_variance.BLOCK_COUNTS
         )
         freedom = max(
             min(
-                within_run_variance.BLOCKS[1], within_run_variance.blocks_beyond(values, ordered, p)
+                within_run_variance.BLOCK_COUNTS[1],
+                within_run_variance.count_blocks_above(values, ordered, p),
             )
             - 1.0,
             1.0,
@@ -67,21 +68,21 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
 
 def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
     """The standard error of 20 values that alternate between 9 and 11 is sqrt(20/19) / sqrt(20)."""
-    known = within_run_variance.estimate_rate([9.0, 11.0] * 10, 10.0)
+    known = within_run_variance.estimate_log_rate([9.0, 11.0] * 10, 10.0)
     assert known is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
     found = known.interval(math.exp)
     assert (found.value, found.low, found.high) == pytest.approx(
         (10, 10 * math.exp(-half), 10 * math.exp(half))
     )
-    assert within_run_variance.estimate_rate([0.0] * 20, 1.0) is None
+    assert within_run_variance.estimate_log_rate([0.0] * 20, 1.0) is None
 
 
 def test_a_fraction_of_one_has_a_standard_error_above_zero() -> None:
     """Of 100, two more of either kind: p = 102/104."""
-    known = within_run_variance.estimate_share([np.ones(100)], 1.0)
+    known = within_run_variance.estimate_fraction([np.ones(100)], 1.0)
     assert known is not None and known.error == pytest.approx(math.sqrt(102 / 104 * 2 / 104 / 104))
-    assert within_run_variance.estimate_share([np.ones(79)], 1.0) is None
+    assert within_run_variance.estimate_fraction([np.ones(79)], 1.0) is None
 
 
 def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
