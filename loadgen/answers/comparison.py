@@ -18,7 +18,7 @@ from loadgen.answers.scores import (
 )
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.stats.intervals import LEVEL, ratio, replications, wilson
+from loadgen.core.stats.intervals import LEVEL, ratio_of_means, replications, wilson
 
 SCHEMA = 1
 
@@ -330,7 +330,7 @@ def _estimate_ratio(
         # No pair differs, so there is no variance, and Fieller's quadratic has no solution.
         value, low, high = 1.0, 1.0, 1.0
     else:
-        interval = ratio(scores, other_scores, paired=True, level=level)
+        interval = ratio_of_means(scores, other_scores, paired=True, level=level)
         value, low, high = interval.value, interval.low, interval.high
     is_known = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
     low = max(min(low, value * (1 - unseen_share(count, level))), 0.0)

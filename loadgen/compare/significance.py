@@ -24,7 +24,7 @@ def subtract(
             degrees of freedom. With three runs a side, Welch's degrees of freedom are a guess
             themselves, and cost half of the power.
     """
-    freedom = students_t.welch_freedom(
+    freedom = students_t.welch_degrees_of_freedom(
         first.error**2, first.degrees_of_freedom, second.error**2, second.degrees_of_freedom
     )
     if is_pooled and first.degrees_of_freedom == second.degrees_of_freedom:

@@ -113,7 +113,7 @@ def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | Non
     def value_at(quantile: float) -> float:
         sample_index = quantile_index(count, quantile)
         bucket = np.searchsorted(cumulative_counts, sample_index, side="right")
-        return histogram.middle(int(bucket))
+        return histogram.bucket_middle(int(bucket))
 
     return _percentile_curve(name, count, value_at, largest_ns=float(histogram.largest_ns))
 

@@ -276,7 +276,7 @@ def _histogram_metric(
     buckets = []
     for edge in BUCKET_EDGES:
         label = floatToGoString(edge)  # type: ignore[no-untyped-call]
-        count_up_to_edge = count - histogram.over(round(edge * scale))
+        count_up_to_edge = count - histogram.count_over(round(edge * scale))
         buckets.append((label, float(count_up_to_edge)))
     buckets.append(("+Inf", float(count)))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total_ns / scale)

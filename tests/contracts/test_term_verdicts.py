@@ -793,6 +793,6 @@ def test_share_interval_without_a_miss() -> None:
 
 def test_quotient_interval_uses_both_intervals() -> None:
     numerator = Interval(2, 1.9, 2.1)
-    quotient = intervals.ratio_of_intervals(numerator, Interval(1, 0.9, 1.1))
+    quotient = intervals.divide_intervals(numerator, Interval(1, 0.9, 1.1))
     assert quotient.low == pytest.approx(1.79, abs=0.01)
-    assert intervals.ratio_of_intervals(numerator, Interval(1, -np.inf, 1.1)).high == np.inf
+    assert intervals.divide_intervals(numerator, Interval(1, -np.inf, 1.1)).high == np.inf

@@ -34,8 +34,8 @@ from loadgen.figures import METRICS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.metric_definitions import MetricDefinition
     from loadgen.core.metrics.summary import Summary
+    from loadgen.figures import MetricDefinition
 
 BLOCK_COUNTS = (20, 10)
 """Numbers of blocks that a run is cut into.

@@ -108,7 +108,7 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
     """Judge a term on the gaps between events of all requests together."""
     gaps = sample.gaps
     counts = _SampleCounts(
-        total=gaps.count, with_value=gaps.count, over_limit=gaps.over(term.limit_ns)
+        total=gaps.count, with_value=gaps.count, over_limit=gaps.count_over(term.limit_ns)
     )
     if term.metric in sample.undecidable_metrics:
         return _undecided_term(term, counts, sample.undecidable_metrics[term.metric])

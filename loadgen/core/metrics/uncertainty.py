@@ -135,7 +135,7 @@ class GapBounds:
     def _gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the gaps at indices of the ordered sample."""
         buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
-        return self._gaps.middles(buckets.astype(np.int64))
+        return self._gaps.bucket_middles(buckets.astype(np.int64))
 
     def quantile(self, probability: float) -> Range:
         """Return the bounds of a quantile."""
@@ -166,8 +166,8 @@ class GapBounds:
         least = 0
         most = self._gaps.count
         for error_ns, events_above in self._error_counts:
-            surely_over = self._gaps.over(limit_ns + int(error_ns))
-            possibly_over = self._gaps.over(max(limit_ns - int(error_ns), 0))
+            surely_over = self._gaps.count_over(limit_ns + int(error_ns))
+            possibly_over = self._gaps.count_over(max(limit_ns - int(error_ns), 0))
             least = max(least, surely_over - events_above)
             most = min(most, possibly_over + events_above)
         return least, most
@@ -198,7 +198,7 @@ def _error_counts(event_errors: Histogram) -> list[ErrorCount]:
     step = max(len(buckets) // ERROR_SIZES, 1)
     counts = [ErrorCount(0.0, total - int(up_to_bucket[0]))]
     counts += [
-        ErrorCount(event_errors.middle(bucket), total - int(up_to_bucket[bucket]))
+        ErrorCount(event_errors.bucket_middle(bucket), total - int(up_to_bucket[bucket]))
         for bucket in buckets[::step].tolist()
     ]
     if len(buckets):

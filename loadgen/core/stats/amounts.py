@@ -20,28 +20,37 @@ INSTANT_S = 0.001
 """A curve treats a shorter interval as an instant."""
 
 
-class _Part(NamedTuple):
-    """Amounts with the start and the end of each. Both are one array for instants."""
+class TimedAmounts(NamedTuple):
+    """Amounts, such as tokens, with the time over which each of them came.
+
+    Attributes:
+        start_ns: When each amount began to come.
+        end_ns: When it had come. For amounts that came at instants, it is the same array as
+            `start_ns`, which saves memory and is computed faster.
+        amounts: How much came.
+    """
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     amounts: NDArray[Any]
+
+    @property
+    def are_at_instants(self) -> bool:
+        """Whether each amount came at an instant and not over an interval."""
+        return self.start_ns is self.end_ns
 
 
 class Amounts:
     """All amounts with their times, so that results are exact, unlike those of a `TimeCurve`."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[TimedAmounts] = []
 
     def add(
         self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amounts: NDArray[Any]
     ) -> None:
-        """Add amounts, each spread evenly from its start to its end.
-
-        Amounts that come at instants may use one array for both.
-        """
-        self._parts.append(_Part(start_ns, end_ns, amounts))
+        """Add amounts. The parameters are the fields of `TimedAmounts`."""
+        self._parts.append(TimedAmounts(start_ns, end_ns, amounts))
 
     def merge(self, other: Amounts) -> None:
         """Add the amounts of another one. The order of merging does not matter."""
@@ -64,7 +73,7 @@ class Amounts:
             low_ns -= 1
         total = 0.0
         for part in self._parts:
-            if part.start_ns is part.end_ns:
+            if part.are_at_instants:
                 total += _sum_at_instants(part, low_ns, high_ns)
             else:
                 total += _sum_spread(part, low_ns, high_ns)
@@ -78,55 +87,61 @@ class Amounts:
         return curve
 
 
-def _sum_at_instants(part: _Part, low_ns: int, high_ns: int) -> float:
+def _sum_at_instants(part: TimedAmounts, low_ns: int, high_ns: int) -> float:
     """Return the sum of the amounts that came after `low_ns` and up to `high_ns`."""
     total = 0
     for rows in block_slices(len(part.end_ns)):
         end_ns = part.end_ns[rows]
-        came = part.amounts[rows][(end_ns > low_ns) & (end_ns <= high_ns)]
-        total += int(came.sum(dtype=np.int64))
+        is_inside = (end_ns > low_ns) & (end_ns <= high_ns)
+        total += int(part.amounts[rows][is_inside].sum(dtype=np.int64))
     return float(total)
 
 
-def _sum_spread(part: _Part, low_ns: int, high_ns: int) -> float:
-    """Return the sum of the amounts, each in proportion to its time in the interval.
+def _sum_spread(part: TimedAmounts, low_ns: int, high_ns: int) -> float:
+    """Return the sum of amounts, each in proportion to its time between `low_ns` and `high_ns`.
 
-    Among amounts that are spread over time, some may be at an instant, and count whole or not.
+    An amount whose start is its end counts in full if that instant is after `low_ns` and up to
+    `high_ns`, and else not at all. The amounts are processed in slices, which takes little memory.
     """
-    came = np.empty(len(part.end_ns))
+    counted_amounts = np.empty(len(part.end_ns))
     for rows in block_slices(len(part.end_ns)):
         start_ns = part.start_ns[rows]
         end_ns = part.end_ns[rows]
         length_ns = end_ns - start_ns
-        inside_ns = np.clip(np.minimum(end_ns, high_ns) - np.maximum(start_ns, low_ns), 0, None)
-        is_at_instant_inside = (end_ns > low_ns) & (end_ns <= high_ns)
-        share = np.where(length_ns > 0, inside_ns / np.maximum(length_ns, 1), is_at_instant_inside)
-        came[rows] = share * part.amounts[rows]
-    return float(came.sum())
+        overlap_ns = np.minimum(end_ns, high_ns) - np.maximum(start_ns, low_ns)
+        overlap_share = np.maximum(overlap_ns, 0) / np.maximum(length_ns, 1)
+        is_instant_inside = (end_ns > low_ns) & (end_ns <= high_ns)
+        share = np.where(length_ns > 0, overlap_share, is_instant_inside)
+        counted_amounts[rows] = share * part.amounts[rows]
+    return float(counted_amounts.sum())
 
 
 class TimeCurve:
     """The cumulative amount up to any time, if each amount is spread evenly over an interval.
 
-    It is exact at the edges of the bins and linear between them. The bins are as long as needed for
-    BINS of them to reach the latest time: 0.1 s for a run of minutes, 9 s for one of ten hours.
+    It answers for many intervals without looking at all amounts again. It is exact at the edges of
+    its bins and linear between them. The bins are as long as needed for BINS of them to reach the
+    latest time: 0.1 s for a run of minutes, 9 s for one of ten hours.
 
-    Within a bin, the slope of the curve changes by the rate of each amount where the amount starts,
-    and back where it ends.
+    The slope of the curve rises by the rate of each amount where the amount starts, and falls by it
+    where the amount ends. A change of slope c at time s adds c * (t - s) to the curve at a later
+    time t. So two sums are kept for each bin, from which the curve at any edge t follows as
+    t * (sum of c) - (sum of c * s), over all earlier bins.
     """
 
     def __init__(self, bin_s: float = 0.1) -> None:
         self.bin_s = bin_s
-        self._slope_changes = np.zeros(BINS)  # the sum of the changes of slope in each bin
-        self._level_changes = np.zeros(BINS)  # the sum of each change of slope times its time
+        self._slope_changes = np.zeros(BINS)  # the sum of c in each bin
+        self._slope_change_moments = np.zeros(BINS)  # the sum of c * s in each bin
         self._instant_amounts = np.zeros(BINS)
 
     def add(
         self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amounts: NDArray[Any]
     ) -> None:
-        """Add amounts, each spread evenly from its start to its end.
+        """Add amounts. The parameters are the fields of `TimedAmounts`.
 
-        An amount over an interval shorter than INSTANT_S counts at its end.
+        An amount over an interval shorter than INSTANT_S counts at its end, because its rate would
+        be too high for exact sums.
         """
         if len(start_ns) == 0:
             return
@@ -135,9 +150,8 @@ class TimeCurve:
         while float(end_s.max()) >= self.bin_s * BINS:
             self._double_bins()
         is_instant = end_s - start_s < INSTANT_S
-        self._instant_amounts += np.bincount(
-            self._bin_numbers(end_s[is_instant]), amounts[is_instant], BINS
-        )
+        instant_bins = self._bin_numbers(end_s[is_instant])
+        self._instant_amounts += np.bincount(instant_bins, amounts[is_instant], BINS)
         start_s = start_s[~is_instant]
         end_s = end_s[~is_instant]
         rates = amounts[~is_instant] / (end_s - start_s)
@@ -145,38 +159,31 @@ class TimeCurve:
         self._change_slope(end_s, -rates)
 
     def _change_slope(self, times_s: NDArray[np.float64], changes: NDArray[np.float64]) -> None:
-        """Record that the slope of the curve changes at these times.
-
-        A change c at time s adds c * (t - s) to the curve at each later time t. So the sums of c
-        and of c * s are enough.
-        """
+        """Record that the slope of the curve changes at these times by these amounts per second."""
         bins = self._bin_numbers(times_s)
         self._slope_changes += np.bincount(bins, changes, BINS)
-        self._level_changes += np.bincount(bins, changes * times_s, BINS)
+        self._slope_change_moments += np.bincount(bins, changes * times_s, BINS)
 
     def _bin_numbers(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the bin of each time."""
         return (times_s / self.bin_s).astype(np.int64)
 
     def _double_bins(self) -> None:
-        """Join each two neighbouring bins."""
+        """Join each two neighbouring bins, so that the bins reach twice as far."""
         self.bin_s *= 2
-        for values in (self._slope_changes, self._level_changes, self._instant_amounts):
+        for values in (self._slope_changes, self._slope_change_moments, self._instant_amounts):
             values[: BINS // 2] = values.reshape(-1, 2).sum(axis=1)
             values[BINS // 2 :] = 0
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
-        """Return the amount that came in an interval, ends included; 0 if an end is None.
-
-        The curve at an edge t is t times the sum of the changes of slope before it, less the sum of
-        each change times its time, plus the amounts that came at instants.
-        """
+        """Return the amount that came in an interval, ends included; 0 if an end is None."""
         if start_s is None or end_s is None:
             return 0.0
         edges_s = np.arange(BINS + 1) * self.bin_s
-        slope = _cumulative(self._slope_changes)
-        level = _cumulative(self._level_changes)
-        cumulative_amount = edges_s * slope - level + _cumulative(self._instant_amounts)
-        low, high = np.interp([start_s, end_s], edges_s, cumulative_amount)
+        slopes = _cumulative(self._slope_changes)
+        moments = _cumulative(self._slope_change_moments)
+        amounts_until_edges = edges_s * slopes - moments + _cumulative(self._instant_amounts)
+        low, high = np.interp([start_s, end_s], edges_s, amounts_until_edges)
         return float(high - low)
 
 

@@ -16,9 +16,11 @@ NEGLIGIBLE_TERM = 1e-17
 
 
 def binomial_cdf(n: int, t: int, q: float) -> float:
-    """Return P[Binomial(n, q) <= t], for t < n.
+    """Return P[Binomial(n, q) <= t], for t < n: the probability of at most t events in n trials.
 
-    The terms are added from t downwards. They fall fast where the result is small.
+    The largest term P[Binomial(n, q) = t] is computed by logarithms, because its factors overflow.
+    The smaller terms follow from their ratios. They fall fast where the result is small, so the sum
+    ends when a term does not change it any more.
     """
     log_of_term_t = (
         math.lgamma(n + 1)
@@ -27,22 +29,24 @@ def binomial_cdf(n: int, t: int, q: float) -> float:
         + t * math.log(q)
         + (n - t) * math.log1p(-q)
     )
-    term = 1.0  # relative to the term t
-    total = 1.0
+    relative_term = 1.0  # the term divided by the term t
+    relative_sum = 1.0
     for k in range(t, 0, -1):
-        term *= k / (n - k + 1) * (1 - q) / q
-        total += term
-        if term < total * NEGLIGIBLE_TERM:
+        relative_term *= k / (n - k + 1) * (1 - q) / q
+        relative_sum += relative_term
+        if relative_term < relative_sum * NEGLIGIBLE_TERM:
             break
-    return min(1.0, math.exp(log_of_term_t) * total)
+    return min(1.0, math.exp(log_of_term_t) * relative_sum)
 
 
 @functools.lru_cache(maxsize=4096)
 def needed_queries(over: int, p: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries of which `over` may be over the limit.
 
-    It is h + over for the smallest h with P[Binomial(h + over, 1 - p) <= over] < 1 - confidence
-    (`MinPassingQueriesFinder`).
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if so few
+    queries over the limit would be improbable for a server that exceeds it just too often: h
+    queries within the limit are enough if P[Binomial(h + over, 1 - p) <= over] < 1 - confidence.
+    The smallest such h is found by doubling and bisection.
 
     Args:
         over: The number of queries over the limit.
@@ -69,10 +73,15 @@ def needed_queries(over: int, p: float = 0.99, confidence: float = 0.99) -> int:
 
 
 def allowed_over(queries: int, p: float = 0.99) -> int:
-    """Return the most of the queries that may be over the limit, or TOO_FEW_QUERIES.
+    """Return how many of the queries may be over the limit in a test that passes by early stopping.
 
-    It bisects, because `needed_queries` grows with the number over the limit. That number is at
-    most the expected one, queries * (1 - p).
+    Returns TOO_FEW_QUERIES if the test cannot pass with so few. It bisects `needed_queries`, which
+    grows with the number over the limit. That number is at most the expected one, which is
+    queries * (1 - p).
+
+    Args:
+        queries: The number of all queries.
+        p: The share of all queries that must be within the limit.
     """
     if needed_queries(0, p) > queries:
         return TOO_FEW_QUERIES

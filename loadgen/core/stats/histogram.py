@@ -33,9 +33,15 @@ BUCKETS = 2 + math.ceil(math.log2(LARGEST_NS) * _BUCKETS_PER_LOG2)
 """The number of buckets, some 17,000, whose counts take 136 kB. Bucket 0 has the values <= 0."""
 
 _FORMAT = 1
+"""The first number of a stored histogram. Another format would have another number."""
+
 _HEAD_NUMBERS = 4
+"""The numbers before the counts of a stored histogram: format, sum, minimum and maximum."""
+
 _BYTES_PER_NUMBER = 8
+
 _NO_VALUE = 2**63 - 1
+"""The minimum of no values; its negative is their maximum."""
 
 
 def bucket_numbers(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -64,17 +70,21 @@ class Histogram:
         self.least_ns = _NO_VALUE
         self.largest_ns = -_NO_VALUE
 
-    def add(self, values_ns: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
-        """Count the values of an int64 array, each once, or as often as `times` says."""
-        if times is not None:
-            values_ns = values_ns[times > 0]
-            times = times[times > 0]
+    def add(
+        self, values_ns: NDArray[np.int64], repetitions: NDArray[np.int64] | None = None
+    ) -> None:
+        """Count values. Each counts once, or as often as the same entry of `repetitions` says."""
+        if repetitions is not None:
+            occurs = repetitions > 0
+            values_ns = values_ns[occurs]
+            repetitions = repetitions[occurs]
         if len(values_ns) == 0:
             return
         self.least_ns = min(self.least_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
-        self.total_ns += int((values_ns if times is None else values_ns * times).sum())
-        counts = np.bincount(bucket_numbers(values_ns), weights=times).astype(np.int64)
+        total_ns = values_ns.sum() if repetitions is None else (values_ns * repetitions).sum()
+        self.total_ns += int(total_ns)
+        counts = np.bincount(bucket_numbers(values_ns), weights=repetitions).astype(np.int64)
         self.counts[: len(counts)] += counts
 
     def add_zeros(self, count: int) -> None:
@@ -101,13 +111,16 @@ class Histogram:
         return self.nth(quantile_index(self.count, p))
 
     def nth(self, index: int) -> float:
-        """Return the value that stands for the bucket at an index of the ordered sample."""
-        return self.middle(int(np.searchsorted(np.cumsum(self.counts), index, side="right")))
+        """Return the value at an index of the ordered sample, as the middle of its bucket."""
+        bucket = int(np.searchsorted(np.cumsum(self.counts), index, side="right"))
+        return self.bucket_middle(bucket)
 
-    def middle(self, bucket: int) -> float:
-        """Return the value that stands for a bucket, which lies within the sample.
+    def bucket_middle(self, bucket: int) -> float:
+        """Return the value that all values of a bucket are reported as.
 
-        It has the same relative distance from both edges of the bucket.
+        It is the harmonic mean of the edges of the bucket, which has the same relative distance
+        from both edges, so that the relative error is as small as it can be. It is never outside of
+        the smallest and the largest value that were counted. Bucket 0 has the values up to 0.
         """
         if bucket == 0:
             return float(min(0, self.largest_ns))
@@ -115,14 +128,14 @@ class Histogram:
         middle = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
         return float(min(max(middle, self.least_ns), self.largest_ns))
 
-    def middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return `middle` of many buckets."""
+    def bucket_middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return `bucket_middle` of many buckets, in one operation on arrays."""
         lower_edges = BUCKET_RATIO ** (buckets - 1.0)
         middles = 2 * lower_edges * BUCKET_RATIO / (1 + BUCKET_RATIO)
         values: NDArray[np.float64] = np.clip(middles, self.least_ns, self.largest_ns)
         return np.where(buckets == 0, float(min(0, self.largest_ns)), values)
 
-    def over(self, limit_ns: int) -> int:
+    def count_over(self, limit_ns: int) -> int:
         """Return the number of values over a limit.
 
         Values in the bucket of the limit count as not over, so the limit is met within
@@ -150,19 +163,23 @@ class Histogram:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Histogram:
-        """Return the histogram in the result of `to_bytes`. Raises ValueError for anything else."""
-        number_count = len(data) // _BYTES_PER_NUMBER
-        is_whole = len(data) % _BYTES_PER_NUMBER == 0
-        if not is_whole or not _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS:
+        """Return the histogram in the result of `to_bytes`, which also describes the format.
+
+        Raises:
+            ValueError: The bytes are not a histogram, or have another format.
+        """
+        number_count, rest = divmod(len(data), _BYTES_PER_NUMBER)
+        if rest or not _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS:
             raise ValueError(f"{len(data)} bytes are no histogram")
         numbers = np.frombuffer(data, "<i8")
+        file_format, total_ns, least_ns, largest_ns = map(int, numbers[:_HEAD_NUMBERS])
         counts = numbers[_HEAD_NUMBERS:]
-        if numbers[0] != _FORMAT or (counts < 0).any():
+        if file_format != _FORMAT or (counts < 0).any():
             raise ValueError(f"no histogram of format {_FORMAT}")
         histogram = cls()
-        histogram.total_ns = int(numbers[1])
-        histogram.least_ns = int(numbers[2])
-        histogram.largest_ns = int(numbers[3])
+        histogram.total_ns = total_ns
+        histogram.least_ns = least_ns
+        histogram.largest_ns = largest_ns
         histogram.counts[: len(counts)] = counts
         return histogram
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.core.stats.students_t import t_quantile, welch_freedom, z_quantile
+from loadgen.core.stats.students_t import t_quantile, welch_degrees_of_freedom, z_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,12 +110,18 @@ def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEVEL) -> Interval:
-    """Return the mean of the values of one run, with an interval from the means of equal batches.
+    """Return the mean of the values of one run, with an interval by the method of batch means.
 
-    The values are in the order of time and correlated; the batch means hardly are. The correlation
-    r of neighbouring batches that remains widens the interval by sqrt((1 + r) / (1 - r)), with r at
-    least 0. Values that do not fill a batch are left out at the start, where a transient would be.
-    With fewer than two batches the interval is unbounded.
+    Values in order of time are correlated; the means of equal batches of them hardly are, so they
+    are treated as independent (Law and Kelton, Simulation Modeling and Analysis). The lag-1
+    correlation r of the batch means that remains widens the interval by sqrt((1 + r) / (1 - r)),
+    with r at least 0. Values that do not fill a batch are left out at the start, where a transient
+    would be. With fewer than two batches the interval is unbounded.
+
+    Args:
+        values: The values, in order of time.
+        batches: The number of batches.
+        level: The confidence level.
     """
     data = np.asarray(values, float)
     count = min(batches, len(data))
@@ -130,29 +136,44 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
 
 
 def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
-    """Return an upper limit for the p quantile of normally distributed values.
+    """Return a one-sided upper tolerance limit of normally distributed values in order of time.
 
-    The values are in order of time. This is a tolerance limit (Natrella 1963, section 2-2). Its n
-    is reduced for the correlation of neighbours, and the variance is increased by what correlated
-    values hide of it. It is infinite with too few values.
+    At least the fraction `p` of all such values is below it, with this confidence. It is the mean
+    plus k standard deviations, where k is the approximation of Natrella (1963, Experimental
+    Statistics, section 2-2). Because neighbouring values are correlated, n is the number of
+    independent values that would tell as much of the mean, and the variance, which correlated
+    values underestimate, is increased. The limit is infinite with too few values.
+
+    Args:
+        values: The values in order of time.
+        p: The fraction of values below the limit.
+        level: The confidence that the limit is high enough.
     """
     data = np.asarray(values, float)
     count = len(data)
     if count < 3 or not np.isfinite(data).all():
         return math.inf
     inflation = variance_inflation(data)
-    effective_count = count / inflation  # so many independent values tell as much of the mean
+    effective_count = count / inflation
     if effective_count <= 1:
         return math.inf
+    k = _tolerance_factor(effective_count, p, level)
+    variance = data.var() * count / (count - inflation)
+    return float(data.mean() + k * math.sqrt(variance))
+
+
+def _tolerance_factor(n: float, p: float, level: float) -> float:
+    """Return k of Natrella (1963, section 2-2) for n independent values, with her names a and b.
+
+    It is infinite if n is too small for the confidence.
+    """
     z_level = z_quantile(level)
     z_p = NormalDist().inv_cdf(p)
-    a = 1 - z_level**2 / (2 * (effective_count - 1))
+    a = 1 - z_level**2 / (2 * (n - 1))
     if a <= 0:
         return math.inf
-    b = z_p**2 - z_level**2 / effective_count
-    factor = (z_p + math.sqrt(max(z_p**2 - a * b, 0.0))) / a
-    variance = data.var() * count / (count - inflation)
-    return float(data.mean() + factor * math.sqrt(variance))
+    b = z_p**2 - z_level**2 / n
+    return (z_p + math.sqrt(max(z_p**2 - a * b, 0.0))) / a
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:
@@ -180,76 +201,87 @@ def neighbour_correlation(values: NDArray[np.float64]) -> float:
 # -- ratios ----------------------------------------------------------------------------------------
 
 
-def ratio(
-    above: ArrayLike, below: ArrayLike, *, paired: bool = False, level: float = LEVEL
+def ratio_of_means(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    *,
+    paired: bool = False,
+    level: float = LEVEL,
 ) -> Interval:
-    """Return mean(above) / mean(below) of two samples, with an interval by Fieller's theorem.
+    """Return the ratio of the means of two samples, with an interval by Fieller's theorem (1954).
 
-    The interval is unbounded if the mean of `below` may be zero.
+    The interval is unbounded if the mean of the denominators may be 0, or if a sample has fewer
+    than two values.
 
     Args:
-        above: The sample whose mean is the numerator.
-        below: The sample whose mean is the denominator.
+        numerators: The sample whose mean is divided.
+        denominators: The sample by whose mean it is divided.
         paired: Whether the values are pairs; else the samples are independent.
-        level: The confidence.
+        level: The confidence level.
 
-    Raises ValueError for pairs of unequal number.
+    Raises:
+        ValueError: The samples are paired and differ in length.
     """
-    numerators = np.asarray(above, float)
-    denominators = np.asarray(below, float)
-    n = len(numerators)
-    m = len(denominators)
-    if n < 2 or m < 2:
-        has_value = n and m and denominators.mean()
-        value = float(numerators.mean() / denominators.mean()) if has_value else math.nan
-        return _symmetric(value, math.inf, min(n, m), "ratio", level)
-    if paired and n != m:
-        raise ValueError(f"{n} values cannot be paired with {m}")
-    a = float(numerators.mean())
-    b = float(denominators.mean())
-    a_var = float(numerators.var(ddof=1)) / n
-    b_var = float(denominators.var(ddof=1)) / m
+    x = np.asarray(numerators, float)
+    y = np.asarray(denominators, float)
+    count = min(len(x), len(y))
+    if count < 2:
+        has_value = count and y.mean()
+        value = float(x.mean() / y.mean()) if has_value else math.nan
+        return _symmetric(value, math.inf, count, "ratio", level)
+    if paired and len(x) != len(y):
+        raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
+    x_mean = float(x.mean())
+    y_mean = float(y.mean())
+    x_variance = float(x.var(ddof=1)) / len(x)
+    y_variance = float(y.var(ddof=1)) / len(y)
     covariance = 0.0
     if paired:
-        covariance = float(((numerators - a) * (denominators - b)).sum()) / (n - 1) / n
-        degrees_of_freedom = float(n - 1)
+        covariance = float(((x - x_mean) * (y - y_mean)).sum()) / (count - 1) / count
+        degrees_of_freedom = float(count - 1)
     else:
-        # The variance of a - x b at the estimated ratio x is a_var + x^2 b_var.
-        scale = (a / b) ** 2 if b else 1.0
-        degrees_of_freedom = welch_freedom(a_var, n - 1, scale * b_var, m - 1)
+        # The variance of x_mean - r y_mean is x_variance + r^2 y_variance, here at the estimated r.
+        r_squared = (x_mean / y_mean) ** 2 if y_mean else 1.0
+        degrees_of_freedom = welch_degrees_of_freedom(
+            x_variance, len(x) - 1, r_squared * y_variance, len(y) - 1
+        )
     t = t_quantile(0.5 + level / 2, degrees_of_freedom)
-    # The interval holds all x with (a - x b)^2 <= t^2 (a_var - 2 x covariance + x^2 b_var), which
-    # is the quadratic inequality q2 x^2 - 2 q1 x + q0 <= 0.
-    q2 = b * b - t * t * b_var
-    q1 = a * b - t * t * covariance
-    q0 = a * a - t * t * a_var
+    # The interval holds all r with
+    #     (x_mean - r y_mean)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance),
+    # which is the quadratic inequality q2 r^2 - 2 q1 r + q0 <= 0.
+    q2 = y_mean * y_mean - t * t * y_variance
+    q1 = x_mean * y_mean - t * t * covariance
+    q0 = x_mean * x_mean - t * t * x_variance
     discriminant = q1 * q1 - q2 * q0
-    value = a / b if b else math.nan
+    value = x_mean / y_mean if y_mean else math.nan
     if q2 <= 0 or discriminant < 0:
-        return _symmetric(value, math.inf, min(n, m), "ratio", level)
+        return _symmetric(value, math.inf, count, "ratio", level)
     low = (q1 - math.sqrt(discriminant)) / q2
     high = (q1 + math.sqrt(discriminant)) / q2
-    return Interval(value, low, high, level, min(n, m), "ratio")
+    return Interval(value, low, high, level, count, "ratio")
 
 
-def ratio_of_intervals(over: Interval, under: Interval) -> Interval:
-    """Return `over / under` of two independent positive values from the interval of each.
+def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
+    """Return the ratio of two independent positive values, from the interval of each.
 
-    The intervals need not be symmetric. This is MOVER on the logarithms (Zou and Donner 2008): the
-    distance from the estimate to each end is the root of the sum of the squared distances of both
-    values, where the ratio is low if the denominator is high.
+    This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
+    It needs no symmetric intervals. The distance from the ratio to its lower end is the root of the
+    sum of two squares: the distance of the numerator to its lower end, and that of the denominator
+    to its upper end. The other distance is computed likewise.
     """
-    value, low, high = over
-    base, base_low, base_high = under
+    value, low, high = numerator
+    base, base_low, base_high = denominator
     if not (0 < base < math.inf and 0 < value < math.inf):
-        return Interval(math.nan, 0.0, math.inf, over.level)
+        return Interval(math.nan, 0.0, math.inf, numerator.level)
+    log_value = _log(value)
+    log_base = _log(base)
+    distance_below = math.hypot(log_value - _log(low), _log(base_high) - log_base)
+    distance_above = math.hypot(_log(high) - log_value, log_base - _log(base_low))
     log_ratio = math.log(value / base)
-    distance_below = math.hypot(_log(value) - _log(low), _log(base_high) - _log(base))
-    distance_above = math.hypot(_log(high) - _log(value), _log(base) - _log(base_low))
     ratio_low = math.exp(log_ratio - distance_below)
     is_bounded = distance_above < MAX_EXPONENT
     ratio_high = math.exp(log_ratio + distance_above) if is_bounded else math.inf
-    return Interval(math.exp(log_ratio), ratio_low, ratio_high, over.level)
+    return Interval(math.exp(log_ratio), ratio_low, ratio_high, numerator.level)
 
 
 def _log(x: float) -> float:
@@ -261,7 +293,7 @@ def _log(x: float) -> float:
 
 
 def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
-    """Return the ends of the interval of a share p of n independent trials (Wilson 1927)."""
+    """Return the ends of Wilson's score interval (1927) of a share p of n independent trials."""
     if n <= 0:
         return 0.0, 1.0
     z = z_quantile(level)
@@ -273,7 +305,9 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
 def next_interim_level(level: float) -> float:
     """Return the confidence of the next interim analysis of growing data, after one at `level`.
 
-    See contracts.judge.
+    Each analysis may spend half of the error that the one before it spent. So all analyses together
+    err at most twice as often as the first one, however many there are (Bonferroni).
+    `contracts.judge` explains why contracts need this.
     """
     return 1 - (1 - level) / 2
 
@@ -305,23 +339,24 @@ def length_to_meet_s(recurrence_s: float, level: float = LEVEL) -> float:
 
 
 def widen_by_runs(
-    interval: Interval, value_of_runs: Sequence[float], *, log: bool = False
+    interval: Interval, value_of_runs: Sequence[float], *, on_log_scale: bool = False
 ) -> Interval:
-    """Return an interval that is at least as wide as that of the runs among each other.
+    """Return an interval that is at least as wide as the differences between repeated runs suggest.
 
-    The interval of the runs is that of Student's t around the value of `interval`. The interval is
-    unchanged with one run, or if a run has no finite value.
+    Blocks of time within runs do not show what differs from run to run, such as a restart of the
+    server. So the interval is extended to Student's interval of the values of the runs, placed
+    around the value of `interval`. It is unchanged with one run, or if a run has no finite value.
 
     Args:
-        interval: The interval by the times within runs.
+        interval: The interval by blocks of time within runs.
         value_of_runs: The value of each run.
-        log: Whether to compute the interval of the runs on logarithms.
+        on_log_scale: Whether Student's interval is that of the logarithms, as for latencies.
     """
     value = interval.value
     data = np.asarray(value_of_runs, float)
     if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value):
         return interval
-    if not log:
+    if not on_log_scale:
         half_width = replications(data, interval.level).half_width
         low = value - half_width
         high = value + half_width
@@ -338,23 +373,24 @@ def widen_by_runs(
 
 
 def startup_length(values: ArrayLike) -> int | None:
-    """Return how many first values belong to the start-up, by MSER (White 1997).
+    """Return how many values at the start are a transient, by MSER (White 1997).
 
-    That is the cut that minimizes the standard error of the mean of the rest. Only the first half
-    is examined. Returns None if the best cut is the end of that half: then the values have not
-    settled, and nothing can be said about a steady state.
+    MSER, the marginal standard error rule, cuts off the values at the start such that the standard
+    error of the mean of the others is smallest. Only the first half is examined. Returns None if
+    the best cut is the end of that half: then no steady state is in sight. Also returns None for
+    fewer than four values.
     """
     data = np.asarray(values, float)
     count = len(data)
     if count < 4:
         return None
-    # The entries at i are of the values from i on: their sum, sum of squares and number.
-    sums = np.cumsum(data[::-1])[::-1]
-    squares = np.cumsum((data * data)[::-1])[::-1]
-    remaining = np.arange(count, 0, -1)
+    # At index i, each array describes the values from i to the end.
+    remaining_sums = np.cumsum(data[::-1])[::-1]
+    remaining_squares = np.cumsum((data * data)[::-1])[::-1]
+    remaining_counts = np.arange(count, 0, -1)
+    squared_deviations = remaining_squares - remaining_sums * remaining_sums / remaining_counts
     half = count // 2
-    squared_deviations = (squares - sums * sums / remaining)[: half + 1]
-    squared_standard_errors = squared_deviations / (remaining[: half + 1] ** 2)
+    squared_standard_errors = (squared_deviations / (remaining_counts**2))[: half + 1]
     cut = int(np.argmin(squared_standard_errors))
     return cut if cut < half else None
 
@@ -362,10 +398,16 @@ def startup_length(values: ArrayLike) -> int | None:
 def extrapolate_growth(
     values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99
 ) -> tuple[float, float]:
-    """Return the growth of evenly spaced values within `ahead` steps, and its upper bound.
+    """Return how far evenly spaced values will grow in the next steps, and an upper bound of it.
 
-    A straight line is fitted by least squares, and its error is widened for the correlation of the
-    residuals. With fewer than four values the bound is infinite.
+    A straight line is fitted by least squares. The standard error of its slope is widened for the
+    correlation of neighbouring residuals, and the bound follows from Student's t. With fewer than
+    MIN_VALUES_OF_TREND values the bound is infinite.
+
+    Args:
+        values: The values, in order of time.
+        ahead: The number of steps after the last value.
+        level: The one-sided confidence of the bound.
     """
     data = np.asarray(values, float)
     count = len(data)

@@ -77,8 +77,8 @@ class NamedQuantile(NamedTuple):
 def deciding_quantile(distribution: Distribution) -> NamedQuantile | None:
     """Return the highest quantile up to p99 that the sample supports, None if it supports none.
 
-    Limits are judged by it: a p99 of 30 samples is the largest of them, and one late request would
-    decide.
+    Validity limits, such as that of the send lag, are judged by it. A p99 of 30 samples would be
+    the largest of them, so that a single late request would decide.
     """
     names = [name for name, _ in QUANTILES]
     up_to_p99 = names[: names.index("p99") + 1]
@@ -169,9 +169,14 @@ class Values:
 
     @classmethod
     def of(cls, parts: Iterable[NDArray[np.int64]], max_count: int) -> Values:
-        """Return the values of arrays, which are copied one by one into a single sorted array.
+        """Return the values of several arrays as one sorted sample, in little memory.
 
-        `max_count` is the largest number of values that there may be.
+        The arrays are copied one by one into a single buffer, so that each of them can be freed
+        before the next one is computed.
+
+        Args:
+            parts: The arrays, for example one for each block of records.
+            max_count: An upper bound of the number of values in all arrays, the size of the buffer.
         """
         buffer = np.empty(max_count, np.int64)
         count = 0
@@ -185,14 +190,17 @@ class Values:
         return values
 
     def _sort(self) -> None:
-        """Sort all values in one array, which is faster than to partition them at each quantile."""
+        """Join all values in one sorted array, so that any number of quantiles are mere look-ups.
+
+        One sort is faster than a partition of the values for each quantile.
+        """
         if self._is_sorted:
             return
         if len(self._parts) != 1:
             self._parts = [np.concatenate(self._parts)]
         values = self._parts[0]
-        # A sample may have one value only, as the lags of a simulated run do. To see that is faster
-        # than to sort it.
+        # All values may be equal, as the lags of a simulated run are. To see that is faster than to
+        # sort them.
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
             values.sort()
@@ -227,13 +235,14 @@ class Values:
         return self.nth(quantile_index(self.count, p))
 
     def distribution(self) -> Distribution:
-        """Return the distribution. Each quantile is one of the values."""
+        """Return the distribution. Each quantile is one of the values, and the mean is exact."""
         count = self.count
         if count == 0:
             return Distribution()
         self._sort()
         values = self._parts[0]
         largest = int(values[-1])
+        # The sum of many large values does not fit into int64, so they are added in several parts.
         part_count = 1 + count * largest // MAX_PARTIAL_SUM
         parts = np.array_split(values, part_count)
         total = sum(int(part.sum(dtype=np.int64)) for part in parts)
@@ -259,21 +268,22 @@ def sort_times(times: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def ks_distance(
     ordered: NDArray[np.float64],
-    probability_up_to: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    probability_below: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    cdf_below: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> float:
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
-    It is the largest difference between the distribution function of the values and that of the
-    distribution, which is given by two functions. They differ for a distribution with steps.
+    It is the largest difference between the cumulative distribution function of the values (the
+    share of values up to x) and that of the distribution. At each value both sides of the step are
+    compared. Many values are compared in blocks, which takes little memory.
 
     Args:
         ordered: The values in ascending order.
-        probability_up_to: The probability of a value up to each of the given ones.
-        probability_below: The probability of a value below each of the given ones.
+        cdf: P(X <= x) of the distribution, for an array of x.
+        cdf_below: P(X < x). It is the same function for a continuous distribution.
     """
-    is_last_of_value = ordered[1:] != ordered[:-1]
-    last_indices = np.append(np.flatnonzero(is_last_of_value), len(ordered) - 1)
+    is_last_of_equals = ordered[1:] != ordered[:-1]
+    last_indices = np.append(np.flatnonzero(is_last_of_equals), len(ordered) - 1)
     block_count = 1 + len(last_indices) // BLOCK_ROWS
     distance = 0.0
     share_before_block = 0.0
@@ -283,8 +293,8 @@ def ks_distance(
         share_below = np.append(share_before_block, share_up_to[:-1])
         distance = max(
             distance,
-            np.abs(share_up_to - probability_up_to(values)).max(),
-            np.abs(share_below - probability_below(values)).max(),
+            np.abs(share_up_to - cdf(values)).max(),
+            np.abs(share_below - cdf_below(values)).max(),
         )
         share_before_block = float(share_up_to[-1])
     return float(distance)

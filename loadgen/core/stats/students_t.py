@@ -45,18 +45,21 @@ def z_quantile(level: float) -> float:
 
 
 def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal distribution function, each tail to 1.2e-7 of itself.
+    """Return the standard normal distribution function, with a relative error of a tail of 1.2e-7.
 
-    Source: erfcc of Numerical Recipes, 2nd edition, section 6.2.
+    It is `erfcc` of Numerical Recipes, 2nd edition, section 6.2: with t = 1 / (1 + x / 2), the
+    complementary error function of x is t * exp(-x^2 + polynomial(t)). The polynomial is evaluated
+    by Horner's method. Arrays are changed in place, which is twice as fast for large ones.
     """
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.5 * x)
-    series = np.full_like(t, _ERFC_COEFFICIENTS[-1])
-    for coefficient in _ERFC_COEFFICIENTS[-2::-1]:
-        np.add(
-            np.multiply(series, t, out=series), coefficient, out=series
-        )  # twice as fast in place
-    tail = 0.5 * t * np.exp(np.subtract(series, np.multiply(x, x, out=x), out=series), out=series)
+    exponent = np.full_like(t, _ERFC_COEFFICIENTS[-1])
+    for coefficient in reversed(_ERFC_COEFFICIENTS[:-1]):
+        exponent *= t
+        exponent += coefficient
+    x *= x
+    exponent -= x
+    tail = 0.5 * t * np.exp(exponent, out=exponent)
     return np.where(z >= 0, 1 - tail, tail)
 
 
@@ -95,21 +98,37 @@ def t_cdf(t: float, degrees_of_freedom: float) -> float:
     return 1 - tail if t > 0 else tail
 
 
-def welch_freedom(var_a: float, freedom_a: float, var_b: float, freedom_b: float) -> float:
-    """Return the degrees of freedom of a difference whose two variances are both estimates.
+def welch_degrees_of_freedom(
+    variance_a: float,
+    degrees_of_freedom_a: float,
+    variance_b: float,
+    degrees_of_freedom_b: float,
+) -> float:
+    """Return the degrees of freedom of a difference of two means with unequal variances.
 
-    Sources: Welch 1947, Satterthwaite 1946.
+    This is the Welch-Satterthwaite equation (Satterthwaite 1946, Welch 1947). If both variances are
+    0, the degrees of freedom are added, as those of a pooled variance are.
+
+    Args:
+        variance_a: The estimated variance of the first mean.
+        degrees_of_freedom_a: The degrees of freedom of that estimate.
+        variance_b: The estimated variance of the second mean.
+        degrees_of_freedom_b: The degrees of freedom of that estimate.
     """
-    total = var_a + var_b
-    if total <= 0:
-        return freedom_a + freedom_b
-    return total**2 / (var_a**2 / freedom_a + var_b**2 / freedom_b)
+    variance = variance_a + variance_b
+    if variance <= 0:
+        return degrees_of_freedom_a + degrees_of_freedom_b
+    return variance**2 / (
+        variance_a**2 / degrees_of_freedom_a + variance_b**2 / degrees_of_freedom_b
+    )
 
 
 def _regularized_beta(x: float, a: float, b: float) -> float:
-    """Return the regularized incomplete beta function I_x(a, b).
+    """Return the regularized incomplete beta function I_x(a, b), by its continued fraction.
 
-    It evaluates the continued fraction DLMF 8.17.22 by Lentz's method.
+    The fraction is DLMF 8.17.22, as evaluated by `betacf` of Numerical Recipes with the modified
+    Lentz method. The names are those of that book: `c` is the ratio of successive numerators of the
+    fraction, and `d` the inverse ratio of successive denominators.
     """
     if x <= 0:
         return 0.0
@@ -121,8 +140,6 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
     log_front = (
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
-    # Lentz's method multiplies the fraction by the ratios of successive numerators (c) and of
-    # successive denominators (d, inverted).
     c = 1.0
     d = 1 / max(TINY, 1 - (a + b) * x / (a + 1))
     fraction = d
@@ -130,7 +147,7 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
         even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even_term, odd_term):
-            d = 1 / (1 + term * d or TINY)
+            d = 1 / (1 + term * d or TINY)  # TINY instead of a zero denominator
             c = 1 + term / c or TINY
             fraction *= c * d
         if abs(c * d - 1) < FRACTION_TOLERANCE:

@@ -17,7 +17,6 @@ growing, when none is, at the level of the test.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -109,15 +108,11 @@ class _TrendTest(Struct, frozen=True):
         """
         if self.standard_error == 0:
             return 0.0
-        degrees_of_freedom = round(self.degrees_of_freedom, 1)  # so that the cache is of use
-        critical_value = _cached_t_quantile(1 - significance_level, degrees_of_freedom)
-        power_margin = _cached_t_quantile(POWER, degrees_of_freedom)
+        # `t_quantile` caches its results, which rounded degrees of freedom make useful.
+        degrees_of_freedom = round(self.degrees_of_freedom, 1)
+        critical_value = t_quantile(1 - significance_level, degrees_of_freedom)
+        power_margin = t_quantile(POWER, degrees_of_freedom)
         return (critical_value + power_margin) * self.standard_error
-
-
-@lru_cache(maxsize=4096)
-def _cached_t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    return t_quantile(probability, degrees_of_freedom)
 
 
 class _TrendTests(NamedTuple):
@@ -222,7 +217,11 @@ class _FittedLine(Struct, frozen=True):
 
 
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
-    """Return the line through a series, None if too few blocks have a value."""
+    """Return the line by least squares through a series, None if too few blocks have a value.
+
+    A block without a value is NaN. The noise around the line is the residuals of a parabola, and is
+    0 if it is not larger than the rounding of the values.
+    """
     blocks = np.flatnonzero(np.isfinite(series))
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -233,18 +232,23 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     bend = _fit_bend(values, times, time_squares)
     residuals = values - values.mean() - slope * times - bend
     noise_squares = float((residuals * residuals).sum())
-    if noise_squares <= (ROUNDING * float(np.abs(values).max())) ** 2:
+    largest_rounding_error = ROUNDING * float(np.abs(values).max())
+    if noise_squares <= largest_rounding_error**2:
         return _FittedLine(values, slope, time_squares, noise_squares=0.0, correlation=None)
     correlation = _neighbour_correlation(residuals, noise_squares)
     return _FittedLine(values, slope, time_squares, noise_squares, correlation)
 
 
 def _neighbour_correlation(residuals: NDArray[np.float64], noise_squares: float) -> float:
-    """Return the correlation of neighbouring residuals, from 0 to MAX_CORRELATION.
+    """Return the lag-1 autocorrelation of residuals, from 0 to MAX_CORRELATION.
 
     The fit of a curve makes residuals look less correlated than the noise is, by about 1 / count
     for each of its parameters. That bias is removed. A negative correlation counts as none, because
     it would make the growth look more certain than independent noise does.
+
+    Args:
+        residuals: The residuals of the blocks, in order of time.
+        noise_squares: The sum of their squares.
     """
     count = len(residuals)
     observed = float((residuals[1:] * residuals[:-1]).sum()) / noise_squares
@@ -263,11 +267,16 @@ def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _fit_bend(
     values: NDArray[np.float64], times: NDArray[np.float64], time_squares: float
 ) -> NDArray[np.float64]:
-    """Return what a parabola by least squares adds to the straight line.
+    """Return what a parabola by least squares adds to the straight line, at each time.
 
-    It is a multiple of what remains of the square of the times when its own mean and straight line
-    are subtracted; the mean of the times is 0. It is computed from sums, because the results of
+    The square of the times is made orthogonal to the mean and to the straight line (Gram-Schmidt),
+    so that its coefficient can be fitted alone. It is computed from sums, because the results of
     `np.polyfit` (LAPACK) differ in their last digits from one processor to the next.
+
+    Args:
+        values: The values of the blocks.
+        times: The times of the blocks, whose mean is 0.
+        time_squares: The sum of the squares of the times.
     """
     squares = times * times
     centred = squares - squares.mean()
@@ -292,12 +301,11 @@ def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
 
 
 def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTest:
-    """Test the slope of a line, whose standard error is widened for the correlation of its noise.
+    """Test the slope of a line by Student's t, with a standard error widened for correlated noise.
 
-    Neighbours with a correlation of r carry as much information as (1 - r) / (1 + r) times as many
-    independent blocks (an autoregressive process of order 1). The correlation is itself an
-    estimate, so it is raised by CORRELATION_ERRORS of its standard error, which is
-    1 / sqrt(count - 3) for Fisher's z = atanh(r).
+    Noise in which neighbours have a correlation of r (an autoregressive process of order 1) carries
+    as much information as (1 - r) / (1 + r) times as many independent blocks. So the variance of
+    the slope is divided by that factor, and the degrees of freedom are those of fewer blocks.
 
     Args:
         line: The fitted line.
@@ -308,9 +316,7 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
     noise_degrees_of_freedom = count - CURVE_DEGREE - 1
     if line.correlation is None:
         return _TrendTest(line.slope, 0.0, noise_degrees_of_freedom)
-    raised_z = math.atanh(line.correlation) + CORRELATION_ERRORS / math.sqrt(count - 3)
-    lowest_correlation = 0.0 if common_correlation is None else common_correlation
-    correlation = min(max(math.tanh(raised_z), lowest_correlation), MAX_CORRELATION)
+    correlation = _upper_correlation(line.correlation, count, common_correlation)
     inflation = (1 + correlation) / (1 - correlation)
     noise_variance = line.noise_squares / noise_degrees_of_freedom
     standard_error = math.sqrt(noise_variance / line.time_squares * inflation)
@@ -322,6 +328,18 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
         effective_count = count * (1 - correlation * correlation) / (1 + correlation * correlation)
     degrees_of_freedom = max(effective_count - CURVE_DEGREE - 1, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, standard_error, degrees_of_freedom)
+
+
+def _upper_correlation(correlation: float, count: int, common_correlation: float | None) -> float:
+    """Return how large the correlation of neighbours may be, given its estimate from few blocks.
+
+    The estimate is raised by CORRELATION_ERRORS of its standard error, which is 1 / sqrt(count - 3)
+    for Fisher's z = atanh(correlation). The result is between the common correlation of many
+    series, if it is known, and MAX_CORRELATION.
+    """
+    raised_z = math.atanh(correlation) + CORRELATION_ERRORS / math.sqrt(count - 3)
+    lowest_correlation = 0.0 if common_correlation is None else common_correlation
+    return min(max(math.tanh(raised_z), lowest_correlation), MAX_CORRELATION)
 
 
 def _test_steps(values: NDArray[np.float64]) -> _TrendTest:

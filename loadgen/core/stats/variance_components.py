@@ -41,30 +41,33 @@ class VarianceComponents(Struct, frozen=True):
 def estimate_components(
     means: NDArray[np.float64], counts: NDArray[np.int64], within: float
 ) -> VarianceComponents:
-    """Estimate the components by the two-way analysis of variance of cell means.
+    """Estimate variance components by the two-way analysis of variance of cell means.
 
     A cell holds the values of one part, such as a replica, in one block of time. Parts and blocks
-    are both random (Searle et al. 1992, chapter 4). The mean square of the parts is expected to be
-    that of the residuals plus the number of blocks times the variance between parts, and likewise
-    for the blocks, which gives the estimates.
+    are both random effects, whose variances follow from the expected mean squares by the method of
+    moments (Searle, Casella and McCulloch 1992, chapter 4). For example, the mean square of the
+    parts is expected to be that of the residuals plus the number of blocks times the variance
+    between parts.
 
     Args:
         means: The mean of each cell, parts x blocks of time, two or more of each.
         counts: The number of values of each cell, 1 or more.
-        within: The variance inside of cells.
+        within: The variance of the values inside of cells.
     """
     part_count, block_count = means.shape
     grand_mean = float(means.mean())
     part_means = means.mean(axis=1)
     block_means = means.mean(axis=0)
     residuals = means - part_means[:, None] - block_means[None, :] + grand_mean
+
     part_squares = float(((part_means - grand_mean) ** 2).sum())
     block_squares = float(((block_means - grand_mean) ** 2).sum())
-    residual_degrees_of_freedom = (part_count - 1) * (block_count - 1)
+    residual_squares = float((residuals**2).sum())
     mean_square_of_parts = block_count * part_squares / (part_count - 1)
     mean_square_of_blocks = part_count * block_squares / (block_count - 1)
-    mean_square_of_residuals = float((residuals**2).sum()) / residual_degrees_of_freedom
-    # A cell mean varies by `within` / count, which is not part of the course over time.
+    mean_square_of_residuals = residual_squares / ((part_count - 1) * (block_count - 1))
+
+    # A cell mean of few values varies by chance, which is not part of the course over time.
     variance_of_cell_means = within * float((1 / counts).mean())
     return VarianceComponents(
         mean=grand_mean,
@@ -89,22 +92,22 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
             values there are.
     """
     data = np.asarray(values, float)
-    remaining = list(range(len(data)))
-    removed: list[int] = []
+    remaining_indices = list(range(len(data)))
+    removed_indices: list[int] = []
     outlier_count = 0
     for _ in range(max_outliers):
+        remaining = data[remaining_indices]
         if len(remaining) < MIN_VALUES:
             break
-        standard_deviation = float(data[remaining].std(ddof=1))
+        standard_deviation = float(remaining.std(ddof=1))
         if not standard_deviation:
             break
-        distances = np.abs(data[remaining] - data[remaining].mean()) / standard_deviation
+        distances = np.abs(remaining - remaining.mean()) / standard_deviation
         farthest = int(distances.argmax())
-        critical_distance = _critical_distance(len(remaining), level)
-        removed.append(remaining.pop(farthest))
-        if float(distances[farthest]) > critical_distance:
-            outlier_count = len(removed)
-    return removed[:outlier_count]
+        removed_indices.append(remaining_indices.pop(farthest))
+        if float(distances[farthest]) > _critical_distance(len(remaining), level):
+            outlier_count = len(removed_indices)
+    return removed_indices[:outlier_count]
 
 
 def _critical_distance(n: int, level: float) -> float:

@@ -92,28 +92,30 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
 
 def test_a_ratio_has_the_interval_of_fieller() -> None:
     above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
-    exact = intervals.ratio(above, below, paired=True)
+    exact = intervals.ratio_of_means(above, below, paired=True)
     assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
-    apart = intervals.ratio(above, below)
+    apart = intervals.ratio_of_means(above, below)
     assert apart.low < 2.0 < apart.high
     assert not math.isinf(apart.low)
-    assert intervals.ratio([1.0, 1.1], [-1.0, 1.0]).high == math.inf
+    assert intervals.ratio_of_means([1.0, 1.1], [-1.0, 1.0]).high == math.inf
     with pytest.raises(ValueError, match="paired"):
-        intervals.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
+        intervals.ratio_of_means([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
 
 
 def test_intervals_of_ratios_cover_the_true_ratio() -> None:
     covered = 0
     for seed in range(200):
         rng = seeds.stream(seed, "ratio")
-        covered += _holds(intervals.ratio(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)), 1.5)
+        covered += _holds(
+            intervals.ratio_of_means(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)), 1.5
+        )
     assert covered >= 180
 
 
 def test_degrees_of_freedom_of_welch_equal_a_worked_example() -> None:
     """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
-    assert students_t.welch_freedom(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
-    assert students_t.welch_freedom(0.0, 9, 0.0, 9) == 18
+    assert students_t.welch_degrees_of_freedom(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
+    assert students_t.welch_degrees_of_freedom(0.0, 9, 0.0, 9) == 18
 
 
 def test_the_standard_error_of_an_interval_is_that_of_its_mean() -> None:
@@ -175,15 +177,15 @@ def test_ratios_of_intervals_cover_the_true_ratio() -> None:
     for _ in range(200):
         over = intervals.replications(rng.exponential(2.0, 40))
         under = intervals.replications(rng.exponential(1.0, 40))
-        _, low, high = intervals.ratio_of_intervals(over, under)
+        _, low, high = intervals.divide_intervals(over, under)
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
     assert (
-        intervals.ratio_of_intervals(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high
+        intervals.divide_intervals(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high
         == math.inf
     )
     assert math.isnan(
-        intervals.ratio_of_intervals(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value
+        intervals.divide_intervals(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value
     )
 
 

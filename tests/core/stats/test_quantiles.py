@@ -108,7 +108,7 @@ def test_merged_histograms_equal_the_whole_in_any_order(
 def test_values_over_a_limit_are_counted_within_the_relative_error(
     numbers: list[int], limit: int
 ) -> None:
-    found = histogram(numbers).over(limit)
+    found = histogram(numbers).count_over(limit)
     low, high = (
         sum(number > limit * edge for number in numbers)
         for edge in (1 + 2 * MAX_RELATIVE_ERROR, 1 - 2 * MAX_RELATIVE_ERROR)
