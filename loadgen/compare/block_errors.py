@@ -29,7 +29,7 @@ from loadgen.core.analysis.within_run_variance import (
     sort_by_due_time,
 )
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
-from loadgen.core.metrics.windows import Span, spread_tokens
+from loadgen.core.metrics.windows import Span, estimate_tokens_within
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, quantile_of
@@ -296,7 +296,7 @@ def _positive(latencies: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _token_rate(run: Columns, piece: Span) -> float:
     """Return the output tokens per second in a piece of time, 0 in a piece without duration."""
-    tokens = spread_tokens(run, piece)
+    tokens = estimate_tokens_within(run, piece)
     return tokens / piece.duration_s if piece.duration_s else tokens
 
 

@@ -144,6 +144,6 @@ def _estimate_goodput(side: Side, records: list[Columns], value: float) -> Estim
     if slo is None:
         return EstimateOrReason(None, "the request classes have different SLOs")
     good_indicators = [
-        build_indicators(columns, outcomes.meets(columns, slo), slo) for columns in records
+        build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in records
     ]
     return EstimateOrReason(estimate_fraction(good_indicators, value))

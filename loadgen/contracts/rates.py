@@ -91,7 +91,7 @@ def count_output_tokens(_run: RecordedRun, columns: Columns, span: Span) -> floa
     Those of a request are spread evenly over the time of its response.
     """
     _require_counted(columns, "output_tokens", "some responses have no count of output tokens")
-    return windows.spread_tokens(columns, span)
+    return windows.estimate_tokens_within(columns, span)
 
 
 def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
@@ -113,7 +113,7 @@ def find_good_requests(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
     """Return which requests meet the SLO of the run. Raise EstimateError if it has none."""
     if run.manifest.slo is None or not run.manifest.slo.terms:
         raise EstimateError("the run has no SLO, so no request can be called good")
-    return outcomes.meets(columns, run.manifest.slo)
+    return outcomes.meets_slo(columns, run.manifest.slo)
 
 
 # -- spans ----------------------------------------------------------------------------------------

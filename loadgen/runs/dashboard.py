@@ -99,7 +99,7 @@ class LiveStatus:
             histogram.add(metrics.drop_undefined(columns.measure(name)[ok]))
         if self.manifest.slo is not None:
             self._counted += int(outcomes.is_counted(columns, self.manifest.slo).sum())
-            self._good += int(outcomes.meets(columns, self.manifest.slo).sum())
+            self._good += int(outcomes.meets_slo(columns, self.manifest.slo).sum())
         self._recent = concatenate_rows((self._recent, rows))
 
     def add_worker_samples(self, seconds: Iterable[WorkerSample]) -> None:

@@ -212,7 +212,7 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
     sizes = np.diff([*starts, len(due_ns)])
     for objective, share in _objectives(slo):
         is_good = np.concatenate(
-            [outcomes.meets(columns, objective)[mask] for columns, mask in selected]
+            [outcomes.meets_slo(columns, objective)[mask] for columns, mask in selected]
         )[order]
         misses = np.add.reduceat(~is_good, starts, dtype=np.int64)
         is_met &= misses <= sizes * (1 - share) + ROUNDING

@@ -367,7 +367,7 @@ def _goodput_interval(
     if slo is None or value is None:
         return None
     indicators = [
-        build_indicators(columns, outcomes.meets(columns, slo), slo) for columns in stages
+        build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in stages
     ]
     estimate = estimate_fraction(indicators, value)
     return None if estimate is None else estimate.interval(_clamp_fraction)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from loadgen.core.limits import LONG_ANSWER, STALL_NS
+from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics import outcomes, request_metrics, uncertainty
 from loadgen.core.metrics.columns import (
     FAILED,
@@ -20,9 +20,8 @@ from loadgen.core.metrics.columns import (
     drop_undefined,
 )
 from loadgen.core.results.record import FINISH, FINISH_REASONS, KINDS, SOURCES, STATUSES
-from loadgen.core.stats.amounts import Amounts
+from loadgen.core.stats.amounts import Amounts, TimedAmounts
 from loadgen.core.stats.quantiles import QUANTILES, Values, quantile_index
-from loadgen.core.units import LONGEST_NS
 from loadgen.figures import METRICS, per_request
 
 if TYPE_CHECKING:
@@ -66,12 +65,17 @@ DEAD_WORKER_PREFIX = "dead_"
 """Before the number of a worker that died in the name of a sum."""
 
 
+ENDS_OF_LAST_SENT = ("issued_end", "issued_done")
+"""Names of `maxima` that are not maxima: the ends of the request that was sent last, which MLPerf
+LoadGen calls the last issued query."""
+
+
 TermCount: TypeAlias = Literal["values", "over", "unfinished_over"]
 """What is counted for an SLO term: requests with a value, those over the limit, and unfinished ones
 that are over it already."""
 
 
-def term_sum(term_number: int, count: TermCount) -> str:
+def term_sum_name(term_number: int, count: TermCount) -> str:
     """Return the name of the sum of a count for a term of the SLO."""
     return f"term{term_number}_{count}"
 
@@ -82,15 +86,28 @@ def sampled_metrics() -> list[str]:
 
 
 class FailureCount(NamedTuple):
-    """How many requests failed in one way, and the failure that is shown for all of them.
+    """How many requests failed in one way, and one of these failures, which is shown for all.
 
-    That is the one with a text that was due first. A failure without a text has a `due_ns` later
-    than any with one.
+    The failure with an error text that was due first is shown. Only if none has a text, it is the
+    one that was due first, with its HTTP status as the text.
+
+    Attributes:
+        requests: The number of failed requests.
+        due_ns: The due time of the failure that is shown.
+        text: The text that is shown, "" if nothing is known.
+        has_error_text: Whether the text is an error text, rather than a status or "".
     """
 
     requests: int
     due_ns: int
     text: str
+    has_error_text: bool
+
+    def is_shown_before(self, other: FailureCount) -> bool:
+        """Return True if this failure is shown rather than the other one."""
+        if self.has_error_text != other.has_error_text:
+            return self.has_error_text
+        return self.due_ns < other.due_ns
 
 
 class MetricAccumulator:
@@ -103,10 +120,9 @@ class MetricAccumulator:
 
     Attributes:
         slo: The SLO that these requests are judged by, or None.
-        sums: Sums by name.
-        least: The smallest value of some fields.
-        most: The largest value of some fields. `issued_end` and `issued_done` belong to the request
-            that was sent last.
+        sums: Sums by name. Most are numbers of requests, such as "ok" or "with_first_token".
+        minima: The smallest value of some fields, by name.
+        maxima: The largest value of some fields, by name, and ENDS_OF_LAST_SENT.
         failures: The number of failures of each kind, with one of them.
         samples: Values that were added under a name, beside those of the per-request metrics.
         amounts: Amounts that were added under a name, beside REQUEST_AMOUNTS.
@@ -114,18 +130,18 @@ class MetricAccumulator:
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
-        """Begin without requests. The caches fill when a summary first asks for a statistic."""
+        """Begin without requests. The private dictionaries are caches of computed statistics."""
         self.slo = slo
         self.sums: dict[str, int] = {}
-        self.least: dict[str, int] = {}
-        self.most: dict[str, int] = {}
+        self.minima: dict[str, int] = {}
+        self.maxima: dict[str, int] = {}
         self.failures: dict[str, FailureCount] = {}
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
         self.columns: list[Columns] = []
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
-        self._ordered_values: dict[tuple[str, int], float] = {}
+        self._value_by_index: dict[tuple[str, int], float] = {}
 
     def sum(self, name: str) -> int:
         """Return the sum of this name, 0 if nothing was added to it."""
@@ -144,9 +160,9 @@ class MetricAccumulator:
         """Return the sum of a field over the ok requests that have it, or None if none has it."""
         return self.sums[field] if self.sum(field + "_known") else None
 
-    def latest(self, name: str) -> int:
+    def maximum(self, name: str) -> int:
         """Return the largest value of a field, or NO_TIME without any."""
-        return self.most.get(name, NO_TIME)
+        return self.maxima.get(name, NO_TIME)
 
     def sample(self, name: str) -> Values:
         """Return the values of a per-request metric, or those that were added under this name."""
@@ -168,14 +184,14 @@ class MetricAccumulator:
         """Keep the quantiles of a sample, which SLO terms need with all digits."""
         for _, p in QUANTILES if sample.count else ():
             index = quantile_index(sample.count, p)
-            self._ordered_values[metric, index] = sample.nth(index)
+            self._value_by_index[metric, index] = sample.nth(index)
 
     def nth_value(self, metric: str, index_in_order: int) -> float:
         """Return the value of a per-request metric at an index of its ordered sample."""
         key = (metric, index_in_order)
-        if key not in self._ordered_values:
-            self._ordered_values[key] = self.sample(metric).nth(index_in_order)
-        return self._ordered_values[key]
+        if key not in self._value_by_index:
+            self._value_by_index[key] = self.sample(metric).nth(index_in_order)
+        return self._value_by_index[key]
 
     def statistic_ranges(self, metric: str) -> StatisticRanges | None:
         """Return the ranges of the statistics of a metric, or None if they are certain."""
@@ -185,7 +201,12 @@ class MetricAccumulator:
         return self._statistic_ranges[metric]
 
     def nth_range(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the range of the value at an index of an ordered sample, or None if certain."""
+        """Return the lower and the upper bound of one value of the ordered sample of a metric.
+
+        The timestamps of a value may be wrong by known amounts, so the value lies within bounds.
+        SLO terms ask for the bounds of the value at their quantile. Returns None if all values of
+        the metric are certain.
+        """
         ranges = self.statistic_ranges(metric)
         if ranges is None:
             return None
@@ -202,7 +223,7 @@ class MetricAccumulator:
             return self.amounts.setdefault(name, Amounts())
         amounts = Amounts()
         for columns in self.columns:
-            amounts.add(*_request_amounts(columns, name, self.slo))
+            amounts.add(*_time_request_amounts(columns, name, self.slo))
         return amounts
 
     def add_to_sum(self, name: str, value: int | np.integer[Any]) -> None:
@@ -213,12 +234,12 @@ class MetricAccumulator:
         """Record the count, the minimum and the maximum of these values."""
         self.add_to_sum(name, len(values))
         if len(values):
-            self.least[name] = min(self.least.get(name, NEVER_NS), int(values.min()))
+            self.minima[name] = min(self.minima.get(name, NEVER_NS), int(values.min()))
             self.add_maximum(name, values)
 
     def add_maximum(self, name: str, values: NDArray[np.int64]) -> None:
         """Record the maximum of these values."""
-        self.most[name] = max(self.latest(name), int(values.max(initial=NO_TIME)))
+        self.maxima[name] = max(self.maximum(name), int(values.max(initial=NO_TIME)))
 
     def add_known(self, name: str, values: NDArray[np.int64]) -> None:
         """Add the values that are known, which are those other than -1, and their number."""
@@ -227,27 +248,30 @@ class MetricAccumulator:
         self.add_to_sum(name + "_known", len(known))
 
     def add_failures(self, kind: str, added: FailureCount) -> None:
-        """Count failures of a kind, and keep the one that was due first."""
-        known = self.failures.get(kind, FailureCount(0, NEVER_NS, ""))
-        first = added if added.due_ns < known.due_ns else known
-        self.failures[kind] = first._replace(requests=known.requests + added.requests)
+        """Count failures of a kind, and keep the one that is shown for all of them."""
+        known = self.failures.get(kind)
+        if known is None:
+            self.failures[kind] = added
+            return
+        shown = added if added.is_shown_before(known) else known
+        self.failures[kind] = shown._replace(requests=known.requests + added.requests)
 
     def merge(self, other: MetricAccumulator) -> None:
-        """Add what another one holds. The other one does not change.
+        """Add the records of another accumulator, which does not change.
 
-        The ends named "issued_..." are those of the request that was sent last, so they are taken
-        from the accumulator with the later one and are no maximum.
+        Stages or classes are merged in this way into the total of several of them.
+        ENDS_OF_LAST_SENT are taken from the accumulator whose last request was sent later.
         """
-        issued_later = other.latest("sent") > self.latest("sent")
+        other_sent_last = other.maximum("sent") > self.maximum("sent")
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
-        for name, value in other.least.items():
-            self.least[name] = min(self.least.get(name, NEVER_NS), value)
-        for name, value in other.most.items():
-            if name not in ("issued_end", "issued_done"):
-                self.most[name] = max(self.latest(name), value)
-            elif issued_later:
-                self.most[name] = value
+        for name, value in other.minima.items():
+            self.minima[name] = min(self.minima.get(name, NEVER_NS), value)
+        for name, value in other.maxima.items():
+            if name not in ENDS_OF_LAST_SENT:
+                self.maxima[name] = max(self.maximum(name), value)
+            elif other_sent_last:
+                self.maxima[name] = value
         for kind, failures in other.failures.items():
             self.add_failures(kind, failures)
         for name, sample in other.samples.items():
@@ -257,7 +281,13 @@ class MetricAccumulator:
         self.columns += other.columns
 
     def add(self, columns: Columns, texts: Sequence[str], *, is_open_loop: bool) -> None:
-        """Add records of one stage. `columns["text"]` indexes `texts`."""
+        """Add records of one stage.
+
+        Args:
+            columns: The records.
+            texts: Error texts, finish reasons and remarks, which `columns["text"]` indexes.
+            is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
+        """
         self.columns.append(columns)
         for block in columns.blocks():
             if len(block):
@@ -266,46 +296,71 @@ class MetricAccumulator:
     def _add_block(self, columns: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
         """Add a block of records to the sums, the extremes and the failures.
 
-        Requests that have no output, such as embeddings, count for no metric of output.
+        `add` calls it for one block after the other, which takes little memory. The parameters are
+        those of `add`.
         """
         ok = columns.where(OK)
-        self.add_to_sum("recorded", len(columns))
-        self.add_to_sum("starts", (columns["turn"] == 0).sum())
-        for code, status in enumerate(STATUSES):
-            self.add_to_sum(status, columns.where(code).sum())
+        self._count_by_status(columns)
         for name in ("resent", "bytes_sent", "bytes_received"):
             self.add_to_sum(name, columns[name].sum(dtype=np.int64))
         self._add_times(columns, is_open_loop)
         self._add_tokens(columns, ok)
         self._add_failures_by_kind(columns, texts)
-        self._add_finish_reasons(columns, texts)
-        with_output = ok & ~columns.request_no_output
-        self.add_to_sum("output_source_unasked", (ok & columns.request_no_output).sum())
-        self.add_to_sum("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
-        self.add_to_sum("tpot_no_span", request_metrics.has_no_span(columns)[with_output].sum())
-        self.add_to_sum("tpot_no_output", request_metrics.lacks_output(columns)[with_output].sum())
+        self._count_finish_reasons(columns, texts)
+        self._count_without_tpot(columns, ok)
         self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
-            self._add_slo_outcomes(columns, ok, self.slo)
+            self._count_slo_outcomes(columns, ok, self.slo)
 
-    def _add_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
-        """Count the requests that meet the SLO, and those that have a value and miss each term.
+    def _count_by_status(self, columns: Columns) -> None:
+        """Count all records, those of each status, and the starts.
 
-        An unfinished request is a miss if it was over a limit already when the drain ended.
+        A start is a single request or the first one of a conversation or task.
+        """
+        self.add_to_sum("recorded", len(columns))
+        self.add_to_sum("starts", (columns["turn"] == 0).sum())
+        for code, status in enumerate(STATUSES):
+            self.add_to_sum(status, columns.where(code).sum())
+
+    def _count_without_tpot(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the ok requests without a TPOT, and among them those with enough tokens for one.
+
+        The latter are "tpot_no_span", whose output came at one instant, and "tpot_no_output", whose
+        output could not be timed. Requests that ask for no output, such as embeddings, are left
+        out.
+        """
+        with_output = ok & ~columns.request_no_output
+        has_no_tpot = columns.measure("tpot") == UNDEFINED
+        self.add_to_sum("tpot_undefined", has_no_tpot[with_output].sum())
+        self.add_to_sum("tpot_no_span", request_metrics.has_no_span(columns)[with_output].sum())
+        self.add_to_sum("tpot_no_output", request_metrics.lacks_output(columns)[with_output].sum())
+
+    def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
+        """Count good requests, and for each SLO term the requests with a value and those over it.
+
+        A request is good if it meets all terms. An unfinished request is a miss if it was over a
+        limit already when the drain ended. Terms on the gaps of all requests together have no value
+        per request and are not counted here.
         """
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
-        self.add_to_sum("good", outcomes.meets(columns, slo).sum())
+        self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
         for term_number, term in enumerate(slo.terms):
-            if per_request(term.metric):
-                values = drop_undefined(columns.measure(term.metric)[ok])
-                self.add_to_sum(term_sum(term_number, "values"), len(values))
-                self.add_to_sum(term_sum(term_number, "over"), (values > term.limit_ns).sum())
-                is_over = outcomes.is_over_when_cut(columns, term)
-                self.add_to_sum(term_sum(term_number, "unfinished_over"), is_over.sum())
+            if not per_request(term.metric):
+                continue
+            values = drop_undefined(columns.measure(term.metric)[ok])
+            is_over_when_cut = outcomes.is_over_when_cut(columns, term)
+            self.add_to_sum(term_sum_name(term_number, "values"), len(values))
+            self.add_to_sum(term_sum_name(term_number, "over"), (values > term.limit_ns).sum())
+            self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
 
     def _add_times(self, columns: Columns, is_open_loop: bool) -> None:
-        """Add the range of due and sent times, the latest ends, and the sources of timestamps."""
+        """Add the ranges of due and sent times and the latest ends, which bound the windows.
+
+        "start" is the latest due time of a single request or of the first one of a task. "open_due"
+        are the due times of open loops alone, which give the offered rate. Timestamps of first
+        tokens that the kernel took are counted too.
+        """
         due_ns = columns["due_ns"][columns.reached_due_time]
         self.add_range("due", due_ns)
         is_start = columns.reached_due_time & (columns["turn"] <= 0)
@@ -320,16 +375,21 @@ class MetricAccumulator:
         self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
 
     def _add_sent_times(self, columns: Columns) -> None:
-        """Add the range of sent times, and keep the ends of the request that was sent last."""
-        latest_before = self.latest("sent")
+        """Add the range of sent times, and keep ENDS_OF_LAST_SENT."""
+        latest_before = self.maximum("sent")
         self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
-        if self.latest("sent") > latest_before:
+        if self.maximum("sent") > latest_before:
             last = int(np.argmax(columns["sent_ns"]))
-            self.most["issued_end"] = int(columns["end_ns"][last])
-            self.most["issued_done"] = int(columns["done_ns"][last])
+            self.maxima["issued_end"] = int(columns["end_ns"][last])
+            self.maxima["issued_done"] = int(columns["done_ns"][last])
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the token counts of all sources, and how they compare with each other."""
+        """Add the token counts of ok and of failed requests, and what shows if they can be trusted.
+
+        The tokens of failed requests are kept apart, because a provider may bill them.
+        "input_tokens_of_cached" are the prompt tokens of the requests whose cached tokens are
+        known, so that the cached share has the right denominator.
+        """
         for name in TOKEN_FIELDS:
             self.add_known(name, columns[name][as_selection(ok)])
         prompt = columns["input_tokens"]
@@ -338,11 +398,11 @@ class MetricAccumulator:
         self.add_known("failed_input", prompt[failed])
         self.add_known("failed_output", columns["output_tokens"][failed])
         self._add_tokens_of_events(columns, ok)
-        self._add_tokens_without_event(columns, ok)
-        self._add_conflicting_counts(columns, ok)
+        self._add_tokens_beyond_events(columns, ok)
+        self._count_conflicting_counts(columns, ok)
         self._add_requested_tokens(columns, ok)
         self._add_built_tokens(columns, ok)
-        self._add_token_sources(columns, ok)
+        self._count_token_sources(columns, ok)
 
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the output events of ok requests, and the streamed and billed tokens they carried."""
@@ -353,31 +413,40 @@ class MetricAccumulator:
         self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
         self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
 
-    def _add_tokens_without_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the tokens of exactly counted responses that exceed one token per output event.
+    def _add_tokens_beyond_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the tokens of responses that exceed one token per output event.
 
-        A response may have one token without text: the one that ends it, or any one of many. Such a
-        token needs no event.
+        If there are many, an event carries several tokens, and gaps between events are not gaps
+        between tokens. Only responses whose tokens were counted exactly are used. One token of a
+        response may have no text and so no event: the one that ends it, or any one of a long
+        response. It is not counted as exceeding.
         """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         selected = as_selection(ok & (columns["output_events"] > 0) & is_exact)
         events = columns["output_events"][selected].astype(np.int64)
         tokens = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
-        is_ended_by_token = columns["finish_reason"][selected] != FINISH["length"]
-        textless_tokens = is_ended_by_token | (tokens >= LONG_ANSWER)
+        finish_reasons = columns["finish_reason"][selected]
+        textless_tokens = request_metrics.count_textless_tokens(finish_reasons, tokens)
+        surplus_tokens = np.maximum(tokens - events - textless_tokens, 0)
         self.add_to_sum("exact_events", events.sum())
         self.add_to_sum("exact_tokens", tokens.sum())
-        self.add_to_sum("surplus_tokens", np.maximum(tokens - events - textless_tokens, 0).sum())
+        self.add_to_sum("surplus_tokens", surplus_tokens.sum())
 
-    def _add_conflicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the responses whose token counts conflict with their events or with the request."""
+    def _count_conflicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the responses whose token counts conflict with their events or with the request.
+
+        A response cannot have fewer tokens than output events (understated), nor more tokens than
+        were requested (overstated).
+        """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        counted = ok & ~columns.request_no_output & (columns["output_tokens"] >= 0) & is_exact
-        understated = counted & request_metrics.understates(columns)
-        overstated = counted & request_metrics.overstates(columns)
-        self.add_to_sum("exact_counts", counted.sum())
-        self.add_to_sum("conflicting_counts", (understated | overstated).sum())
-        self.add_to_sum("understated_counts", understated.sum())
+        is_exactly_counted = (
+            ok & ~columns.request_no_output & (columns["output_tokens"] >= 0) & is_exact
+        )
+        is_understated = is_exactly_counted & request_metrics.understates(columns)
+        is_overstated = is_exactly_counted & request_metrics.overstates(columns)
+        self.add_to_sum("exact_counts", is_exactly_counted.sum())
+        self.add_to_sum("conflicting_counts", (is_understated | is_overstated).sum())
+        self.add_to_sum("understated_counts", is_understated.sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the requested output tokens, and the output tokens of the same requests."""
@@ -399,78 +468,90 @@ class MetricAccumulator:
         self.add_to_sum("prompt_tokens_built", built[has_both].sum(dtype=np.int64))
         self.add_to_sum("prompt_tokens_of_server", prompt[has_both].sum(dtype=np.int64))
 
-    def _add_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the ok requests by the source of their token counts."""
+    def _count_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the ok requests by the source of their token counts, for input and for output.
+
+        A request that asks for no output has no source of output counts and counts as "unasked".
+        """
         with_output = ok & ~columns.request_no_output
-        for side, selected in (("input", ok), ("output", with_output)):
-            requests = np.bincount(columns[f"{side}_source"][selected], minlength=len(SOURCES))
+        for direction, selected in (("input", ok), ("output", with_output)):
+            requests = np.bincount(columns[f"{direction}_source"][selected], minlength=len(SOURCES))
             for source, count in zip(SOURCES, requests.tolist(), strict=True):
-                self.add_to_sum(f"{side}_source_{source or 'none'}", count)
+                self.add_to_sum(f"{direction}_source_{source or 'none'}", count)
+        self.add_to_sum("output_source_unasked", (ok & columns.request_no_output).sum())
 
-    def _add_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the ok requests by finish reason and by what else is unusual about them.
+    def _count_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
+        """Count the ok requests by finish reason, and those with a remark.
 
-        The text of an ok request is its finish reason if FINISH_REASONS lacks it, else a remark
-        (`record.text_of`).
+        The common finish reasons have codes in FINISH_REASONS. Any other one has the code "other",
+        and the text of the request is the reason. The text of other ok requests is a remark about
+        something unusual in the response (`record.text_of`).
         """
         ok = columns.where(OK)
         reasons = columns["finish_reason"][ok]
-        text_numbers = columns["text"][ok]
-        other = reasons == FINISH["other"]
-        for code, count in enumerate(np.bincount(reasons[~other]).tolist()):
+        text_indexes = columns["text"][ok]
+        is_other_reason = reasons == FINISH["other"]
+        for code, count in enumerate(np.bincount(reasons[~is_other_reason]).tolist()):
             if count:
                 self.add_to_sum(f"{FINISH_PREFIX}{FINISH_REASONS[code] or 'none'}", count)
-        for text, count in _count_texts(text_numbers[other], texts):
-            self.add_to_sum(FINISH_PREFIX + (text or "other"), count)
-        for text, count in _count_texts(text_numbers[~other & (text_numbers >= 0)], texts):
-            if text:
-                self.add_to_sum(REMARK_PREFIX + text, count)
+        for reason, count in _count_texts(text_indexes[is_other_reason], texts):
+            self.add_to_sum(FINISH_PREFIX + (reason or "other"), count)
+        has_remark = ~is_other_reason & (text_indexes >= 0)
+        for remark, count in _count_texts(text_indexes[has_remark], texts):
+            if remark:
+                self.add_to_sum(REMARK_PREFIX + remark, count)
 
     def _add_failures_by_kind(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the failures of each kind, and the workers that died.
+        """Count the failures of each kind, such as "reset" or "http_5xx", and workers that died.
 
-        A kind without a name is that of requests that did not fail. Unfinished requests did not
-        fail either.
+        Requests that did not fail have the kind "". Unfinished requests did not fail either.
         """
-        for code in np.flatnonzero(np.bincount(columns["kind"])).tolist():
+        kind_codes = np.flatnonzero(np.bincount(columns["kind"]))
+        for code in kind_codes.tolist():
             kind = KINDS[code]
             if not kind or kind == "unfinished":
                 continue
             rows = np.flatnonzero(columns["kind"] == code)
+            self.add_failures(kind, _count_failures(columns, rows, texts))
             if kind == "worker_died":
                 for worker in np.unique(columns["worker"][rows]).tolist():
                     self.add_to_sum(f"{DEAD_WORKER_PREFIX}{worker}", 1)
-            self.add_failures(kind, _first_failure(columns, rows, texts))
 
 
-def _first_failure(columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]) -> FailureCount:
-    """Return the number of these failed requests, with the one that was due first.
+def _count_failures(
+    columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]
+) -> FailureCount:
+    """Return the number of failures of one kind, with the one that is shown for all of them.
 
-    Requests with a text come before all others. Without one, the text is the HTTP status.
+    Args:
+        columns: The records.
+        rows: The indices of the failed requests.
+        texts: The error texts, which `columns["text"]` indexes.
     """
     rows_with_text = rows[columns["text"][rows] >= 0]
     candidates = rows_with_text if len(rows_with_text) else rows
     first = candidates[np.argmin(columns["due_ns"][candidates])]
     due_ns = int(columns["due_ns"][first])
-    text = _text_of_number(int(columns["text"][first]), texts)
-    if text:
-        return FailureCount(len(rows), due_ns, text)
+    error_text = _text_at(int(columns["text"][first]), texts)
+    if error_text:
+        return FailureCount(len(rows), due_ns, error_text, has_error_text=True)
     status = int(columns["http_status"][first])
-    return FailureCount(len(rows), due_ns + LONGEST_NS, f"HTTP {status}" if status else "")
+    status_text = f"HTTP {status}" if status else ""
+    return FailureCount(len(rows), due_ns, status_text, has_error_text=False)
 
 
-def _text_of_number(number: int, texts: Sequence[str]) -> str:
-    """Return the text with a number, or "" if there is no such text."""
-    return texts[number] if 0 <= number < len(texts) else ""
+def _text_at(index: int, texts: Sequence[str]) -> str:
+    """Return the text at an index, or "" if there is no such text, as in a damaged file."""
+    return texts[index] if 0 <= index < len(texts) else ""
 
 
 def _count_texts(
-    text_numbers: NDArray[np.int64], texts: Sequence[str]
+    text_indexes: NDArray[np.int64], texts: Sequence[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield each text with how often its number occurs; "" for a number that has no text."""
-    numbers, counts = np.unique(text_numbers, return_counts=True)
-    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        yield _text_of_number(number, texts), count
+    """Yield each text with how often its index occurs; "" for an index that has no text."""
+    indexes, counts = np.unique(text_indexes, return_counts=True)
+    for index, count in zip(indexes.tolist(), counts.tolist(), strict=True):
+        yield _text_at(index, texts), count
 
 
 def _sampled_requests(metric: str) -> str:
@@ -489,17 +570,23 @@ def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
     return drop_undefined(values if selected.all() else values[selected])
 
 
-def _request_amounts(
-    columns: Columns, name: str, slo: Slo | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
-    """Return the start, the end and the amount of each request, for one of REQUEST_AMOUNTS."""
+def _time_request_amounts(columns: Columns, name: str, slo: Slo | None) -> TimedAmounts:
+    """Return when requests contributed to one of REQUEST_AMOUNTS, and how much.
+
+    - "output": the output tokens, spread from the first to the last one.
+    - "input": the prompt tokens, at the first output token, when the prompt has been processed.
+    - "ok" and "good": 1 for each ok request, or for each that meets the SLO, at its end.
+    """
     if name == "output":
-        return request_metrics.token_spans(columns)
-    ok = columns.where(OK)
-    if name == "input":  # a prompt has been processed when the first token comes
-        known = as_selection(ok & (columns["input_tokens"] >= 0))
-        first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", known)
-        return first_token_ns, first_token_ns, columns["input_tokens"][known]
-    selected = outcomes.meets(columns, slo) if name == "good" and slo is not None else ok
-    end_ns = columns["end_ns"][as_selection(selected)]
-    return end_ns, end_ns, np.broadcast_to(np.int64(1), len(end_ns))
+        return request_metrics.time_output_tokens(columns)
+    if name == "input":
+        has_prompt_tokens = columns.where(OK) & (columns["input_tokens"] >= 0)
+        selected = as_selection(has_prompt_tokens)
+        first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
+        return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])
+    if name == "good" and slo is not None:
+        is_counted = outcomes.meets_slo(columns, slo)
+    else:
+        is_counted = columns.where(OK)
+    end_ns = columns["end_ns"][as_selection(is_counted)]
+    return TimedAmounts(end_ns, end_ns, np.broadcast_to(np.int64(1), len(end_ns)))

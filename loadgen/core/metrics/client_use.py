@@ -22,7 +22,13 @@ ShareField = Literal["cpu_share", "waited_share", "write_share"]
 class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
     """Resources that the load generator itself used, all workers together.
 
-    `cpu_share_max` and `waited_share_max` are shares of one core, of the worker with the largest.
+    Attributes:
+        cpu_s: CPU time.
+        peak_rss_bytes: The sum of the largest resident memory of each worker.
+        workers: The number of workers.
+        cpu_share_max: The largest share of one core that a worker used in a full second.
+        waited_share_max: The largest share of a full second that a worker waited for a core.
+        kernel_stamp_share: The share of first tokens whose timestamp is from the kernel.
     """
 
     cpu_s: float | None
@@ -39,28 +45,34 @@ def summarize_client_use(
     window: Window,
     workers: int,
 ) -> ClientUse:
-    """Return the CPU seconds and the peak memory of all workers, and the largest share of one.
+    """Return the CPU time and the peak memory of all workers, and the largest use of one core.
 
-    The values are None without samples.
+    Values that follow from samples are None without any.
+
+    Args:
+        accumulator: The measured requests.
+        samples: The samples that each worker took of itself.
+        window: The measurement window.
+        workers: The number of workers.
     """
-    cpu_s: dict[int, float] = {}
-    peak_rss_bytes: dict[int, int] = {}
+    cpu_s_by_worker: dict[int, float] = {}
+    peak_rss_by_worker: dict[int, int] = {}
     for sample in samples:
         worker = sample.worker
-        cpu_s[worker] = max(cpu_s.get(worker, 0.0), sample.cpu_s)
-        peak_rss_bytes[worker] = max(peak_rss_bytes.get(worker, 0), sample.peak_rss_bytes)
+        cpu_s_by_worker[worker] = max(cpu_s_by_worker.get(worker, 0.0), sample.cpu_s)
+        peak_rss = max(peak_rss_by_worker.get(worker, 0), sample.peak_rss_bytes)
+        peak_rss_by_worker[worker] = peak_rss
     busiest = worst_second(samples, window, "cpu_share")
     most_delayed = worst_second(samples, window, "waited_share")
-    with_first_token = accumulator.sum("with_first_token")
+    first_tokens = accumulator.sum("with_first_token")
+    kernel_timestamps = accumulator.sum("kernel_timestamps")
     return ClientUse(
-        cpu_s=sum(cpu_s.values()) if samples else None,
-        peak_rss_bytes=sum(peak_rss_bytes.values()) if samples else None,
+        cpu_s=sum(cpu_s_by_worker.values()) if samples else None,
+        peak_rss_bytes=sum(peak_rss_by_worker.values()) if samples else None,
         workers=workers,
         cpu_share_max=None if busiest is None else busiest.cpu_share,
         waited_share_max=None if most_delayed is None else most_delayed.waited_share,
-        kernel_stamp_share=accumulator.sum("kernel_timestamps") / with_first_token
-        if with_first_token
-        else None,
+        kernel_stamp_share=kernel_timestamps / first_tokens if first_tokens else None,
     )
 
 

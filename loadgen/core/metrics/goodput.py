@@ -5,7 +5,7 @@ Pure. An SLO is missed if a term is missed; otherwise it is undecided if a term 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,10 +17,14 @@ from loadgen.figures import pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from loadgen.core.metrics.part_summaries import SummaryWithSlo
     from loadgen.core.metrics.slo_sample import SloSample
+    from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.windows import Window
     from loadgen.core.slo import Slo
+
+SummaryT = TypeVar("SummaryT", bound="Summary | SummaryWithSlo")
 
 MAX_UNCERTAIN_GOOD_SHARE = 0.05
 """If a larger share of the good requests is uncertain, their number is withheld."""
@@ -89,10 +93,10 @@ def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """
     # A class with an SLO of its tasks alone has an outcome and no counts of requests.
     with_outcome = [goodput for goodput in classes if goodput.has_slo or goodput.met is not None]
-    met = combine_outcomes(goodput.met for goodput in with_outcome) if with_outcome else None
+    is_met = combine_outcomes(goodput.met for goodput in with_outcome) if with_outcome else None
     with_slo = [goodput for goodput in classes if goodput.has_slo]
     if not with_slo:
-        return Goodput(met=met)
+        return Goodput(met=is_met)
     good = _sum_field(with_slo, "good")
     counted = _sum_field(with_slo, "counted")
     return Goodput(
@@ -102,7 +106,7 @@ def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
         good=good,
         counted=counted,
         unfinished=_sum_field(with_slo, "unfinished"),
-        met=met,
+        met=is_met,
     )
 
 
@@ -126,13 +130,14 @@ def include_task_outcome(requests: Goodput, tasks: Sessions | None) -> Goodput:
     return msgspec.structs.replace(requests, met=met)
 
 
-def without_slo_result(summary: Any) -> Any:
-    """Return the summary of a run that is not valid, or of a part of it, without SLO outcomes.
+def without_slo_outcomes(summary: SummaryT) -> SummaryT:
+    """Return the summary of an invalid run, or of a part of it, without the outcomes of its SLO.
 
-    The values of the terms stay, since they are measured; only the outcomes are None. Tasks have a
-    field of their own, `sessions`, which not every part has.
+    Whether the SLO, its terms and the SLO of whole tasks are met becomes None. The values of the
+    terms stay, since they were measured.
     """
-    changes: dict[str, Any] = {"goodput": _without_outcome(summary.goodput)}
+    changes: dict[str, Goodput | Sessions] = {"goodput": _without_outcomes(summary.goodput)}
+    # Only the run and its classes have tasks.
     tasks: Sessions | None = getattr(summary, "sessions", None)
     if tasks is not None and tasks.goodput is not None:
         task_goodput = msgspec.structs.replace(tasks.goodput, met=None)
@@ -140,15 +145,15 @@ def without_slo_result(summary: Any) -> Any:
     return msgspec.structs.replace(summary, **changes)
 
 
-def _without_outcome(goodput: Goodput) -> Goodput:
-    """Return goodput without outcomes, and with the reason if it had one or could have had one."""
-    could_have_outcome = goodput.has_slo or goodput.met is not None
+def _without_outcomes(goodput: Goodput) -> Goodput:
+    """Return goodput that is not judged, with the reason if there was an SLO to judge it by."""
+    has_any_slo = goodput.has_slo or goodput.met is not None
     reason = "the run is not valid: see verdict.reasons"
     return msgspec.structs.replace(
         goodput,
         met=None,
         slo=tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo),
-        not_judged=reason if could_have_outcome else goodput.not_judged,
+        not_judged=reason if has_any_slo else goodput.not_judged,
     )
 
 
@@ -214,7 +219,7 @@ def _has_undecidable_requests(sample: SloSample, slo: Slo) -> bool:
 
 def _lacks_tpot(sample: SloSample, slo: Slo) -> bool:
     """Return True if a term is on TPOT and many responses lack one."""
-    return any(sample.responses_without_tpot(term) for term in slo.terms)
+    return any(sample.count_without_tpot(term) for term in slo.terms)
 
 
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
@@ -232,8 +237,13 @@ def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | Non
     """Return whether the required share of requests is good, or None if it is undecided.
 
     The uncertainty of timestamps leaves a range of possible numbers of good requests. The share is
-    decided if both ends of that range have one outcome. Without the responses that lack a TPOT, a
-    share can be missed for certain, but not met.
+    decided if both ends of that range have one outcome. If many responses lack a TPOT that the SLO
+    limits, they count as good, so that the share can be missed for certain, but not met.
+
+    Args:
+        sample: The requests.
+        slo: Their SLO.
+        share_limit: The share of good requests that it requires.
     """
     if _has_undecidable_requests(sample, slo):
         return None
@@ -241,21 +251,23 @@ def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | Non
     if good_range is None:
         possible_counts = [sample.accumulator.sum("good")]
     else:
-        possible_counts = [int(end) for end in good_range]
-    outcomes = {_judge_share(sample, good, share_limit) for good in possible_counts}
+        possible_counts = [int(good_range.lower), int(good_range.upper)]
+    outcomes = {_is_count_enough(sample, good, share_limit) for good in possible_counts}
     if len(outcomes) > 1:
         return None
-    met = outcomes.pop()
-    return None if met and _lacks_tpot(sample, slo) else met
+    is_met = outcomes.pop()
+    return None if is_met and _lacks_tpot(sample, slo) else is_met
 
 
-def _judge_share(sample: SloSample, good: int, share_limit: float) -> bool | None:
-    """Return whether so many good requests are enough, or None if the unfinished ones decide.
+def _is_count_enough(sample: SloSample, good: int, share_limit: float) -> bool | None:
+    """Return whether a number of good requests is the required share of the counted requests.
 
-    They decide if the share would be enough with all of them as good requests.
+    Returns None if many requests were unfinished and it would be enough with all of them as good
+    ones: then they decide.
     """
     counted = sample.counted
     unfinished = sample.unfinished
-    if sample.has_too_many_unfinished and good + unfinished >= share_limit * (counted + unfinished):
+    could_be_enough = good + unfinished >= share_limit * (counted + unfinished)
+    if sample.has_too_many_unfinished and could_be_enough:
         return None
-    return bool(counted) and good / counted >= share_limit
+    return counted > 0 and good / counted >= share_limit

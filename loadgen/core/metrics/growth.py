@@ -139,7 +139,7 @@ def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
 
 
 def _count_in_flight(
-    everything: Sequence[Columns], time: TestedTime
+    all_stages: Sequence[Columns], time: TestedTime
 ) -> dict[int, NDArray[np.int64]]:
     """Return by replica key how many requests are in flight at evenly spaced times.
 
@@ -147,7 +147,7 @@ def _count_in_flight(
     """
     times_ns = np.linspace(time.start_ns, time.end_ns, BLOCKS * SAMPLES_PER_BLOCK + 1)[:-1]
     in_flight: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(times_ns), np.int64))
-    for part in everything:
+    for part in all_stages:
         was_sent = as_selection(part["sent_ns"] >= 0)
         sent_ns = part["sent_ns"][was_sent]
         done_ns = part["done_ns"][was_sent]

@@ -63,30 +63,34 @@ class InFlight(NamedTuple):
 
 def summarize_load(
     accumulator: MetricAccumulator,
-    everything: Sequence[MetricAccumulator],
+    all_stages: Sequence[MetricAccumulator],
     window: Window,
     stages: Sequence[StagePlan],
-    whole: MetricAccumulator | None = None,
+    run_total: MetricAccumulator | None = None,
 ) -> Load:
-    """Return the load of some requests, without the name of the arrival process.
+    """Return the load of some requests, such as those of a stage, a target or a class.
 
     Args:
         accumulator: The requests.
-        everything: The requests of all stages.
+        all_stages: The requests of all stages, which may be in flight in the window too.
         window: The intervals that rates are over.
         stages: The plans of the stages.
-        whole: The requests of all parts, if these requests are those of one part.
+        run_total: All measured requests of the run, if the requests are those of one target, class
+            or other part. The rates of the parts then add up to that of the run.
+
+    Returns:
+        The load without the name of its arrival process.
     """
-    all_columns = [columns for part in everything for columns in part.columns]
-    in_flight = count_in_flight(all_columns, window)
-    variations = _gap_variations(accumulator.columns, stages)
+    columns_of_all_stages = [columns for stage in all_stages for columns in stage.columns]
+    in_flight = count_in_flight(columns_of_all_stages, window)
+    variations = _measure_gap_variations(accumulator.columns, stages)
     steady = window.steady
     ok_in_steady_state = accumulator.amount("ok").between(steady.start_s, steady.end_s)
     # The window of a single request is its own latency, whose inverse says nothing about the load.
     has_completed_rate = accumulator.sum("recorded") > 1
     return Load(
-        offered_rps=times_per_s(accumulator, "open_due", whole),
-        achieved_rps=times_per_s(accumulator, "sent", whole),
+        offered_rps=times_per_s(accumulator, "open_due", run_total),
+        achieved_rps=times_per_s(accumulator, "sent", run_total),
         completed_rps=per_second(accumulator.sum("ok"), window) if has_completed_rate else None,
         steady_completed_rps=per_second(ok_in_steady_state, steady),
         in_flight_mean=in_flight.mean,
@@ -97,23 +101,25 @@ def summarize_load(
 
 
 def times_per_s(
-    accumulator: MetricAccumulator, times: str, whole: MetricAccumulator | None = None
+    accumulator: MetricAccumulator, times: str, run_total: MetricAccumulator | None = None
 ) -> float | None:
-    """Return the rate of times, (n - 1) / (last - first), or None for fewer than two.
+    """Return the rate of n events, (n - 1) / (last - first), or None for fewer than two.
 
     Args:
         accumulator: The requests.
-        times: Which times of the requests, such as "sent".
-        whole: The requests of all parts, if these requests are those of one part. The rate of a
-            part is its share of the rate of the whole, so that the rates of all parts add up.
+        times: The name of a time of each request, whose events are counted: "sent", "due" or
+            "open_due".
+        run_total: All measured requests of the run, if the requests are those of one part of it.
+            The rate of the part is then its share of the rate of the run, so that the rates of all
+            parts add up.
     """
     count = accumulator.sum(times)
-    if whole is not None:
-        rate_of_whole = times_per_s(whole, times) if count else None
-        return None if rate_of_whole is None else rate_of_whole * count / whole.sum(times)
+    if run_total is not None:
+        run_rate = times_per_s(run_total, times) if count else None
+        return None if run_rate is None else run_rate * count / run_total.sum(times)
     if count < 2:
         return None
-    duration_ns = accumulator.most[times] - accumulator.least[times]
+    duration_ns = accumulator.maxima[times] - accumulator.minima[times]
     return (count - 1) / (duration_ns / 1e9) if duration_ns > 0 else None
 
 
@@ -184,26 +190,34 @@ def _time_in_flight_ns(
 def _max_in_flight(
     starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> int:
-    """Return the most requests in flight at one time, from their starts and ends in order.
+    """Return the most requests in flight at one time of an interval.
 
     The requests in flight at a time are those that started until then less those that ended. The
     number rises only at starts, by one, and can only fall between two starts. So a chunk of starts
     can hold the maximum only if the number at its first start, plus the length of the chunk,
-    exceeds the largest number known so far. Only such chunks are examined start by start.
+    exceeds the largest number known so far. Only such chunks are examined start by start, which is
+    much faster than to look up the ends before every start.
+
+    Args:
+        starts: The times at which requests were sent, in ascending order.
+        ends: The times at which requests were done, in ascending order.
+        start_ns: The start of the interval.
+        end_ns: The end of the interval.
     """
     started_before = np.searchsorted(starts, start_ns, "right")
     ended_before = np.searchsorted(ends, start_ns, "right")
     first = np.searchsorted(starts, start_ns, "left")
     last = np.searchsorted(starts, end_ns, "right")
     chunk_starts = np.arange(first, last, STARTS_PER_CHUNK)
-    at_chunk_starts = chunk_starts + 1 - np.searchsorted(ends, starts[chunk_starts], "right")
-    maximum = max(int(started_before - ended_before), int(at_chunk_starts.max(initial=0)))
-    may_exceed = at_chunk_starts + STARTS_PER_CHUNK > maximum
-    for chunk_start in chunk_starts[may_exceed].tolist():
-        chunk = starts[chunk_start : min(chunk_start + STARTS_PER_CHUNK, last)]
-        started_until = np.arange(chunk_start + 1, chunk_start + 1 + len(chunk))
-        in_flight = started_until - np.searchsorted(ends, chunk, "right")
-        maximum = max(maximum, int(in_flight.max()))
+    ended_until_chunks = np.searchsorted(ends, starts[chunk_starts], "right")
+    in_flight_at_chunks = chunk_starts + 1 - ended_until_chunks
+    maximum = max(int(started_before - ended_before), int(in_flight_at_chunks.max(initial=0)))
+    may_exceed_maximum = in_flight_at_chunks + STARTS_PER_CHUNK > maximum
+    for chunk_start in chunk_starts[may_exceed_maximum].tolist():
+        chunk_end = min(chunk_start + STARTS_PER_CHUNK, last)
+        started_until = np.arange(chunk_start + 1, chunk_end + 1)
+        ended_until = np.searchsorted(ends, starts[chunk_start:chunk_end], "right")
+        maximum = max(maximum, int((started_until - ended_until).max()))
     return maximum
 
 
@@ -213,8 +227,13 @@ def _max_in_flight(
 def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
     """Return the coefficient of variation of the gaps between times, or None if there are no gaps.
 
-    It is 0 for constant gaps and 1 for a Poisson process. Gaps are computed within a stage and
-    divided by the mean gap of that stage, so that a change of rate between stages does not count.
+    It is the standard deviation divided by the mean: 0 for constant gaps and 1 for a Poisson
+    process. Gaps are computed within a stage and divided by the mean gap of that stage, so that a
+    change of rate between stages does not count.
+
+    Args:
+        times_ns: The times, in any order.
+        stages: The index of the stage of each time.
     """
     relative_gaps = []
     for stage in np.flatnonzero(np.bincount(stages)):
@@ -234,30 +253,31 @@ class _GapVariations(NamedTuple):
     planned: float | None
 
 
-def _gap_variations(
+def _measure_gap_variations(
     columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]
 ) -> _GapVariations:
-    """Return the variation of the gaps between sends, and of the planned gaps.
+    """Return the variation of the gaps between sends, and that of the gaps between due times.
 
-    Gaps are planned between requests of an open loop that are first turns. Later turns wait for the
-    turn before.
+    If the client kept to the schedule, both are equal. Only requests of open loops that are first
+    turns are compared, because the arrival process plans no others.
     """
     selections = [_select_planned(columns, plans) for columns in columns_of_stages]
 
-    def planned_values(field: str) -> list[NDArray[np.int64]]:
+    def select_planned(field: str) -> list[NDArray[np.int64]]:
         selected = zip(columns_of_stages, selections, strict=True)
         return [columns[field][rows] for columns, rows in selected]
 
     # The empty array gives `concatenate` a value also if there is no stage.
-    stage_of_request = np.concatenate([np.zeros(0, np.int16), *planned_values("stage")])
-    sent_variation = gap_variation(join_arrays(planned_values("sent_ns")), stage_of_request)
-    was_sent_as_planned = all(
+    stage_of_request = np.concatenate([np.zeros(0, np.int16), *select_planned("stage")])
+    sent_variation = gap_variation(join_arrays(select_planned("sent_ns")), stage_of_request)
+    # In virtual time, requests are sent exactly when they are due. The second sort is saved then.
+    was_sent_when_due = all(
         np.array_equal(columns["sent_ns"][rows], columns["due_ns"][rows])
         for columns, rows in zip(columns_of_stages, selections, strict=True)
     )
-    if was_sent_as_planned:  # as in virtual time; it saves sorting the same times once more
+    if was_sent_when_due:
         return _GapVariations(sent_variation, sent_variation)
-    planned_variation = gap_variation(join_arrays(planned_values("due_ns")), stage_of_request)
+    planned_variation = gap_variation(join_arrays(select_planned("due_ns")), stage_of_request)
     return _GapVariations(sent_variation, planned_variation)
 
 

@@ -36,17 +36,17 @@ from loadgen.core.metrics.step_times import measure_step_times
 from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
 from loadgen.core.metrics.sustainable import Sustainable, judge_load
 from loadgen.core.metrics.task_summary import summarize_tasks
-from loadgen.core.metrics.timing_evidence import TimingEvidence, is_local, is_read_at_once
+from loadgen.core.metrics.timing_evidence import TimingEvidence, is_local, is_read_promptly
 from loadgen.core.metrics.token_usage import (
     output_tokens_over_time,
     prompt_count_difference,
     whole_output_per_s,
 )
 from loadgen.core.metrics.verdict import Verdict
-from loadgen.core.metrics.windows import full_load_time, measure_window
+from loadgen.core.metrics.windows import find_full_load_time, measure_window
 from loadgen.core.metrics.withholding import (
     select_statistics,
-    withhold,
+    withhold_unsound_metrics,
     without_outcomes_if_invalid,
 )
 from loadgen.core.results.manifest import StagePlan, are_interchangeable
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.client_use import ClientUse
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.machines import MachineSummary
     from loadgen.core.metrics.part_summaries import PartMetrics, RackTokens
@@ -143,26 +144,37 @@ class MeasuredRun(NamedTuple):
 
 
 def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) -> MeasuredRun:
-    """Compute what core knows of a run.
+    """Compute all metrics of a run that follow from its accumulated records.
+
+    `core.run_summary` adds the sections of `core.analysis`, such as causes of slow requests, and
+    then calls `apply_verdict`.
 
     Args:
         data: What is stored of the run beside its records.
         accumulator: The accumulated records.
-        explained: Whether to judge if the load was sustained, which only readers need.
+        explained: Whether to judge if the load was sustained. It takes time, and only a report
+            that a person reads needs it.
     """
     measurement = _RunMeasurement(data, accumulator)
     return MeasuredRun(
-        measurement.summarize(explained=explained),
-        measurement.accumulated,
-        measurement.verdict_inputs(),
-        measurement.tokens_in,
+        summary=measurement.summarize(explained=explained),
+        accumulated=measurement.accumulated,
+        verdict_inputs=measurement.verdict_inputs(),
+        tokens_in=measurement.tokens_in,
     )
 
 
 def apply_verdict(
     manifest: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
 ) -> Summary:
-    """Return the complete summary with its verdict, and as the verdict lets it be read."""
+    """Return the summary with the verdict of the run, without outcomes of SLOs if it is not valid.
+
+    Args:
+        manifest: The manifest of the run.
+        run: The result of `measure_run`.
+        summary: Its summary with all sections.
+        samples: The samples that each worker took of itself.
+    """
     verdict = validity.judge_run(RunEvidence(manifest, summary, run.verdict_inputs, samples))
     return without_outcomes_if_invalid(msgspec.structs.replace(summary, verdict=verdict))
 
@@ -171,7 +183,12 @@ class _RunMeasurement:
     """The measurement of one run, with what several of its sections need."""
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
-        """Compute what the sections share, from the window to the statistics that are shown."""
+        """Compute what several sections of the summary need, step by step.
+
+        Each step uses the results of those before it: the measurement window, lost requests, gaps
+        between events, distributions, the statistics that are certain enough to be shown, and the
+        summarizer of stages, targets and classes.
+        """
         self._data = data
         self._manifest = data.manifest
         self._accumulator = accumulator
@@ -180,12 +197,13 @@ class _RunMeasurement:
         self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
         self._window = self._measure_window()
         self._target = combine_targets(self._manifest.targets)
-        self._unrecorded = count_unrecorded(data, accumulator.stages)
-        self._unrecorded_measured = sum(self._unrecorded[i] for i in self._measured_stages)
-        self._read_events()
+        self._unrecorded_of_stages = count_unrecorded(data, accumulator.stages)
+        self._unrecorded = sum(self._unrecorded_of_stages[i] for i in self._measured_stages)
+        self._combine_event_data()
         self._distributions = self._measure_distributions()
-        ttft = self._distributions["ttft"]
-        self._scale = LatenessScale.of_samples(ttft, self._distributions["e2e"])
+        self._scale = LatenessScale.of_samples(
+            self._distributions["ttft"], self._distributions["e2e"]
+        )
         self._shown = self._select_statistics()
         self._parts = PartSummarizer(
             self._manifest,
@@ -194,8 +212,13 @@ class _RunMeasurement:
             undecidable_metrics=self._shown.undecided_metrics(self._manifest),
         )
 
-    def _read_events(self) -> None:
-        """Combine what is stored of the output events of all measured stages."""
+    def _combine_event_data(self) -> None:
+        """Set the attributes about output events, from the data of all measured stages.
+
+        They are the gaps between events, the errors of their timestamps, the bounds of the gaps
+        that follow from these errors, the timeline of events, and the function that tells how many
+        tokens came in an interval.
+        """
         data = self._data
         stages = self._measured_stages
         self._gaps = merge_histograms(data.gaps_of_stage(i) for i in stages)
@@ -208,9 +231,9 @@ class _RunMeasurement:
 
     def _measure_window(self) -> Window:
         """Return the intervals that the rates of the measured stages are over."""
-        first = min(self._measured_stages, default=0)
-        last = max(self._measured_stages, default=0)
-        full_load = full_load_time(self._accumulator.stages, first, last)
+        first_stage = min(self._measured_stages, default=0)
+        last_stage = max(self._measured_stages, default=0)
+        full_load = find_full_load_time(self._accumulator.stages, first_stage, last_stage)
         return measure_window(self._measured, self.accumulated, full_load)
 
     def _measure_distributions(self) -> dict[str, Distribution]:
@@ -230,7 +253,7 @@ class _RunMeasurement:
         """Return the statistics that are certain enough to be shown."""
         evidence = TimingEvidence(
             unsure_share=self._unsure_event_share,
-            is_read_at_once=is_read_at_once(
+            is_read_promptly=is_read_promptly(
                 self._distributions["client_lag"], self._distributions["event_error"]
             ),
             is_local=is_local(self._manifest),
@@ -242,13 +265,17 @@ class _RunMeasurement:
         )
 
     def summarize(self, *, explained: bool) -> Summary:
-        """Return the summary without the sections of `core.analysis` and without a verdict."""
+        """Return the summary without the sections of `core.analysis`; its verdict is preliminary.
+
+        Metrics that cannot be trusted are withheld from it.
+
+        Args:
+            explained: Whether to judge if the load was sustained.
+        """
         manifest = self._manifest
         measured = self._measured
-        metrics = self._measure_whole()
-        stages = tuple(
-            self._summarize_stage(stage, metrics) for stage in range(len(manifest.stages))
-        )
+        shown = self._shown
+        metrics = self._measure_all_stages()
         step_times = measure_step_times(measured.columns, manifest)
         parts = self._parts.summarize_all(self._window, step_times, self._target.model)
         tasks = summarize_tasks(measured, self._accumulator.count_cut_conversations(), self._window)
@@ -268,17 +295,15 @@ class _RunMeasurement:
             tpot_undefined=measured.sum("tpot_undefined"),
             tpot_no_span=measured.sum("tpot_no_span") if manifest.stream else 0,
             tpot_no_output=measured.sum("tpot_no_output") if manifest.stream else 0,
-            itl_ms=None if self._shown.itl_absent else self._shown.distributions["inter_chunk"],
-            itl_absent=self._shown.itl_absent,
-            unsound=self._shown.unsound,
-            withheld=self._shown.withheld,
+            itl_ms=None if shown.itl_absent else shown.distributions["inter_chunk"],
+            itl_absent=shown.itl_absent,
+            unsound=shown.unsound,
+            withheld=shown.withheld,
             stalls=count_stalls(measured),
             event_unsure_share=self._unsure_event_share,
             sessions=tasks,
-            client=summarize_client_use(
-                measured, self._data.worker_samples, self._window, manifest.workers
-            ),
-            stages=stages,
+            client=self._summarize_client(),
+            stages=self._summarize_stages(metrics),
             hardware=hardware.find_hardware(self._data.server_samples),
             rack=self._summarize_rack(parts, metrics),
             drift=self._measure_drift(),
@@ -287,12 +312,23 @@ class _RunMeasurement:
             machines=self._summarize_machines(),
             **{field: getattr(manifest, field) for field in _FIELDS_OF_HEADER},
             **parts._asdict(),
-            **_metric_fields(self._shown.distributions),
+            **_metric_fields(shown.distributions),
         )
-        return withhold(summary)
+        return withhold_unsound_metrics(summary)
 
-    def _measure_whole(self) -> PartMetrics:
-        """Return the metrics of all measured stages together."""
+    def _summarize_client(self) -> ClientUse:
+        """Return the CPU time and the memory that the workers used."""
+        return summarize_client_use(
+            self._measured, self._data.worker_samples, self._window, self._manifest.workers
+        )
+
+    def _summarize_stages(self, run_metrics: PartMetrics) -> tuple[StageSummary, ...]:
+        """Return the summary of each stage, measured or not."""
+        stage_count = len(self._manifest.stages)
+        return tuple(self._summarize_stage(stage, run_metrics) for stage in range(stage_count))
+
+    def _measure_all_stages(self) -> PartMetrics:
+        """Return the metrics of all measured stages together, which are those of the run."""
         arrivals = [self._data.stage_plans[i].arrival for i in self._measured_stages]
         scope = Scope(
             self._window,
@@ -301,20 +337,23 @@ class _RunMeasurement:
             timeline=self._timeline,
             arrival=", then ".join(arrival for arrival in arrivals if arrival),
         )
-        return self._parts.measure_stages(
-            self._measured, scope, self._gaps, self._unrecorded_measured
-        )
+        return self._parts.measure_stages(self._measured, scope, self._gaps, self._unrecorded)
 
-    def _summarize_stage(self, stage: int, whole: PartMetrics) -> StageSummary:
-        """Return the summary of a stage. `whole`: the metrics of all measured stages."""
+    def _summarize_stage(self, stage: int, run_metrics: PartMetrics) -> StageSummary:
+        """Return the summary of a stage over its own window.
+
+        Args:
+            stage: The index of the stage.
+            run_metrics: The metrics of all measured stages together.
+        """
         accumulator = self._accumulator.stages[stage]
         gaps = self._data.gaps_of_stage(stage)
-        full_load = full_load_time(self._accumulator.stages, first=stage, last=stage)
+        full_load = find_full_load_time(self._accumulator.stages, stage, stage)
         window = measure_window(accumulator, [accumulator], full_load)
         gap_bounds = uncertainty.bound_gaps(
             accumulator.columns, gaps, self._data.event_errors_of_stage(stage)
         )
-        metrics = self._measure_stage(stage, window, whole)
+        metrics = self._measure_stage(stage, window, run_metrics)
         return StageSummary(
             window=window,
             inter_chunk_ms=uncertainty.shown_gap_distribution(
@@ -324,15 +363,21 @@ class _RunMeasurement:
             **metrics._asdict(),
         )
 
-    def _measure_stage(self, stage: int, window: Window, whole: PartMetrics) -> PartMetrics:
-        """Return the metrics of a stage over its window."""
+    def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
+        """Return the metrics of a stage over its window.
+
+        Args:
+            stage: The index of the stage.
+            window: The window of the stage.
+            run_metrics: The metrics of all measured stages together. They are those of the stage if
+                it is the only measured one, and are then not computed again.
+        """
         accumulator = self._accumulator.stages[stage]
         if accumulator is self._measured:
-            # The only measured stage has the metrics of the run, except for those over the time of
-            # the whole run, which is that of the stage here.
+            # `window.whole` is the time of the whole run there, and that of the stage here.
             output_per_s = whole_output_per_s(self.accumulated, window)
-            tokens = msgspec.structs.replace(whole.tokens, whole_output_per_s=output_per_s)
-            return whole._replace(tokens=tokens)
+            tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
+            return run_metrics._replace(tokens=tokens)
         scope = Scope(
             window,
             self.accumulated,
@@ -341,12 +386,13 @@ class _RunMeasurement:
             arrival=self._data.stage_plans[stage].arrival,
         )
         gaps = self._data.gaps_of_stage(stage)
-        return self._parts.measure_stages(accumulator, scope, gaps, self._unrecorded[stage])
+        unrecorded = self._unrecorded_of_stages[stage]
+        return self._parts.measure_stages(accumulator, scope, gaps, unrecorded)
 
     def _count_warmup(self) -> RequestCounts:
         """Return the requests of all stages that are not measured, by outcome."""
-        lost = self._unrecorded_measured
-        return count_requests(self.accumulated.warmup, sum(self._unrecorded) - lost)
+        unrecorded = sum(self._unrecorded_of_stages) - self._unrecorded
+        return count_requests(self.accumulated.warmup, unrecorded)
 
     def _combine_goodput(
         self, metrics: PartMetrics, parts: SummaryParts, tasks: Sessions | None
@@ -394,7 +440,11 @@ class _RunMeasurement:
         return percentiles
 
     def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
-        """Return the requested percentiles of a metric that are certain enough to be shown."""
+        """Return the requested percentiles of a metric that are certain enough to be shown.
+
+        The sample of a metric is either the gaps between events, as a histogram, or one value per
+        request. A percentile is certain if the errors of timestamps can hardly change it.
+        """
         sample: Values | Histogram
         sample_bounds: SampleBounds | None
         if definition.sample == "gaps":
@@ -407,10 +457,10 @@ class _RunMeasurement:
         return quantiles_ms(sample, quantiles)
 
     def verdict_inputs(self) -> VerdictInputs:
-        """Return what the verdict needs beside the summary."""
+        """Return what the verdict on the measurement needs beside the summary."""
         measured = self._measured
-        # If token counts are withheld, the length of responses is not compared with the request.
-        are_tokens_counted = "tokens" not in self._shown.unsound
+        # Token counts that are withheld must not be compared with the requested lengths.
+        has_token_counts = "tokens" not in self._shown.unsound
         dead_workers = {
             int(worker)
             for accumulator in self.accumulated
@@ -424,11 +474,9 @@ class _RunMeasurement:
                 measured, self._manifest.template_tokens
             ),
             repeated_prompts=count_repeated_prompts(measured),
-            requested_tokens=measured.sum("requested_tokens") if are_tokens_counted else 0,
+            requested_tokens=measured.sum("requested_tokens") if has_token_counts else 0,
             received_tokens=measured.sum("received_tokens"),
-            is_slo_missed=self._parts.is_missed_without_dropped(
-                self._gaps, self._unrecorded_measured
-            ),
+            is_slo_missed=self._parts.is_missed_without_dropped(self._gaps, self._unrecorded),
             remarks=measured.sums_with_prefix(REMARK_PREFIX),
         )
 
@@ -444,18 +492,18 @@ def _run_facts(manifest: RunManifest) -> RunFacts:
 
 
 def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
-    """Return the fields of the summary for each metric.
+    """Return the distributions of all metrics as fields of the summary.
 
-    Some metrics have a field of their own, such as `ttft_ms`. The others are in the block
-    `figures`, by name.
+    Some metrics have a field of their own, such as `ttft_ms`. The others are in the dictionary
+    `figures`, by name (`MetricDefinition.block`).
     """
     own_fields: dict[str, Distribution] = {}
-    figures_block: dict[str, Distribution] = {}
+    figures: dict[str, Distribution] = {}
     for definition in METRICS.available():
         if definition.name in distributions:
-            destination = figures_block if definition.block else own_fields
+            destination = figures if definition.block else own_fields
             destination[definition.field] = distributions[definition.name]
-    return {**own_fields, "figures": figures_block}
+    return {**own_fields, "figures": figures}
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
@@ -476,16 +524,22 @@ def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list
 def _count_unrecorded_of_cut_run(
     samples: Sequence[WorkerSample], recorded: list[int], dropped: int
 ) -> list[int]:
-    """Return, for each stage, how many requests were sent and have no record.
+    """Return, for each stage of a run that was cut off, how many sent requests have no record.
 
     The last sample of each worker says how many requests it had sent, without their stage. They are
     assigned to the last stage that has records, in which the run was cut off.
+
+    Args:
+        samples: The samples that each worker took of itself.
+        recorded: The number of records of each stage.
+        dropped: How many of the recorded requests were dropped and not sent.
     """
-    samples_in_order = sorted(samples, key=lambda sample: sample.t_s)
     # A later sample of a worker replaces an earlier one.
-    sent_by_worker = {sample.worker: sample.sent for sample in samples_in_order}
-    sent = sum(sent_by_worker.values()) + dropped
+    sent_by_worker = {
+        sample.worker: sample.sent for sample in sorted(samples, key=lambda sample: sample.t_s)
+    }
+    expected_records = sum(sent_by_worker.values()) + dropped
     last_stage = max((stage for stage, count in enumerate(recorded) if count), default=0)
     unrecorded = [0] * len(recorded)
-    unrecorded[last_stage] = max(0, sent - sum(recorded))
+    unrecorded[last_stage] = max(0, expected_records - sum(recorded))
     return unrecorded

@@ -24,24 +24,28 @@ if TYPE_CHECKING:
 
 
 def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
-    """Return which unfinished requests are over the limit of a term, however they would have ended.
+    """Return which unfinished requests would have exceeded the limit of a term in any case.
 
-    The functions `least_...` compute a lower bound of the value that each request would have had.
-    A request is not over the limit if there is no such bound, nor for terms on pooled gaps.
+    When the end of the drain cuts a request, its value of a metric is not known, but often a lower
+    bound of it is: a request without a first token after 5 s has a TTFT of more than 5 s.
+    `MetricDefinition.least` computes that bound. No request is over the limit if the metric has no
+    such bound, as metrics of pooled gaps.
     """
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     definition = METRICS.get(term.metric)
     if definition is None or definition.least is None or not was_cut.any():
         return np.zeros(len(columns), bool)
-    least_values = METRICS.guard(definition, definition.least)(columns)
-    is_over: NDArray[np.bool_] = was_cut & (least_values > term.limit_ns)
+    lower_bounds = METRICS.guard(definition, definition.least)(columns)
+    is_over: NDArray[np.bool_] = was_cut & (lower_bounds > term.limit_ns)
+    # A request that asks for no output has no value of a metric of output.
     return is_over & ~columns.request_no_output if definition.needs else is_over
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
-    """Return which requests an SLO counts, as good or as a miss.
+    """Return which requests count in the SLO attainment, as good or as a miss.
 
-    These are all but cancelled ones, and of the unfinished ones those that are over a term already.
+    These are all but cancelled and unfinished ones. An unfinished request counts, as a miss, if it
+    was over the limit of a term already when the end of the drain cut it.
     """
     was_cut = columns.where(UNFINISHED)
     counted = ~(columns.where(CANCELLED) | was_cut)
@@ -57,30 +61,40 @@ def is_undecided(unfinished: int, not_cancelled: int) -> bool:
     return unfinished > UNFINISHED_SHARE * not_cancelled
 
 
-def meets(
-    columns: Columns, slo: Slo, values_by_metric: Mapping[str, NDArray[np.int64]] | None = None
+def meets_slo(
+    columns: Columns,
+    slo: Slo,
+    replaced_values: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which requests are ok and within every term that has a value per request.
+    """Return which requests are good: ok, and within the limit of every term on single requests.
 
-    `values_by_metric` replaces the measured values of some metrics. A request too short to have a
-    TPOT does not miss that term. One that requested no tokens misses no term but E2E.
+    A request without a value misses a term, with two exceptions: a response that is too short to
+    have a TPOT does not miss a term on TPOT, and a request that asks for no output misses no term
+    on output. Terms on the gaps of all requests together judge no single request.
+
+    Args:
+        columns: The requests.
+        slo: The SLO.
+        replaced_values: Values of some metrics to use instead of the measured ones, such as bounds
+            of uncertain values.
     """
-    good = columns.where(OK)
+    replaced_values = replaced_values or {}
+    is_good = columns.where(OK)
     for term in slo.terms:
         if not per_request(term.metric):
             continue
-        if values_by_metric is not None and term.metric in values_by_metric:
-            values = values_by_metric[term.metric]
+        if term.metric in replaced_values:
+            values = replaced_values[term.metric]
         else:
             values = columns.measure(term.metric)
         is_undefined = values == UNDEFINED
-        may_be_undefined = columns.request_no_output | (needs(term.metric) == "tokens")
         is_within = ~is_undefined & (values <= term.limit_ns)
-        good = good & (is_within | (is_undefined & may_be_undefined))
-    return good
+        may_be_undefined = columns.request_no_output | (needs(term.metric) == "tokens")
+        is_good = is_good & (is_within | (is_undefined & may_be_undefined))
+    return is_good
 
 
-# -- the least value of an unfinished request ------------------------------------------------------
+# -- lower bounds of the metrics of unfinished requests --------------------------------------------
 
 
 def _time_to_event_or_cut(columns: Columns, event: str, start: str) -> NDArray[np.int64]:
@@ -136,7 +150,16 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
 def _least_per_token(
     columns: Columns, excluded_tokens: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
-    """Return the time since the first token per requested token that is not excluded."""
+    """Return a lower bound of the time per output token of unfinished requests.
+
+    It is the time from the first token to the end or the cut, divided by the most tokens that the
+    response could have had: the requested ones. It is 0 where no first token had come.
+
+    Args:
+        columns: The requests.
+        excluded_tokens: How many tokens the metric does not divide by, such as those of the first
+            event.
+    """
     first_token_ns = columns["first_token_ns"]
     divisor = columns["asked_output"].astype(np.int64) - excluded_tokens
     per_token = (_end_or_cut_ns(columns) - first_token_ns) // np.maximum(divisor, 1)

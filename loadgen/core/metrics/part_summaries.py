@@ -6,7 +6,7 @@ Pure. docs/reference/summary.md defines each field.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -187,6 +187,13 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     pause_share: float | None = None
 
 
+SummaryWithSlo: TypeAlias = StageSummary | TargetSummary | ClassSummary | ModelSummary
+"""The summary of a part of a run that may have an SLO."""
+
+PartSummary: TypeAlias = SummaryWithSlo | StepSummary
+"""The summary of a part of a run, which has the same metrics as that of the run."""
+
+
 class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens/s of several targets by two definitions.
 
@@ -210,23 +217,23 @@ _NO_GAPS_BY_PART = dict.fromkeys(pooled_metrics(), "gaps are counted for all tar
 
 
 class Scope(NamedTuple):
-    """What the metrics of some requests are related to.
+    """The context in which the metrics of some requests are computed.
 
     Attributes:
         window: The intervals that rates are over.
-        everything: The requests of all stages of the same target, class or step.
+        all_stages: The requests of all stages, measured or not, of the same target, class or step.
         gpus: The number of GPUs that served the requests, None if not known.
         timeline: Per stage, output events per bin of time.
         arrival: The arrival process as written in the workload.
-        whole: The requests of all parts, if these requests are those of one part.
+        run_total: All measured requests of the run, if the requests are those of one part of it.
     """
 
     window: Window
-    everything: Sequence[MetricAccumulator]
+    all_stages: Sequence[MetricAccumulator]
     gpus: int | None
     timeline: Sequence[NDArray[np.int64]] = ()
     arrival: str = ""
-    whole: MetricAccumulator | None = None
+    run_total: MetricAccumulator | None = None
 
 
 class PartMetrics(NamedTuple):
@@ -253,7 +260,11 @@ class SummaryParts(NamedTuple):
 
 
 class PartSummarizer:
-    """Summarizes the parts of a run over the window of the whole run."""
+    """Computes the metrics of the run, its stages, targets, classes, models and steps.
+
+    All of them have the same metrics (`PartMetrics`). Stages have windows of their own. The other
+    parts are summarized over the window of the run, so that their rates add up to those of the run.
+    """
 
     def __init__(
         self,
@@ -262,13 +273,15 @@ class PartSummarizer:
         measured: MetricAccumulator,
         undecidable_metrics: Mapping[str, str],
     ) -> None:
-        """Take what the parts share.
+        """Take the requests of a run, and what is known about all of its parts.
 
         Args:
             manifest: The manifest of the run.
             accumulator: The records of the run, by part.
             measured: All measured requests.
-            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason.
+            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason. In
+                targets, classes and other parts, these are also the gaps between events, which are
+                not recorded by part.
         """
         self._manifest = manifest
         self._accumulator = accumulator
@@ -279,35 +292,53 @@ class PartSummarizer:
     def measure_stages(
         self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
     ) -> PartMetrics:
-        """Return the metrics of a stage, or of all measured stages.
+        """Return the metrics of a stage, or of all measured stages together.
+
+        Unlike other parts, stages have gaps between events and requests without a record.
 
         Args:
             accumulator: The requests of the stages.
-            scope: What the metrics are related to.
+            scope: The context of the metrics, such as their window.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that have no record.
         """
-        sample = SloSample(
+        return self._measure(self._sample_of_stages(accumulator, gaps, unrecorded), scope)
+
+    def _sample_of_stages(
+        self,
+        accumulator: MetricAccumulator,
+        gaps: Histogram,
+        unrecorded: int,
+        *,
+        counts_dropped: bool = True,
+    ) -> SloSample:
+        """Return the requests of some stages as the sample by which their SLO is judged."""
+        return SloSample(
             accumulator,
             gaps,
             unrecorded,
             undecidable_metrics=self._undecidable,
             limits=self._manifest.limits,
+            counts_dropped=counts_dropped,
         )
-        return self._measure(sample, scope)
 
     def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
-        """Return the metrics of the requests that an SLO is judged by."""
+        """Return the metrics that the run and all of its parts have in common.
+
+        Args:
+            sample: The requests, with what decides how their SLO is judged.
+            scope: The context of the metrics, such as their window.
+        """
         accumulator = sample.accumulator
         limits = self._manifest.limits
         load = summarize_load(
-            accumulator, scope.everything, scope.window, self._manifest.stages, scope.whole
+            accumulator, scope.all_stages, scope.window, self._manifest.stages, scope.run_total
         )
         return PartMetrics(
             requests=count_requests(accumulator, sample.unrecorded),
             load=msgspec.structs.replace(load, arrival=scope.arrival),
             tokens=summarize_tokens(
-                accumulator, scope.everything, scope.window, scope.timeline, scope.gpus
+                accumulator, scope.all_stages, scope.window, scope.timeline, scope.gpus
             ),
             goodput=measure_goodput(sample, scope.window),
             ttft_ms=shown_distribution(accumulator, "ttft", limits),
@@ -316,23 +347,35 @@ class PartSummarizer:
         )
 
     def _measure_part(
-        self, pair: MeasuredAndWarmup, window: Window, gpus: int | None = None
+        self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
     ) -> dict[str, Any]:
-        """Return the fields that the summaries of targets, classes, models and steps share."""
-        accumulator = pair.measured
-        scope = Scope(window, pair, gpus, whole=self._measured)
-        metrics = self._measure(self._sample_of_part(accumulator), scope)
-        for columns in accumulator.columns:
+        """Return the metrics of a target, class, model or step, and its bytes, as summary fields.
+
+        Every type of summary of a part has these fields, with the names of `PartMetrics`. The
+        columns of the part are freed afterwards, because a run may have many parts.
+
+        Args:
+            part: The requests of the part, in measured stages and in others.
+            window: The window of the run.
+            gpus: The number of GPUs that served the requests, None if not known.
+        """
+        scope = Scope(window, part, gpus, run_total=self._measured)
+        metrics = self._measure(self._sample_of_part(part.measured), scope)
+        for columns in part.measured.columns:
             columns.forget()
-        return {"bytes": total_bytes(accumulator), **metrics._asdict()}
+        return {"bytes": total_bytes(part.measured), **metrics._asdict()}
 
     def _sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
-        """Return the requests of a part of the run, such as a class, as a sample for its SLO.
+        """Return the requests of a target, class or other part as the sample to judge its SLO by.
 
-        Gaps between events are counted by stage only. Requests without a record belong to no part
-        that is known.
+        It has no gaps, because gaps between events are recorded by stage only, and no requests
+        without a record, because it is not known which part they belonged to.
+
+        Args:
+            accumulator: The requests.
+            counts_dropped: Whether requests that the client dropped count as misses.
         """
         return SloSample(
             accumulator,
@@ -344,59 +387,56 @@ class PartSummarizer:
         )
 
     def is_missed_without_dropped(self, gaps: Histogram, unrecorded: int) -> bool:
-        """Return True if an SLO is missed also without the requests that the client dropped.
+        """Return True if an SLO is missed even if requests that the client dropped do not count.
 
-        The SLOs are that of the run and those of its classes. The arguments are those of
-        `measure_stages` for all measured requests.
+        Dropped requests make a run invalid if they may have decided its SLO. They have not if the
+        server misses it anyway: the SLO of the run, or that of one of its classes.
+
+        Args:
+            gaps: The gaps between output events of all measured requests.
+            unrecorded: The number of measured requests that have no record.
         """
-        all_requests = SloSample(
-            self._measured,
-            gaps,
-            unrecorded,
-            undecidable_metrics=self._undecidable,
-            limits=self._manifest.limits,
-            counts_dropped=False,
-        )
-        return is_slo_missed(all_requests) or any(
+        run_sample = self._sample_of_stages(self._measured, gaps, unrecorded, counts_dropped=False)
+        return is_slo_missed(run_sample) or any(
             is_slo_missed(self._sample_of_part(request_class.measured, counts_dropped=False))
             for request_class in self._accumulator.classes
         )
 
     def summarize_all(
-        self, window: Window, step_times: Sequence[StepTime], model: str
+        self, window: Window, step_times: Sequence[StepTime], default_model: str
     ) -> SummaryParts:
         """Return the summaries of targets, regions, nodes, classes, models and steps.
 
-        `model` is that of a class that names none.
+        Args:
+            window: The window of the run.
+            step_times: For each step of tasks, its share of their time.
+            default_model: The model of a class whose plan names none.
         """
         manifest = self._manifest
         classes = tuple(
             self._summarize_class(index, window) for index in range(len(manifest.classes))
         )
+        # The accumulator has no targets if the run has a single one.
+        targets = zip(manifest.targets, self._accumulator.targets, strict=False)
+        steps = zip(manifest.steps, self._accumulator.steps, step_times, strict=True)
         return SummaryParts(
-            targets=tuple(
-                self._summarize_target(target, pair, window)
-                for target, pair in zip(manifest.targets, self._accumulator.targets, strict=False)
-            ),
+            targets=tuple(self._summarize_target(target, part, window) for target, part in targets),
             regions=self._summarize_target_groups("region", window),
             nodes=self._summarize_target_groups("node", window),
             classes=classes,
-            models=self._summarize_models(classes, window, default_model=model),
+            models=self._summarize_models(classes, window, default_model=default_model),
             steps=tuple(
-                self._summarize_step(plan, pair, window, time)
-                for plan, pair, time in zip(
-                    manifest.steps, self._accumulator.steps, step_times, strict=True
-                )
+                self._summarize_step(plan, part, window, time) for plan, part, time in steps
             ),
         )
 
     def _summarize_target(
-        self, target: TargetFacts, pair: MeasuredAndWarmup, window: Window
+        self, target: TargetFacts, part: MeasuredAndWarmup, window: Window
     ) -> TargetSummary:
         """Return the summary of one of several targets, or of a group of them."""
-        own_window = measure_window(pair.measured, pair)
-        own_output_per_s = per_second(pair.measured.sum_known("output_tokens"), own_window)
-        metrics = self._measure_part(pair, window, target.gpus)
+        own_window = measure_window(part.measured, part)
+        own_output_per_s = per_second(part.measured.sum_known("output_tokens"), own_window)
+        metrics = self._measure_part(part, window, target.gpus)
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **metrics)
 
     def _summarize_target_groups(
@@ -409,16 +449,19 @@ class PartSummarizer:
         )
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
-        """Return the summary of a request class with its conversations and tasks."""
+        """Return the summary of a request class with its conversations and tasks.
+
+        Its SLO is met only if it is met by single requests and by whole tasks.
+        """
         plan = self._manifest.classes[index]
-        pair = self._accumulator.classes[index]
-        metrics = self._measure_part(pair, window)
-        cut = self._accumulator.count_cut_conversations(index)
-        tasks = summarize_tasks(pair.measured, cut, window)
+        part = self._accumulator.classes[index]
+        metrics = self._measure_part(part, window)
+        cut_conversations = self._accumulator.count_cut_conversations(index)
+        tasks = summarize_tasks(part.measured, cut_conversations, window)
         metrics["goodput"] = include_task_outcome(metrics["goodput"], tasks)
         return ClassSummary(
             **shared_fields(plan, ClassSummary),
-            starts=pair.measured.sum("starts"),
+            starts=part.measured.sum("starts"),
             sessions=tasks,
             **metrics,
         )
@@ -447,14 +490,18 @@ class PartSummarizer:
         return ModelSummary(model=model, classes=names, **metrics)
 
     def _summarize_step(
-        self, plan: StepPlan, pair: MeasuredAndWarmup, window: Window, time: StepTime
+        self, plan: StepPlan, part: MeasuredAndWarmup, window: Window, time: StepTime
     ) -> StepSummary:
-        """Return the summary of a step of tasks, which has no SLO of its own."""
-        metrics = self._measure_part(pair, window)
-        del metrics["goodput"]  # an SLO is about all requests and about tasks, not about steps
+        """Return the summary of a step of agentic tasks, such as "plan" or "embed".
+
+        It has no goodput, because SLOs are about single requests and about whole tasks.
+        """
+        metrics = self._measure_part(part, window)
+        del metrics["goodput"]
+        # Targets that serve certain steps alone have a non-empty `serves`.
         targets = [self._manifest.targets[number] for number in plan.targets]
-        names = tuple(target.name or target.url for target in targets if target.serves)
-        facts = shared_fields(plan, StepSummary) | {"targets": names}
+        target_names = tuple(target.name or target.url for target in targets if target.serves)
+        facts = shared_fields(plan, StepSummary) | {"targets": target_names}
         return StepSummary(**facts, **metrics, **msgspec.structs.asdict(time))
 
 
@@ -468,23 +515,25 @@ def shared_fields(facts: msgspec.Struct, summary: type[msgspec.Struct]) -> dict[
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
-    """Describe all targets as one: the values they have in common, and the sum of their GPUs.
+    """Describe several targets as one: the values they have in common, and the sum of their GPUs.
 
-    If steps of tasks have targets of their own, only those of all other requests count.
+    A field in which they differ gets its default value. Targets that only serve certain steps of
+    tasks are left out, unless all are such targets.
     """
     targets = [target for target in targets if not target.serves] or targets
     if not targets:
         return TargetFacts()
     if len(targets) == 1:
         return targets[0]
-    gpus = [target.gpus for target in targets if target.gpus is not None]
     combined = {
         field: getattr(targets[0], field)
         for field in TargetFacts.__struct_fields__
         if len({getattr(target, field) for target in targets}) == 1
     }
+    gpus = [target.gpus for target in targets if target.gpus is not None]
+    are_all_gpus_known = len(gpus) == len(targets)
     combined["name"] = format.counted(len(targets), "target")
-    combined["gpus"] = sum(gpus) if len(gpus) == len(targets) else None
+    combined["gpus"] = sum(gpus) if are_all_gpus_known else None
     combined["simulated"] = any(target.simulated for target in targets)
     return TargetFacts(**combined)
 
@@ -511,7 +560,14 @@ def _group_targets(
 def summarize_rack(
     targets: Sequence[TargetSummary], single_clock_per_s: float | None
 ) -> RackTokens | None:
-    """Return the output tokens/s of several targets, or None for a single one."""
+    """Return the output tokens/s of several targets by two definitions (see `RackTokens`).
+
+    Returns None for a run with a single target, which has no target summaries.
+
+    Args:
+        targets: The summaries of the targets.
+        single_clock_per_s: The output tokens of all targets per second of the run.
+    """
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:
         return None

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
+from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS, LONG_ANSWER
 from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection
+from loadgen.core.results.record import FINISH
+from loadgen.core.stats.amounts import TimedAmounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +31,12 @@ MILLIONTHS = 1_000_000
 
 
 def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
-    """Return a function that computes the time between two fields, if both are known."""
+    """Return a metric: the function that computes the time between two fields of each request.
+
+    Args:
+        start: The field with the earlier time, such as "due_ns".
+        end: The field with the later time.
+    """
 
     def measure(columns: Columns) -> NDArray[np.int64]:
         """Return the time of each request, UNDEFINED if one of the two fields is not known."""
@@ -69,14 +76,20 @@ def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[n
 
 
 def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
-    """Return the output tokens less reasoning that was never streamed, -1 if not counted."""
+    """Return the output tokens that were streamed, without hidden reasoning; -1 if not counted.
+
+    Some servers count reasoning tokens that they never send. Their first output event is already a
+    part of the answer, so a response whose first token is also the first one of the answer, and
+    that has reasoning tokens by the server's count, has hidden reasoning.
+    """
     output_tokens = columns["output_tokens"]
     reasoning_tokens = columns["reasoning_tokens"]
     if not len(columns) or int(reasoning_tokens.max()) <= 0:
         return output_tokens
     starts_with_answer = columns["first_token_ns"] == columns["first_answer_ns"]
-    is_unstreamed = (reasoning_tokens > 0) & starts_with_answer
-    token_counts: NDArray[np.int64] = output_tokens - np.where(is_unstreamed, reasoning_tokens, 0)
+    has_hidden_reasoning = (reasoning_tokens > 0) & starts_with_answer
+    hidden_tokens = np.where(has_hidden_reasoning, reasoning_tokens, 0)
+    token_counts: NDArray[np.int64] = output_tokens - hidden_tokens
     return token_counts
 
 
@@ -116,15 +129,21 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 
 
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
-    """Return the output tokens per step of the model, in millionths, if tokens were drafted."""
+    """Return the output tokens per step of the model under speculative decoding, in millionths.
+
+    Each step of the model yields one token of its own and the accepted tokens of a draft before it.
+    So the number of steps is the output tokens less the accepted ones. UNDEFINED for a response
+    whose server reports no drafted tokens.
+    """
     if int(columns["draft_tokens"].max(initial=0)) <= 0:
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))
     drafted = columns["draft_tokens"].astype(np.int64)
     accepted = columns["accepted_tokens"].astype(np.int64)
     output = columns["output_tokens"].astype(np.int64)
-    is_reported = (drafted > 0) & (accepted >= 0) & (output > accepted)
-    length = output * MILLIONTHS // np.maximum(output - accepted, 1)
-    return np.where(is_reported, length, UNDEFINED)
+    steps = output - accepted
+    is_reported = (drafted > 0) & (accepted >= 0) & (steps > 0)
+    tokens_per_step = output * MILLIONTHS // np.maximum(steps, 1)
+    return np.where(is_reported, tokens_per_step, UNDEFINED)
 
 
 def max_gap(columns: Columns) -> NDArray[np.int64]:
@@ -169,14 +188,14 @@ def tls(columns: Columns) -> NDArray[np.int64]:
 def sendable_ns(
     columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]],
 ) -> NDArray[np.int64]:
-    """Return when each request could have been sent.
+    """Return the earliest time at which each request could be sent, in ns.
 
-    That is its due time, or when its connection was ready if it needed a new one.
+    That is its due time on a reused connection. On a new one it is the time at which the connection
+    was ready, if that was later. What passes from then to the send is the delay of the client.
     """
     due_ns = columns["due_ns"]
-    times_ns: NDArray[np.int64] = np.where(
-        columns["reused"] > 0, due_ns, np.maximum(due_ns, columns["ready_ns"])
-    )
+    connected_ns = np.maximum(due_ns, columns["ready_ns"])
+    times_ns: NDArray[np.int64] = np.where(columns["reused"] > 0, due_ns, connected_ns)
     return times_ns
 
 
@@ -197,10 +216,13 @@ def lacks_output(columns: Columns) -> NDArray[np.bool_]:
     return mask
 
 
-def _is_contradicting(value: NDArray[np.int64], base: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which values exceed a base by more than honest counts of tokens differ."""
-    surplus = value.astype(np.int64) - base
-    mask: NDArray[np.bool_] = (surplus > CONTRADICTING_TOKENS) & (surplus > CONTRADICTING * base)
+def _is_contradicting(value: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which values exceed a limit by more than honest counts of tokens differ.
+
+    The tolerances are a number of tokens, for short responses, and a share, for long ones.
+    """
+    surplus = value.astype(np.int64) - limit
+    mask: NDArray[np.bool_] = (surplus > CONTRADICTING_TOKENS) & (surplus > CONTRADICTING * limit)
     return mask
 
 
@@ -216,26 +238,42 @@ def overstates(columns: Columns) -> NDArray[np.bool_]:
     return (requested > 0) & _is_contradicting(columns["output_tokens"], requested)
 
 
-def token_spans(
-    columns: Columns,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the time of the first token, that of the last one, and the output tokens.
+def time_output_tokens(columns: Columns) -> TimedAmounts:
+    """Return the output tokens of each ok request with the times of its first and last token.
 
-    There is one value for each ok request whose output tokens are known. Both times are the end of
-    the request if it was not streamed.
+    Requests whose output tokens were not counted are left out. A response that was not streamed
+    came at its end.
     """
     has_tokens = (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
-    chosen = as_selection(columns.where(OK) & has_tokens)
-    first_token_ns = time_or_end(columns, "first_token_ns", chosen)
-    last_token_ns = time_or_end(columns, "last_token_ns", chosen)
-    return first_token_ns, last_token_ns, columns["output_tokens"][chosen]
+    selected = as_selection(columns.where(OK) & has_tokens)
+    return TimedAmounts(
+        start_ns=time_or_end(columns, "first_token_ns", selected),
+        end_ns=time_or_end(columns, "last_token_ns", selected),
+        amounts=columns["output_tokens"][selected],
+    )
 
 
 def time_or_end(
-    columns: Columns, field: str, chosen: NDArray[np.bool_] | slice
+    columns: Columns, field: str, selected: NDArray[np.bool_] | slice
 ) -> NDArray[np.int64]:
-    """Return a time of some rows, or the end of those that do not have it."""
-    times_ns = columns[field][chosen]
+    """Return a time of the selected rows, or the end of those that do not have it (-1)."""
+    times_ns = columns[field][selected]
     if times_ns.min(initial=0) >= 0:
         return times_ns
-    return np.where(times_ns < 0, columns["end_ns"][chosen], times_ns)
+    return np.where(times_ns < 0, columns["end_ns"][selected], times_ns)
+
+
+def count_textless_tokens(
+    finish_reasons: NDArray[np.int64], tokens: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return how many tokens of each response may have no text, and so no output event: 0 or 1.
+
+    A response that does not end at its maximum length ends with a token without text. A response of
+    LONG_ANSWER tokens or more may contain one, such as a part of a character.
+
+    Args:
+        finish_reasons: The code of the finish reason of each response.
+        tokens: The streamed tokens of each response.
+    """
+    is_ended_by_token = finish_reasons != FINISH["length"]
+    return (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)

@@ -8,9 +8,9 @@ import numpy as np
 
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import MetricAccumulator
-from loadgen.core.metrics.columns import Columns, class_indices, step_indices
+from loadgen.core.metrics.columns import Columns, class_indices, join_arrays, step_indices
 from loadgen.core.metrics.tasks import TaskColumns
-from loadgen.core.metrics.windows import first_round, last_round
+from loadgen.core.metrics.windows import is_first_request_of_user, is_last_request_of_user
 from loadgen.core.results.manifest import StagePlan
 
 if TYPE_CHECKING:
@@ -51,97 +51,117 @@ class RunAccumulator:
     """
 
     def __init__(self, manifest: RunManifest, rows: NDArray[np.void], texts: Sequence[str]) -> None:
-        """Add up all records of a run. `rows["text"]` indexes `texts`."""
+        """Add up all records of a run.
+
+        Args:
+            manifest: The manifest of the run.
+            rows: The records of all stages.
+            texts: Error texts and other texts of records, which `rows["text"]` indexes.
+        """
         self._manifest = manifest
         self._plans = manifest.stages or (StagePlan(),)
-        target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
+        # A single target has the records of the run, so it is not accumulated once more.
+        target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
         self.targets = _new_pairs([manifest.slo] * target_count)
         self.classes = _new_pairs([plan.slo for plan in manifest.classes])
         self.steps = _new_pairs([None] * len(manifest.steps))
-        self._cut_conversations: list[NDArray[np.int64]] = []
-        self._cut_is_cancelled: list[NDArray[np.bool_]] = []
+        # For each measured stage, the conversations that the end of the load cut off.
+        self._cut_conversation_numbers: list[NDArray[np.int64]] = []
+        self._is_cut_conversation_cancelled: list[NDArray[np.bool_]] = []
         for stage in range(len(self._plans)):
             self._add_stage(stage, rows, texts)
 
     def _add_stage(self, stage: int, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add the records of a stage to the stage and to its targets, classes and steps.
 
-        The columns of the stage stay in memory if they are read for several parts. Where its
-        virtual users began and ended bounds the time in which the load runs in full.
+        Args:
+            stage: The index of the stage.
+            rows: The records of all stages.
+            texts: The texts of records.
         """
         plan = self._plans[stage]
         accumulator = self.stages[stage]
+        # Columns that are read once more for each target, class or step stay in memory.
         has_parts = bool(self.targets or self.classes or self.steps)
         columns = Columns(rows, rows["stage"] == stage, keep_all=has_parts)
         accumulator.add(columns, texts, is_open_loop=not plan.closed)
         if not len(columns):
             return
         self._add_conversations(stage, columns)
-        turns = self._manifest.turns_per_session
-        accumulator.sample("user_end").add(columns["done_ns"][last_round(columns, plan, turns)])
-        accumulator.add_maximum("user_start", columns["due_ns"][first_round(columns, plan, turns)])
-        for pairs, part_of_row in self._parts_of_rows(columns):
-            for number, pair in enumerate(pairs):
-                part_columns = Columns(columns, part_of_row == number)
-                part_accumulator = pair.of_stage(plan)
-                part_accumulator.add(part_columns, texts, is_open_loop=not plan.closed)
+        self._add_user_times(stage, columns)
+        for pairs, index_of_row in self._assign_rows(columns):
+            for index, pair in enumerate(pairs):
+                part_columns = Columns(columns, index_of_row == index)
+                part = pair.of_stage(plan)
+                part.add(part_columns, texts, is_open_loop=not plan.closed)
                 part_columns.forget()
 
-    def _parts_of_rows(
+    def _add_user_times(self, stage: int, columns: Columns) -> None:
+        """Add when the virtual users of a closed loop began and ended.
+
+        Between the last start and the first ends, the load runs at its full concurrency. In an open
+        loop no time is added.
+        """
+        plan = self._plans[stage]
+        accumulator = self.stages[stage]
+        turns = self._manifest.turns_per_session
+        is_first = is_first_request_of_user(columns, plan, turns)
+        is_last = is_last_request_of_user(columns, plan, turns)
+        accumulator.add_maximum("user_start", columns["due_ns"][is_first])
+        accumulator.sample("user_end").add(columns["done_ns"][is_last])
+
+    def _assign_rows(
         self, columns: Columns
     ) -> Iterator[tuple[list[MeasuredAndWarmup], NDArray[np.int64]]]:
-        """Yield the targets, the classes and the steps, and which one each record belongs to.
+        """Yield the targets, the classes and the steps, each with the assignment of the records.
 
-        It is given as an index of the list; a record of no step has NO_STEP.
+        The assignment has, for each record, the index of its target, class or step in the list. A
+        record of no step has NO_STEP, which is no index.
         """
-        yield self.targets, columns["target"]
+        if self.targets:
+            yield self.targets, columns["target"]
         if self.classes:
-            yield (
-                self.classes,
-                class_indices(
-                    self._manifest, columns["request"] // self._manifest.turns_per_session
-                ),
-            )
+            start_ids = columns["request"] // self._manifest.turns_per_session
+            yield self.classes, class_indices(self._manifest, start_ids)
         if self.steps:
             yield self.steps, step_indices(self._manifest, columns["request"], columns["turn"])
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the conversations and tasks of a stage, and set those aside that the load cut off.
+        """Add the conversations and tasks of a stage whose last request is recorded.
 
-        The end of the load cuts a conversation if its last turn was never scheduled. It has no
-        outcome, and is only counted.
+        The end of the load cuts off a conversation whose last turn was never scheduled. Such a one
+        has no outcome. In a measured stage it is counted by `count_cut_conversations`.
         """
         table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
         if not len(table.numbers):
             return
         plan = self._plans[stage]
-        is_cut = ~table.has_ended
         if plan.measured:
-            self._cut_conversations.append(table.numbers[is_cut])
-            self._cut_is_cancelled.append(table.columns.cancelled[is_cut] > 0)
+            is_cut = ~table.has_ended
+            self._cut_conversation_numbers.append(table.numbers[is_cut])
+            self._is_cut_conversation_cancelled.append(table.columns.cancelled[is_cut] > 0)
         ended = table.columns.select(table.has_ended)
         _add_ended_tasks(self.stages[stage], ended)
         if self.classes:
-            class_index = class_indices(self._manifest, table.numbers[table.has_ended])
+            class_of_task = class_indices(self._manifest, table.numbers[table.has_ended])
             for index, pair in enumerate(self.classes):
-                _add_ended_tasks(pair.of_stage(plan), ended.select(class_index == index))
+                _add_ended_tasks(pair.of_stage(plan), ended.select(class_of_task == index))
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
         """Count the measured conversations of a class, or of all, that the load cut off."""
-        numbers = np.concatenate([np.zeros(0, np.int64), *self._cut_conversations])
-        is_cancelled = np.concatenate([np.zeros(0, bool), *self._cut_is_cancelled])
+        numbers = join_arrays(self._cut_conversation_numbers)
+        is_cancelled = np.concatenate([np.zeros(0, bool), *self._is_cut_conversation_cancelled])
         if class_index is not None and len(numbers):
             is_cancelled = is_cancelled[class_indices(self._manifest, numbers) == class_index]
         cancelled = int(is_cancelled.sum())
-        return CutConversations(len(is_cancelled) - cancelled, cancelled)
+        return CutConversations(by_end_of_load=len(is_cancelled) - cancelled, cancelled=cancelled)
 
     def measured_and_warmup(self) -> MeasuredAndWarmup:
-        """Return what all measured stages add up to, and what all others do."""
-        measured: list[MetricAccumulator] = []
-        warmup: list[MetricAccumulator] = []
-        for accumulator, plan in zip(self.stages, self._plans, strict=True):
-            (measured if plan.measured else warmup).append(accumulator)
+        """Return the total of all measured stages, and that of all other stages."""
+        stages = list(zip(self.stages, self._plans, strict=True))
+        measured = [accumulator for accumulator, plan in stages if plan.measured]
+        warmup = [accumulator for accumulator, plan in stages if not plan.measured]
         return MeasuredAndWarmup(self._merge(measured), self._merge(warmup))
 
     def _merge(self, accumulators: Sequence[MetricAccumulator]) -> MetricAccumulator:
@@ -154,7 +174,7 @@ class RunAccumulator:
         return total
 
     def of_targets(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
-        """Return what several targets add up to."""
+        """Return the total of several targets, such as those of a region."""
         pairs = [self.targets[number] for number in numbers]
         return MeasuredAndWarmup(
             self._merge([pair.measured for pair in pairs]),
@@ -162,7 +182,7 @@ class RunAccumulator:
         )
 
     def of_classes(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
-        """Return what several classes add up to, without their SLOs."""
+        """Return the total of several classes, such as those of a model, without their SLOs."""
         total = MeasuredAndWarmup(MetricAccumulator(), MetricAccumulator())
         for number in numbers:
             total.measured.merge(self.classes[number].measured)
@@ -178,27 +198,33 @@ def _new_pairs(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
     """Add conversations and tasks whose last request is recorded.
 
-    Times, tokens and rates are those of tasks of which all requests are ok.
+    The sums "sessions..." count them: all, cancelled ones, those whose user went away, and those
+    that the end of the drain cut. Durations, waits and tokens are those of the ok ones, of which
+    all requests are ok. If the SLO limits whole tasks, those within its limits are counted too.
     """
-    ok = ended.ok > 0
-    is_cut = (ended.unfinished > 0) & ~(ended.cancelled > 0)
-    accumulator.add_to_sum("sessions", len(ok))
-    accumulator.add_to_sum("sessions_cancelled", (ended.cancelled > 0).sum())
+    is_ok = ended.ok > 0
+    is_cancelled = ended.cancelled > 0
+    is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled
+    accumulator.add_to_sum("sessions", len(is_ok))
+    accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
     accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
-    accumulator.add_to_sum("sessions_cut", is_cut.sum())
-    accumulator.add_to_sum("sessions_ok", ok.sum())
-    accumulator.sample("session").add((ended.end_ns - ended.due_ns)[ok])
-    accumulator.sample("session_wait").add(ended.wait_ns[ok])
-    accumulator.sample("session_longest_wait").add(ended.longest_wait_ns[ok])
-    accumulator.add_to_sum("session_requests", ended.requests[ok].sum())
-    accumulator.add_to_sum("session_input", ended.input_tokens[ok].sum())
-    accumulator.add_to_sum("session_cached", ended.cached_tokens[ok].sum())
-    accumulator.add_to_sum("session_output", ended.output_tokens[ok].sum())
-    _add_task_ends(accumulator, "session", ended.end_ns[ok])
+    accumulator.add_to_sum("sessions_cut", is_cut_by_drain.sum())
+
+    ok = ended.select(is_ok)
+    accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
+    accumulator.sample("session").add(ok.end_ns - ok.due_ns)
+    accumulator.sample("session_wait").add(ok.wait_ns)
+    accumulator.sample("session_longest_wait").add(ok.longest_wait_ns)
+    accumulator.add_to_sum("session_requests", ok.requests.sum())
+    accumulator.add_to_sum("session_input", ok.input_tokens.sum())
+    accumulator.add_to_sum("session_cached", ok.cached_tokens.sum())
+    accumulator.add_to_sum("session_output", ok.output_tokens.sum())
+    _add_task_ends(accumulator, "session", ok.end_ns)
+
     if accumulator.slo is not None and accumulator.slo.task is not None:
-        good_end_ns = ended.end_ns[tasks.meets_task_term(ended, accumulator.slo.task)]
-        accumulator.add_to_sum("sessions_good", len(good_end_ns))
-        _add_task_ends(accumulator, "good_session", good_end_ns)
+        good = ended.select(tasks.meets_task_term(ended, accumulator.slo.task))
+        accumulator.add_to_sum("sessions_good", len(good.end_ns))
+        _add_task_ends(accumulator, "good_session", good.end_ns)
 
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:

@@ -71,7 +71,7 @@ class SloSample:
         """Whether more requests are unfinished than leave a term decided."""
         return is_undecided(self.accumulator.sum("unfinished"), self.not_cancelled)
 
-    def responses_without_tpot(self, term: Term) -> int:
+    def count_without_tpot(self, term: Term) -> int:
         """Return how many responses lack a TPOT though they have enough tokens for one.
 
         TPOT is the time from the first to the last token, divided by the tokens after the first.
@@ -81,7 +81,8 @@ class SloSample:
         """
         if term.metric != "tpot":
             return 0
-        came_at_once = self.accumulator.sum("tpot_no_span")
+        came_at_one_instant = self.accumulator.sum("tpot_no_span")
         without_text = self.accumulator.sum("tpot_no_output")
-        responses = came_at_once + without_text
-        return responses if responses > NO_SPAN_SHARE * self.accumulator.sum("ok") else 0
+        responses = came_at_one_instant + without_text
+        has_too_many = responses > NO_SPAN_SHARE * self.accumulator.sum("ok")
+        return responses if has_too_many else 0

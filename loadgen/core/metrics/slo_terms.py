@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.metrics.accumulator import term_sum
+from loadgen.core.metrics.accumulator import term_sum_name
 from loadgen.core.metrics.uncertainty import Range, uncertainty_limit
 from loadgen.core.slo import promise
 from loadgen.core.stats.quantiles import (
@@ -105,7 +105,10 @@ def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
 
 
 def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
-    """Judge a term on the gaps between events of all requests together."""
+    """Judge a term on the gaps between output events, which are pooled over all requests.
+
+    It limits a quantile of all gaps together, such as the p99 of ITL, and not a value per request.
+    """
     gaps = sample.gaps
     counts = _SampleCounts(
         total=gaps.count, with_value=gaps.count, over_limit=gaps.count_over(term.limit_ns)
@@ -126,10 +129,16 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
 
 
 def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> TermResult:
-    """Judge a term on a metric that has one value per request.
+    """Judge a term on a metric that has one value per request, such as the p99 of TTFT.
 
     Requests without a value come last in the order of values, because they are over the limit. If
-    the quantile falls on one of them, it has no value.
+    the quantile falls on one of them, it has no value. A value that is too uncertain to be shown
+    is replaced by its range.
+
+    Args:
+        sample: The requests.
+        term: The term.
+        term_number: The index of the term in the SLO, which is in the names of its counts.
     """
     counts = _count_request_values(sample, term, term_number)
     value_index = _quantile_index(counts, term)
@@ -138,12 +147,13 @@ def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> Term
     if value_index < counts.with_value:
         value_ns = sample.accumulator.nth_value(term.metric, value_index)
         value_range = _range_if_uncertain(sample, term.metric, value_index, value_ns)
-    reason = _reason_against_judgement(sample, term, counts)
+    reason = _why_not_judged(sample, term, counts)
     if reason:
         return _undecided_term(term, counts, reason, value_range)
     outcome = _decide_request_term(sample, term, counts, value_range)
-    shown_value_ns = value_ns if value_range is None else None
-    return _term_result(term, counts, outcome, shown_value_ns, value_range)
+    if value_range is not None:
+        value_ns = None
+    return _term_result(term, counts, outcome, value_ns, value_range)
 
 
 def _quantile_index(counts: _SampleCounts, term: Term) -> int:
@@ -152,28 +162,43 @@ def _quantile_index(counts: _SampleCounts, term: Term) -> int:
 
 
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _SampleCounts:
-    """Count the samples of a term, with every failed request as one over the limit."""
+    """Count the requests that a term is judged by, with every failed one as over the limit.
+
+    Cancelled requests do not count. An unfinished request counts, as over the limit, only if it was
+    over it already when the drain ended.
+
+    Args:
+        sample: The requests.
+        term: The term.
+        term_number: The index of the term in the SLO, which is in the names of its counts.
+    """
     accumulator = sample.accumulator
-    with_value = accumulator.sum(term_sum(term_number, "values"))
-    # An unfinished request is surely over the limit if it was already when the drain ended.
-    surely_over = accumulator.sum(term_sum(term_number, "unfinished_over"))
-    unfinished = accumulator.sum("unfinished") - surely_over
-    without_value = sample.not_cancelled - unfinished - accumulator.sum("ok")
+    with_value = accumulator.sum(term_sum_name(term_number, "values"))
+    unfinished_over = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
+    undecided_unfinished = accumulator.sum("unfinished") - unfinished_over
+    without_value = sample.not_cancelled - undecided_unfinished - accumulator.sum("ok")
     return _SampleCounts(
         total=with_value + without_value,
         with_value=with_value,
-        over_limit=accumulator.sum(term_sum(term_number, "over")) + without_value,
-        unfinished=unfinished,
-        without_tpot=sample.responses_without_tpot(term),
+        over_limit=accumulator.sum(term_sum_name(term_number, "over")) + without_value,
+        unfinished=undecided_unfinished,
+        without_tpot=sample.count_without_tpot(term),
     )
 
 
 def _range_if_uncertain(
     sample: SloSample, metric: str, value_index: int, value_ns: float
 ) -> Range | None:
-    """Return the range of the value at an index if the value is too uncertain to be shown.
+    """Return the lower and upper bound of a value if they are too far apart to show the value.
 
-    A value is uncertain by the errors of the timestamps it is computed from.
+    A latency is uncertain by the errors of the two timestamps that it is the difference of. Returns
+    None if it is certain enough.
+
+    Args:
+        sample: The requests.
+        metric: The metric.
+        value_index: The index of the value in the ordered sample of the metric.
+        value_ns: The value.
     """
     value_range = sample.accumulator.nth_range(metric, value_index)
     if value_range is None:
@@ -185,16 +210,21 @@ def _range_if_uncertain(
 def _decide_request_term(
     sample: SloSample, term: Term, counts: _SampleCounts, value_range: Range | None
 ) -> _TermOutcome:
-    """Return whether a term is met, or why it is undecided.
+    """Return whether a term on requests is met, or why it is undecided.
 
-    An uncertain value still decides the term if its whole range is on one side of the limit.
+    It is undecided if the limit lies within the range of an uncertain value, or if requests that
+    are left out could decide it: unfinished ones, or responses without a TPOT.
+
+    Args:
+        sample: The requests.
+        term: The term.
+        counts: The requests that the term is judged by.
+        value_range: The range of the value at the quantile, None if the value is certain enough.
     """
+    if value_range is not None and value_range.lower <= term.limit_ns < value_range.upper:
+        return _TermOutcome(None, _limit_in_range_reason(term.metric, value_range))
     is_met = _is_request_term_met(sample, term, counts)
-    if value_range is not None:
-        if value_range.lower <= term.limit_ns < value_range.upper:
-            return _TermOutcome(None, _limit_in_range_reason(term.metric, value_range))
-        return _TermOutcome(is_met)
-    if is_met is not None:
+    if is_met is not None or value_range is not None:
         return _TermOutcome(is_met)
     if counts.without_tpot:
         return _TermOutcome(None, _no_time_span_reason(counts.without_tpot))
@@ -202,15 +232,18 @@ def _decide_request_term(
 
 
 def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -> bool | None:
-    """Return whether a term is met, or None if requests that are left out would decide it.
+    """Return whether a term is met, or None if requests that are left out could decide it.
 
-    If many requests are left out, a term is missed only if it were missed with all of them within
-    the limit.
+    A term is met if the sample at its quantile is within the limit, in the order of values with the
+    requests without a value last. Many unfinished requests or responses without a TPOT might have
+    changed that. Then the term is missed only if it would be missed with all of them within the
+    limit, and is undecided otherwise.
     """
     if sample.has_too_many_unfinished or counts.without_tpot:
         all_requests = counts.total + counts.unfinished + counts.without_tpot
         if not all_requests:
             return None
+        # Of n samples, those after the one at the quantile may be over the limit.
         allowed_over_limit = all_requests - 1 - quantile_index(all_requests, term.quantile)
         if counts.over_limit <= allowed_over_limit:
             return None
@@ -226,11 +259,11 @@ _TOO_MANY_UNFINISHED = (
 )
 
 
-def _reason_against_judgement(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
+def _why_not_judged(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
     """Return why a term on requests can be neither met nor missed, or "" if it can.
 
-    It can be judged if any request has a value, and also if all requests failed, which miss it. If
-    there are ok requests and none can have a value, the term is not missed.
+    It cannot be judged if the metric cannot be trusted, or if there are ok requests and none of
+    them has a value. If all requests failed, no value is needed: the term is missed.
     """
     if term.metric in sample.undecidable_metrics:
         return sample.undecidable_metrics[term.metric]
@@ -245,10 +278,10 @@ def _reason_against_judgement(sample: SloSample, term: Term, counts: _SampleCoun
 def _no_value_reason(metric: str) -> str:
     """Return why no request has a value of a metric, as a sentence."""
     if metric in ("tpot", "tpot_mlperf"):
-        return "no answer had the two tokens of a TPOT"
+        return "no response had the two tokens that a TPOT needs"
     if needs(metric) in ("tokens", "stream"):
-        return "no answer had two output events"
-    return "no request has this figure"
+        return "no response had two output events"
+    return "no request has a value of this metric"
 
 
 def _no_time_span_reason(responses: int) -> str:
@@ -283,7 +316,15 @@ def _term_result(
     value_ns: float | None,
     value_range: Range | None = None,
 ) -> TermResult:
-    """Return the result of a term. `value_ns` is None if the value is not shown."""
+    """Return the result of a term for summary.json, with times in ms.
+
+    Args:
+        term: The term.
+        counts: The samples that the term is judged by.
+        outcome: Whether the term is met.
+        value_ns: The value at the quantile, None if there is none or if it is not shown.
+        value_range: The range of a value that is too uncertain to be shown.
+    """
     needed = SUPPORT.get(quantile_name(term.quantile)) or needed_samples(term.quantile)
     return TermResult(
         metric=term.metric,

@@ -82,17 +82,20 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_tasks(
     accumulator: MetricAccumulator, cut: CutConversations, window: Window
 ) -> Sessions | None:
-    """Return the summary of the tasks of measured stages, or None if there are none."""
+    """Return the summary of conversations and agentic tasks, or None if there are none.
+
+    Args:
+        accumulator: The requests, and the tasks whose last request is recorded.
+        cut: The number of conversations whose last turn was never scheduled.
+        window: The intervals that rates are over.
+    """
     ended = accumulator.sum("sessions")
-    if not ended and not any(cut):
+    if not ended and not cut.by_end_of_load and not cut.cancelled:
         return None
     ok = accumulator.sum("sessions_ok")
     cut_by_drain = accumulator.sum("sessions_cut")
     count = ended - accumulator.sum("sessions_cancelled") - cut_by_drain
-
-    def mean(field: str) -> float | None:
-        return accumulator.sum(f"session_{field}") / ok if ok else None
-
+    has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
     return Sessions(
         count=count,
         cut=cut.by_end_of_load + cut_by_drain,
@@ -103,16 +106,33 @@ def summarize_tasks(
         duration_ms=accumulator.distribution("session"),
         wait_ms=accumulator.distribution("session_wait"),
         longest_wait_ms=accumulator.distribution("session_longest_wait"),
-        requests=mean("requests"),
-        input_tokens=mean("input"),
-        cached_tokens=mean("cached") if accumulator.sum("cached_tokens_known") else None,
-        output_tokens=mean("output"),
-        goodput=_task_goodput(accumulator, count, window),
+        requests=_mean_of_ok(accumulator, "session_requests"),
+        input_tokens=_mean_of_ok(accumulator, "session_input"),
+        cached_tokens=_mean_of_ok(accumulator, "session_cached") if has_cached_tokens else None,
+        output_tokens=_mean_of_ok(accumulator, "session_output"),
+        goodput=_measure_task_goodput(accumulator, count, window),
     )
 
 
-def _task_goodput(accumulator: MetricAccumulator, count: int, window: Window) -> TaskGoodput | None:
-    """Return the tasks within the limits of the SLO, None if it has no part about tasks."""
+def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
+    """Return a sum over the ok tasks divided by their number, or None without any."""
+    ok = accumulator.sum("sessions_ok")
+    return accumulator.sum(sum_name) / ok if ok else None
+
+
+def _measure_task_goodput(
+    accumulator: MetricAccumulator, count: int, window: Window
+) -> TaskGoodput | None:
+    """Return how many tasks are within the limits of the SLO, or None if it has none for tasks.
+
+    An SLO may limit the duration of a whole task and the wait for each of its first tokens, and
+    require that a share of the tasks keeps these limits.
+
+    Args:
+        accumulator: The tasks.
+        count: The number of tasks that count, which are all but cancelled and cut ones.
+        window: The intervals that rates are over.
+    """
     term = accumulator.slo.task if accumulator.slo is not None else None
     if term is None:
         return None
@@ -130,5 +150,6 @@ def _task_goodput(accumulator: MetricAccumulator, count: int, window: Window) ->
 
 
 def _steady_per_s(accumulator: MetricAccumulator, amount: str, window: Window) -> float | None:
+    """Return the rate at which tasks ended in the steady state."""
     steady = window.steady
     return per_second(accumulator.amount(amount).between(steady.start_s, steady.end_s), steady)

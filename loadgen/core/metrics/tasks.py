@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED
-from loadgen.core.metrics.windows import ends_chain
+from loadgen.core.metrics.windows import is_last_slot_of_task
 from loadgen.core.results.record import KIND
 from loadgen.core.units import LONGEST_NS
 
@@ -110,12 +110,12 @@ class _TaskRequests:
         """Return the sum of a token count for each task; unknown counts are 0."""
         return self.combine(np.add, np.maximum(self.column(field).astype(np.int64), 0))
 
-    def requests(self) -> NDArray[np.int64]:
+    def count_by_task(self) -> NDArray[np.int64]:
         """Return the number of requests of each task."""
         return np.diff(self._starts, append=len(self.order))
 
-    def numbers(self) -> NDArray[np.int64]:
-        """Return the number of each task."""
+    def task_numbers(self) -> NDArray[np.int64]:
+        """Return the session number of each task."""
         return self._sessions[self._starts].astype(np.int64)
 
     def wait_ns(self) -> NDArray[np.int64]:
@@ -129,16 +129,17 @@ class _TaskRequests:
 
 
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
-    """Return the tasks that these requests belong to.
+    """Return the conversations and tasks that these requests belong to, one row for each.
 
-    Requests that stand alone are left out. `turns` is the number of requests of the longest task,
-    from the manifest of the run.
+    Requests that stand alone are left out. A task has ended if its last turn is among the requests.
+
+    Args:
+        columns: The records of a stage.
+        turns: The number of requests of the longest task, from the manifest of the run.
     """
     requests = _TaskRequests(columns)
     if not len(requests.order):
-        empty = np.zeros(0, np.int64)
-        no_tasks = TaskColumns(*[empty] * len(TaskColumns._fields))
-        return TaskTable(empty, no_tasks, np.zeros(0, bool))
+        return _empty_table()
     combine = requests.combine
     status = requests.column("status")
     is_abandoned = requests.column("kind") == KIND["abandoned"]
@@ -153,10 +154,18 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
         stage=combine(np.maximum, requests.column("stage")),
         wait_ns=combine(np.add, wait_ns),
         longest_wait_ns=combine(np.maximum, wait_ns),
-        requests=requests.requests(),
+        requests=requests.count_by_task(),
         input_tokens=requests.total_tokens("input_tokens"),
         cached_tokens=requests.total_tokens("cached_tokens"),
         output_tokens=requests.total_tokens("output_tokens"),
     )
     last_slots = combine(np.maximum, requests.column("slot"))
-    return TaskTable(requests.numbers(), tasks, has_ended=ends_chain(last_slots, turns))
+    has_ended = is_last_slot_of_task(last_slots, turns)
+    return TaskTable(requests.task_numbers(), tasks, has_ended)
+
+
+def _empty_table() -> TaskTable:
+    """Return a table without tasks."""
+    no_values = np.zeros(0, np.int64)
+    no_tasks = TaskColumns(*[no_values] * len(TaskColumns._fields))
+    return TaskTable(no_values, no_tasks, has_ended=np.zeros(0, bool))

@@ -38,14 +38,14 @@ class TimingEvidence(NamedTuple):
 
     Attributes:
         unsure_share: The share of the output events that came with later ones in one read.
-        is_read_at_once: Whether the client read them soon after they had arrived.
+        is_read_promptly: Whether the client read them soon after they had arrived.
         is_local: Whether client and server share a host.
         samples: The samples that each worker takes of itself.
         window: The measurement window.
     """
 
     unsure_share: float | None
-    is_read_at_once: bool
+    is_read_promptly: bool
     is_local: bool
     samples: Sequence[WorkerSample]
     window: Window
@@ -54,20 +54,28 @@ class TimingEvidence(NamedTuple):
 def find_remedy(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
 ) -> dict[str, Any]:
-    """Return the cause of a late client and what to do about it, as values of a reason.
+    """Return why the client was late, and the numbers that show it, as values of a `ReasonCode`.
 
-    On the host of the server, the other process that keeps the client waiting is the server.
+    The value "remedy" selects a sentence that says what to do. The causes, in order of precedence:
+
+    1. "disk": a worker spent more of a second writing records than waiting for a core.
+    2. "shared_host": client and server share a host, so that the server keeps the client waiting.
+    3. "other_processes": a worker waited for a core, which other processes used.
+    4. "host": no worker was busy, so something else on the host delayed them.
+    5. "lower_load": the workers were busy with the load itself.
+
+    Args:
+        samples: The samples that each worker took of itself.
+        window: The measurement window.
+        is_local: Whether client and server share a host.
     """
     most_delayed = worst_second(samples, window, "waited_share")
     most_writing = worst_second(samples, window, "write_share")
     busiest = worst_second(samples, window, "cpu_share")
     waited_share = 0.0 if most_delayed is None else most_delayed.waited_share or 0.0
-    if most_writing is not None and most_writing.write_share > max(MIN_WAITED_SHARE, waited_share):
-        return {
-            "remedy": "disk",
-            "write_share": most_writing.write_share,
-            "at_s": most_writing.t_s,
-        }
+    write_share = 0.0 if most_writing is None else most_writing.write_share
+    if most_writing is not None and write_share > max(MIN_WAITED_SHARE, waited_share):
+        return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
     if is_local:
         return {"remedy": "shared_host"}
     if most_delayed is not None and waited_share > MIN_WAITED_SHARE:
@@ -83,30 +91,38 @@ def find_remedy(
 
 
 def explain_withheld(
-    ranges: Mapping[str, RangesMs], evidence: TimingEvidence, *, by_first_event: bool
+    ranges: Mapping[str, RangesMs], evidence: TimingEvidence, *, is_first_event_to_blame: bool
 ) -> dict[str, WithheldStatistics]:
-    """Return the withheld statistics of each metric with the reason.
+    """Return the withheld statistics of each metric with the reason, as a sentence.
+
+    The reason is uncertain timestamps, and for TPOT possibly the unknown number of tokens in the
+    first event of a response, by which TPOT is divided.
 
     Args:
-        ranges: The range of each withheld statistic, by metric.
+        ranges: For each metric, the withheld statistics with their ranges.
         evidence: What is known of the cause of uncertain timestamps.
-        by_first_event: Whether TPOT would be shown if the size of first events were known.
+        is_first_event_to_blame: Whether TPOT would be shown if the tokens of first events were
+            known.
     """
-    timing_text = timing_reason(evidence)
+    timing_text = explain_uncertain_times(evidence)
     withheld = {
         metric: WithheldStatistics(ranges=metric_ranges, why=timing_text)
         for metric, metric_ranges in ranges.items()
     }
-    if by_first_event and "tpot" in ranges:
+    if is_first_event_to_blame and "tpot" in ranges:
         text = format_reason(ReasonCode(code="first_event_uncertain"))
         withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], why=text)
     return withheld
 
 
-def timing_reason(evidence: TimingEvidence) -> str:
-    """Return why timestamps are uncertain and what to do about it, as a sentence."""
+def explain_uncertain_times(evidence: TimingEvidence) -> str:
+    """Return why timestamps are uncertain and what to do about it, as a sentence.
+
+    If most events came with others in one read, and the client read them promptly, a proxy or the
+    server holds events back. Otherwise the client was late.
+    """
     share = evidence.unsure_share
-    if share is not None and share > MIN_HELD_BACK_SHARE and evidence.is_read_at_once:
+    if share is not None and share > MIN_HELD_BACK_SHARE and evidence.is_read_promptly:
         remedy: dict[str, Any] = {"remedy": "held_back"}
     else:
         remedy = find_remedy(evidence.samples, evidence.window, is_local=evidence.is_local)
@@ -114,10 +130,15 @@ def timing_reason(evidence: TimingEvidence) -> str:
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 
 
-def is_read_at_once(client_lag: Distribution, event_error: Distribution) -> bool:
+def is_read_promptly(client_lag: Distribution, event_error: Distribution) -> bool:
     """Return True if the client read events much sooner than their timestamps are uncertain.
 
-    Events that it did not keep waiting, and that came with others in one read, came together.
+    An event that was read together with later ones has an uncertain timestamp. If the client read
+    it promptly, the events arrived together, and the client did not cause the uncertainty.
+
+    Args:
+        client_lag: The time from the arrival of a packet at the kernel until the client read it.
+        event_error: The uncertainty of the timestamps of output events.
     """
     lag = deciding_quantile(client_lag)
     error = deciding_quantile(event_error)

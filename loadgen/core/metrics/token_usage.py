@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -71,7 +71,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarize_tokens(
     accumulator: MetricAccumulator,
-    everything: Sequence[MetricAccumulator],
+    all_stages: Sequence[MetricAccumulator],
     window: Window,
     timeline: Sequence[NDArray[np.int64]],
     gpus: int | None,
@@ -80,7 +80,7 @@ def summarize_tokens(
 
     Args:
         accumulator: The requests.
-        everything: The requests of all stages, for rates over the whole run.
+        all_stages: The requests of all stages, for rates over the whole run.
         window: The intervals that the rates are over.
         timeline: Per stage, output events per bin of time. Without any, the tokens of a request are
             spread evenly from its first to its last token.
@@ -88,34 +88,32 @@ def summarize_tokens(
     """
     output = accumulator.sum_known("output_tokens")
     prompt = accumulator.sum_known("input_tokens")
-    cached = accumulator.sum_known("cached_tokens")
-    prompt_of_cached = accumulator.sum_known("input_tokens_of_cached")
-    events = accumulator.sum("output_events")
-    comparable = accumulator.sum("requests_with_length")
     steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
+    # Rates that are also reported per GPU.
     rates = {
         "output_per_s": per_second(output, window),
         "total_per_s": per_second(_add_known(output, prompt), window),
         "steady_output_per_s": steady_output_per_s,
         "steady_total_per_s": _add_known(steady_output_per_s, steady_input_per_s),
     }
+    rates_per_gpu = {f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()}
     return Tokens(
         input=prompt,
         output=output,
-        cached=cached,
+        cached=accumulator.sum_known("cached_tokens"),
         cache_written=accumulator.sum_known("cache_written_tokens"),
         reasoning=accumulator.sum_known("reasoning_tokens"),
         asked_output=accumulator.sum_known("asked_output"),
-        cached_share=cached / prompt_of_cached if cached is not None and prompt_of_cached else None,
-        length_mismatch_share=accumulator.sum("length_mismatches") / comparable
-        if comparable
-        else None,
-        per_event=accumulator.sum("streamed_tokens") / events if events else None,
+        cached_share=_cached_share(accumulator),
+        length_mismatch_share=_share_of(
+            accumulator.sum("length_mismatches"), accumulator.sum("requests_with_length")
+        ),
+        per_event=_share_of(accumulator.sum("streamed_tokens"), accumulator.sum("output_events")),
         input_per_s=per_second(prompt, window),
         steady_input_per_s=steady_input_per_s,
         last_issued_output_per_s=per_second(output, window.last_issued),
-        whole_output_per_s=whole_output_per_s(everything, window),
+        whole_output_per_s=whole_output_per_s(all_stages, window),
         failed_input=accumulator.sum("failed_input"),
         failed_output=accumulator.sum("failed_output"),
         sources=Sources(
@@ -123,8 +121,23 @@ def summarize_tokens(
             output=_count_sources(accumulator, "output"),
         ),
         **rates,
-        **{f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()},
+        **rates_per_gpu,
     )
+
+
+def _cached_share(accumulator: MetricAccumulator) -> float | None:
+    """Return the share of prompt tokens that came from the cache of the server, None if unknown.
+
+    Only requests whose response reports cached tokens count.
+    """
+    cached = accumulator.sum_known("cached_tokens")
+    prompt = accumulator.sum_known("input_tokens_of_cached")
+    return None if cached is None or prompt is None else _share_of(cached, prompt)
+
+
+def _share_of(count: int, total: int) -> float | None:
+    """Return a count divided by a total, or None if the total is 0."""
+    return count / total if total else None
 
 
 def _steady_output_per_s(
@@ -132,16 +145,17 @@ def _steady_output_per_s(
 ) -> float | None:
     """Return the output tokens per second of the steady state, or None if none were counted.
 
-    With a timeline, each output event counts as many tokens as an event carries on average.
+    With a timeline of output events, each event counts as many tokens as events carry on average.
+    Without one, the tokens of each response are spread evenly over it.
     """
     if accumulator.sum_known("output_tokens") is None:
         return None
     events = accumulator.sum("output_events")
-    steady_events = windows.steady_events(timeline, steady) if events else None
+    steady_events = windows.count_events_within(timeline, steady) if events else None
     if steady_events is None:
         tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
     else:
-        tokens = steady_events * accumulator.sums["billed_tokens"] / events
+        tokens = steady_events * accumulator.sum("billed_tokens") / events
     return per_second(tokens, steady)
 
 
@@ -166,16 +180,18 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
     return rate / gpus if rate is not None and gpus else None
 
 
-def _count_sources(accumulator: MetricAccumulator, side: str) -> dict[str, int]:
-    """Return the ok requests by the source of their counts of "input" or "output" tokens."""
+def _count_sources(
+    accumulator: MetricAccumulator, direction: Literal["input", "output"]
+) -> dict[str, int]:
+    """Return the ok requests by the source of their counts of input or output tokens."""
     names = (*(source or "none" for source in SOURCES), "unasked")
-    counts = {name: accumulator.sum(f"{side}_source_{name}") for name in names}
+    counts = {name: accumulator.sum(f"{direction}_source_{name}") for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
-def whole_output_per_s(everything: Sequence[MetricAccumulator], window: Window) -> float | None:
+def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:
     """Return the output tokens of all stages per second of the whole run, None without any."""
-    totals = [part.sum_known("output_tokens") for part in everything]
+    totals = [stage.sum_known("output_tokens") for stage in all_stages]
     known = [total for total in totals if total is not None]
     return per_second(sum(known) if known else None, window.whole)
 
@@ -197,21 +213,35 @@ def without_output_counts(tokens: Tokens) -> Tokens:
 def output_tokens_over_time(
     measured: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
-    """Return a function from an interval to the output tokens of measured requests that came in it.
+    """Return a function that tells how many output tokens came in any interval of the run.
 
-    With a timeline, each output event counts as many tokens as an event carries on average. Without
-    one, the tokens of each response are spread evenly over it. The function returns None if no
-    tokens were counted.
+    It counts the tokens of measured requests. It is built once, and then answers for many
+    intervals, such as the blocks of the drift. It returns None if no tokens were counted.
+
+    Args:
+        measured: The measured requests.
+        timeline: Per stage, output events per bin of time. With it, each event counts as many
+            tokens as events carry on average. Without any events in it, the tokens of each response
+            are spread evenly over the response.
     """
     events = measured.sum("output_events")
     if not events:
         return _no_tokens
-    event_sums = windows.event_sums(timeline)
-    if event_sums is None:
+    events_before_bins = windows.cumulate_event_counts(timeline)
+    if events_before_bins is None:
         curve = measured.amount("output").curve()
-        return lambda span: curve.between(span.start_s, span.end_s)
-    billed = measured.sum("billed_tokens")
-    return lambda span: windows.events_between(event_sums, span) * billed / events
+
+        def tokens_by_curve(interval: Span) -> float:
+            return curve.between(interval.start_s, interval.end_s)
+
+        return tokens_by_curve
+    billed_tokens = measured.sum("billed_tokens")
+
+    def tokens_by_events(interval: Span) -> float:
+        interval_events = windows.count_events_between(events_before_bins, interval)
+        return interval_events * billed_tokens / events
+
+    return tokens_by_events
 
 
 def _no_tokens(_: Span) -> None:
@@ -220,16 +250,17 @@ def _no_tokens(_: Span) -> None:
 
 
 def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:
-    """Return why the gaps between events are not gaps between tokens, or "" if they are.
+    """Return why there is no inter-token latency (ITL), or "" if there is.
 
-    A request may have one token more than events: the token that ends a response often has no text.
-    A short response that ended at its length has no such token, and one of three tokens matters.
+    The gaps between output events are gaps between tokens only if each event carries one token. A
+    few tokens without an event of their own, such as a token without text that ends a response, do
+    not matter (`MetricAccumulator` counts the surplus).
     """
     if inter_chunk.count == 0:
-        return "no answer had two output events"
+        return "no response had two output events"
     events = accumulator.sum("exact_events")
     if not events:
-        return "nobody counted the tokens, so how many an event carries is not known"
+        return "tokens were not counted, so the number of tokens per event is not known"
     if accumulator.sum("surplus_tokens") > ITL_TOKENS_PER_EVENT * events:
         tokens_per_event = accumulator.sum("exact_tokens") / events
         return f"events carry {tokens_per_event:.2f} tokens on average"

@@ -406,8 +406,8 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
         }
         highest = {name: metric_bounds.upper for name, metric_bounds in bounds_of.items()}
         lowest = {name: metric_bounds.lower for name, metric_bounds in bounds_of.items()}
-        least += int(outcomes.meets(block, slo, highest).sum())
-        most += int(outcomes.meets(block, slo, lowest).sum())
+        least += int(outcomes.meets_slo(block, slo, highest).sum())
+        most += int(outcomes.meets_slo(block, slo, lowest).sum())
     return Range(least, most)
 
 

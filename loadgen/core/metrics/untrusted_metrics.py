@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.accumulator import MetricAccumulator
 
 
-def token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
+def find_token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
     """Return the metrics that rest on token counts, with the reason to withhold each.
 
     They are withheld if the counts of too many responses conflict with their streams: fewer tokens
@@ -37,7 +37,7 @@ def token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
     return dict.fromkeys(withheld_metrics, format_reason(reason))
 
 
-def without_first_token(accumulator: MetricAccumulator) -> dict[str, str]:
+def find_missing_first_tokens(accumulator: MetricAccumulator) -> dict[str, str]:
     """Return the metrics that need the time of the first token, with the reason to withhold each.
 
     They are withheld if too many responses do not show that time. Such a response has several

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from loadgen.core.metrics.columns import OK
-from loadgen.core.metrics.request_metrics import token_spans
+from loadgen.core.metrics.request_metrics import time_output_tokens
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.stats.amounts import Amounts
-from loadgen.core.stats.quantiles import quantile_index
 from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
@@ -84,92 +83,120 @@ def span(start_ns: float, end_ns: float) -> Span:
 
 def measure_window(
     accumulator: MetricAccumulator,
-    everything: Sequence[MetricAccumulator],
+    all_stages: Sequence[MetricAccumulator],
     full_load: FullLoadTime = ALWAYS,
 ) -> Window:
-    """Return the intervals that the rates of some requests are divided by.
+    """Return the intervals that the rates of some requests are divided by (see `Window`).
 
     Args:
         accumulator: The requests.
-        everything: The requests of all stages.
+        all_stages: The requests of all stages, which together last as long as the run.
         full_load: The time in which the load of these requests runs alone and in full.
     """
-    whole = span(0, max(part.latest("done_ns") for part in everything))
+    whole = span(0, max(stage.maximum("done_ns") for stage in all_stages))
     if not accumulator.sum("due"):
         return Window(whole=whole)
-    first_due_ns = accumulator.least["due"]
+    first_due_ns = accumulator.minima["due"]
     # Later turns of conversations and tasks are due at the pace of the server, so only the first
     # requests bound the steady state.
-    last_start_ns = accumulator.most["start"]
-    last_token_ns = accumulator.most["last_token_ns"]
-    last_issued_end_ns = accumulator.latest("issued_end")
-    if last_token_ns < 0:
-        last_token_ns = accumulator.most["done_ns"]
-    if last_issued_end_ns < 0:
-        last_issued_end_ns = accumulator.latest("issued_done")
-    measured = span(first_due_ns, last_token_ns)
+    last_start_ns = accumulator.maxima["start"]
+    steady = span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
+    measured = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
         start_s=measured.start_s,
         end_s=measured.end_s,
         duration_s=measured.duration_s,
-        steady=span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns)),
-        last_issued=span(first_due_ns, last_issued_end_ns),
+        steady=steady,
+        last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
         whole=whole,
     )
 
 
-def full_load_time(stages: Sequence[MetricAccumulator], first: int, last: int) -> FullLoadTime:
-    """Return the time in which the load of some stages runs alone and in full.
+def _last_token_ns(accumulator: MetricAccumulator) -> int:
+    """Return the time of the last token, or of the last end if no request has a token."""
+    last_token_ns = accumulator.maxima["last_token_ns"]
+    return accumulator.maxima["done_ns"] if last_token_ns < 0 else last_token_ns
 
-    The stages are those from `first` to `last`. The time begins when no request of an earlier stage
-    is in flight and, in a closed loop, every virtual user has sent its first request. It ends, in a
-    closed loop with a number of requests, when some virtual users have nothing more to send.
+
+def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
+    """Return when the request that was sent last ended: its last event, or else its body."""
+    end_ns = accumulator.maximum("issued_end")
+    return accumulator.maximum("issued_done") if end_ns < 0 else end_ns
+
+
+def find_full_load_time(
+    stages: Sequence[MetricAccumulator], first_stage: int, last_stage: int
+) -> FullLoadTime:
+    """Return the time in which the load of adjacent stages runs alone and in full.
+
+    It begins when no request of an earlier stage is in flight and, in a closed loop, every virtual
+    user has sent its first request. It ends, in a closed loop with a number of requests, when
+    ENDED_USERS_SHARE of the virtual users have nothing more to send. The steady state lies within
+    this time.
+
+    Args:
+        stages: The requests of each stage of the run.
+        first_stage: The index of the first of the adjacent stages.
+        last_stage: The index of the last one.
     """
-    earlier_end_ns = max((stage.latest("done_ns") for stage in stages[:first]), default=-1)
-    start_ns = max(earlier_end_ns, stages[first].latest("user_start"))
-    user_ends = stages[last].sample("user_end")
+    earlier_ends_ns = [stage.maximum("done_ns") for stage in stages[:first_stage]]
+    last_user_start_ns = stages[first_stage].maximum("user_start")
+    start_ns = max([*earlier_ends_ns, last_user_start_ns])
+    user_ends = stages[last_stage].sample("user_end")
     if not user_ends.count:
         return FullLoadTime(start_ns)
-    return FullLoadTime(
-        start_ns, round(user_ends.nth(quantile_index(user_ends.count, ENDED_USERS_SHARE)))
-    )
+    return FullLoadTime(start_ns, end_ns=round(user_ends.quantile(ENDED_USERS_SHARE)))
 
 
-def first_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which records of a stage are the first requests of its virtual users.
+def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Return which records of a stage are the first requests of the virtual users of a closed loop.
 
-    No record of an open loop is. The sessions of a stage are numbered virtual user after virtual
-    user, so the first round has the lowest numbers.
+    Slots number all planned requests of a run. A virtual user sends one session after another, and
+    the sessions are numbered such that the first `concurrency` sessions of a stage are the first
+    ones of its users. No record of an open loop is selected.
+
+    Args:
+        columns: The records of the stage.
+        plan: The plan of the stage.
+        turns: The number of slots of each session, which is 1 for single requests.
     """
     if not plan.concurrency:
         return np.zeros(len(columns), bool)
-    first: NDArray[np.bool_] = columns["slot"] < plan.first_slot + plan.concurrency * turns
-    first &= columns["turn"] == 0
-    return first
+    end_of_first_sessions = plan.first_slot + plan.concurrency * turns
+    is_first: NDArray[np.bool_] = columns["slot"] < end_of_first_sessions
+    is_first &= columns["turn"] == 0
+    return is_first
 
 
-def last_round(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which records are the ok last requests of virtual users.
+def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
+    """Return which ok records of a stage are the last requests of its virtual users.
 
-    No record is if the plan of the stage does not have a number of requests.
+    The last `concurrency` sessions of a stage are the last ones of its virtual users. No record is
+    selected in an open loop, nor if the stage has no number of requests and ends by its duration.
+
+    Args:
+        columns: The records of the stage.
+        plan: The plan of the stage.
+        turns: The number of slots of each session, which is 1 for single requests.
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
-    sessions = plan.slots // turns if plan.sessions is None else plan.sessions
-    first_slot_of_round = plan.first_slot + (sessions - plan.concurrency) * turns
-    last: NDArray[np.bool_] = columns["slot"] >= first_slot_of_round
-    last &= ends_chain(columns["slot"], turns) | (columns["session"] < 0)
-    last &= columns.where(OK)
-    return last
+    session_count = plan.slots // turns if plan.sessions is None else plan.sessions
+    start_of_last_sessions = plan.first_slot + (session_count - plan.concurrency) * turns
+    is_single_request = columns["session"] < 0
+    is_last: NDArray[np.bool_] = columns["slot"] >= start_of_last_sessions
+    is_last &= is_last_slot_of_task(columns["slot"], turns) | is_single_request
+    is_last &= columns.where(OK)
+    return is_last
 
 
-def ends_chain(slot: NDArray[np.int64], turns: int) -> NDArray[np.bool_]:
+def is_last_slot_of_task(slots: NDArray[np.int64], turns: int) -> NDArray[np.bool_]:
     """Return which slots belong to the last request of a conversation or task.
 
     Each conversation or task has `turns` slots, one after the other.
     """
-    is_end: NDArray[np.bool_] = slot % turns == turns - 1
-    return is_end
+    is_last: NDArray[np.bool_] = slots % turns == turns - 1
+    return is_last
 
 
 def per_second(count: float | None, interval: Span | Window) -> float | None:
@@ -188,52 +215,61 @@ def is_within(times_ns: NDArray[np.int64], interval: Span | Window) -> NDArray[n
     return (times_ns >= start_ns) & (times_ns <= end_ns)
 
 
-def steady_events(timeline: Sequence[NDArray[np.int64]], interval: Span) -> float | None:
-    """Return the output events of some stages in an interval, or None if there are no events.
+def count_events_within(timeline: Sequence[NDArray[np.int64]], interval: Span) -> float | None:
+    """Return the number of output events in an interval, or None if there are no events.
 
-    `timeline` has the counts of each stage in bins of BIN_NS. A bin that an end of the interval
-    cuts counts in proportion.
+    A bin that an end of the interval cuts counts in proportion.
+
+    Args:
+        timeline: For each stage, the number of output events in bins of BIN_NS.
+        interval: The interval, such as the steady state.
     """
-    sums = event_sums(timeline)
-    if interval.start_s is None or interval.end_s is None or sums is None:
+    events_before_bins = cumulate_event_counts(timeline)
+    if interval.start_s is None or interval.end_s is None or events_before_bins is None:
         return None
-    return events_between(sums, interval)
+    return count_events_between(events_before_bins, interval)
 
 
-def event_sums(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """Return the cumulative number of events of all stages at the start of each bin.
+def cumulate_event_counts(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Return the number of output events of all stages before each bin, and before the end.
 
-    Returns None if there are no events.
+    It is computed once for many calls of `count_events_between`. Returns None if there are no
+    events.
+
+    Args:
+        timeline: For each stage, the number of output events in bins of BIN_NS.
     """
     if not any(counts.any() for counts in timeline):
         return None
-    total = np.zeros(max(map(len, timeline)) + 1, np.int64)
+    bin_count = max(map(len, timeline))
+    counts_of_bins = np.zeros(1 + bin_count, np.int64)  # the first entry is 0: none before bin 0
     for counts in timeline:
-        total[1 : len(counts) + 1] += counts
-    return np.cumsum(total)
+        counts_of_bins[1 : 1 + len(counts)] += counts
+    return np.cumsum(counts_of_bins)
 
 
-def events_between(sums: NDArray[np.int64], interval: Span | Window) -> float:
-    """Return the number of events in an interval from the result of `event_sums`."""
+def count_events_between(events_before_bins: NDArray[np.int64], interval: Span | Window) -> float:
+    """Return the number of events in an interval; the argument is of `cumulate_event_counts`."""
     if interval.start_s is None or interval.end_s is None:
         return 0.0
-    return _events_until(sums, interval.end_s) - _events_until(sums, interval.start_s)
+    events_before_end = _events_until(events_before_bins, interval.end_s)
+    return events_before_end - _events_until(events_before_bins, interval.start_s)
 
 
-def _events_until(sums: NDArray[np.int64], time_s: float) -> float:
+def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float:
     """Return the number of events up to a time; those of its bin count in proportion."""
     bins = time_s * 1e9 / BIN_NS
-    first = min(max(int(bins), 0), len(sums) - 2)
-    return float(np.interp(bins, [first, first + 1], sums[first : first + 2]))
+    first = min(max(int(bins), 0), len(events_before_bins) - 2)
+    return float(np.interp(bins, [first, first + 1], events_before_bins[first : first + 2]))
 
 
-def spread_tokens(columns: Columns, interval: Span) -> float:
-    """Return the output tokens of ok requests that came in an interval.
+def estimate_tokens_within(columns: Columns, interval: Span) -> float:
+    """Return an estimate of the output tokens of ok requests that came in an interval.
 
-    The tokens of a request are spread evenly from its first to its last token. This estimates token
-    times if there is no timeline: for one of several targets, and for responses that were not
-    streamed.
+    The tokens of a request are assumed to come evenly from its first to its last token. This is
+    used where there is no timeline of output events: for one of several targets, and for responses
+    that were not streamed.
     """
     amounts = Amounts()
-    amounts.add(*token_spans(columns))
+    amounts.add(*time_output_tokens(columns))
     return amounts.between(interval.start_s, interval.end_s)

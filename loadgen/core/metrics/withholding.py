@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from loadgen.core.metrics import drift, timing_evidence, uncertainty, untrusted_metrics
-from loadgen.core.metrics.goodput import without_slo_result
+from loadgen.core.metrics.goodput import without_slo_outcomes
 from loadgen.core.metrics.part_summaries import TargetSummary
 from loadgen.core.metrics.token_usage import itl_absent_reason, without_output_counts
 from loadgen.core.slo import missing_metrics
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
+    from loadgen.core.metrics.part_summaries import PartSummary
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.timing_evidence import TimingEvidence
     from loadgen.core.metrics.uncertainty import GapBounds, WithheldStatistics
     from loadgen.core.results.manifest import RunManifest
+    from loadgen.core.slo import Term
 
 
 class ShownStatistics(NamedTuple):
@@ -47,17 +49,25 @@ class ShownStatistics(NamedTuple):
     withheld: dict[str, WithheldStatistics]
 
     def undecided_metrics(self, manifest: RunManifest) -> dict[str, str]:
-        """Return the metrics on which no term of an SLO can be decided, with the reason."""
-        no_itl = {"itl": f"there is no ITL: {self.itl_absent}"} if self.itl_absent else {}
-        uncertain_gaps = {
-            term.metric: "it is too uncertain to be reported"
-            for slo in manifest.slos
-            for term in slo.terms
-            if term.metric in pooled_metrics()
-            and term.metric in self.withheld
-            and quantiles.quantile_name(term.quantile) in self.withheld[term.metric].ranges
-        }
-        return no_itl | self.unsound | uncertain_gaps
+        """Return the metrics on which no term of an SLO can be decided, with the reason for each.
+
+        They are ITL if there is none, unsound metrics, and metrics of pooled gaps for which an SLO
+        asks for a quantile that is withheld.
+        """
+        undecided = {}
+        if self.itl_absent:
+            undecided["itl"] = f"there is no ITL: {self.itl_absent}"
+        undecided |= self.unsound
+        for slo in manifest.slos:
+            for term in slo.terms:
+                if term.metric in pooled_metrics() and self._is_withheld(term):
+                    undecided[term.metric] = "it is too uncertain to be reported"
+        return undecided
+
+    def _is_withheld(self, term: Term) -> bool:
+        """Return True if the quantile that an SLO term is about is withheld."""
+        withheld = self.withheld.get(term.metric)
+        return withheld is not None and quantiles.quantile_name(term.quantile) in withheld.ranges
 
 
 def select_statistics(
@@ -71,13 +81,22 @@ def select_statistics(
 
     A statistic is too uncertain if its range, by the errors of timestamps and token counts, is wide
     against its value. A metric is unsound if no statistic of it can be trusted.
+
+    Args:
+        manifest: The manifest of the run.
+        measured: All measured requests.
+        distributions: The distribution of each metric, before anything is withheld.
+        gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
+        evidence: What is known of the cause of uncertain timestamps.
     """
-    limits = manifest.limits
-    ranges = uncertainty.find_withheld(distributions, measured, gap_bounds, limits)
-    by_first_event = "tpot" in ranges and uncertainty.is_tpot_limited_by_first_event(
-        measured, distributions["tpot"], limits
+    ranges = uncertainty.find_withheld(distributions, measured, gap_bounds, manifest.limits)
+    # If the size of first events were known, TPOT would be certain enough.
+    is_first_event_to_blame = "tpot" in ranges and uncertainty.is_tpot_limited_by_first_event(
+        measured, distributions["tpot"], manifest.limits
     )
-    withheld = timing_evidence.explain_withheld(ranges, evidence, by_first_event=by_first_event)
+    withheld = timing_evidence.explain_withheld(
+        ranges, evidence, is_first_event_to_blame=is_first_event_to_blame
+    )
     shown = {
         metric: distribution.without(withheld[metric].ranges if metric in withheld else ())
         for metric, distribution in distributions.items()
@@ -85,20 +104,27 @@ def select_statistics(
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
         withheld["itl"] = withheld["inter_chunk"]
-    unsound = _find_unsound(manifest, measured, evidence)
-    partly = {metric: found for metric, found in withheld.items() if metric not in unsound}
-    return ShownStatistics(shown, itl_absent, unsound, partly)
+    unsound = _find_unsound_metrics(manifest, measured, evidence)
+    for metric in unsound:
+        withheld.pop(metric, None)  # all of its statistics are withheld, for another reason
+    return ShownStatistics(shown, itl_absent, unsound, withheld)
 
 
-def _find_unsound(
+def _find_unsound_metrics(
     manifest: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
 ) -> dict[str, str]:
-    """Return the metrics of which no statistic can be trusted, with the reason."""
-    unsound = untrusted_metrics.token_count_conflicts(measured) | missing_metrics(manifest.slos)
+    """Return the metrics of which no statistic can be trusted, with the reason for each.
+
+    They rest on token counts that conflict with the responses, are not available in this
+    installation, need first tokens that the stream did not show, or are stalls that the errors of
+    timestamps may have caused.
+    """
+    unsound = untrusted_metrics.find_token_count_conflicts(measured)
+    unsound |= missing_metrics(manifest.slos)
     if manifest.stream:
-        unsound |= untrusted_metrics.without_first_token(measured)
+        unsound |= untrusted_metrics.find_missing_first_tokens(measured)
     if uncertainty.are_stalls_uncertain(measured, manifest.limits):
-        unsound["stalls"] = timing_evidence.timing_reason(evidence)
+        unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
     return unsound
 
 
@@ -106,26 +132,35 @@ _PARTS = ("stages", "targets", "regions", "nodes", "classes", "models", "steps")
 _PARTS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
 
 
-def withhold(summary: Summary) -> Summary:
-    """Return the summary without its unsound metrics, also those of its parts.
+def withhold_unsound_metrics(summary: Summary) -> Summary:
+    """Return the summary without the metrics that it lists as unsound.
 
-    Parts are the stages, targets, classes and so on, which have the same fields as the run.
+    They are removed from the run, from the drift, and from stages, targets, classes and other
+    parts, which have the same fields as the run. The drift also loses withheld statistics.
     """
     summary = msgspec.structs.replace(summary, drift=_shown_drift(summary))
     unsound = summary.unsound
     if not unsound:
         return summary
-    changes = _without_unsound(summary, unsound) | _changed_sections(summary, unsound)
+    changes = _withhold_in_part(summary, unsound) | _withhold_in_run(summary, unsound)
     for field in _PARTS:
         changes[field] = tuple(
-            msgspec.structs.replace(part, **_without_unsound(part, unsound))
+            msgspec.structs.replace(part, **_withhold_in_part(part, unsound))
             for part in getattr(summary, field)
         )
     return msgspec.structs.replace(summary, **changes)
 
 
-def _changed_sections(summary: Summary, unsound: Mapping[str, str]) -> dict[str, Any]:
-    """Return the sections that only the summary of a run has, without unsound metrics."""
+def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, Any]:
+    """Return the changes of fields that only the summary of a run has, not that of a part.
+
+    Args:
+        summary: The summary.
+        unsound: The unsound metrics, with the reason for each.
+
+    Returns:
+        The new value of each changed field, without the unsound metrics.
+    """
     unsound_fields = {f"{metric}_ms" for metric in unsound}
     changes: dict[str, Any] = {
         "figures": _without_unsound_figures(summary, unsound),
@@ -161,8 +196,17 @@ def _without_unsound_figures(
     }
 
 
-def _without_unsound(part: Any, unsound: Mapping[str, str]) -> dict[str, Any]:
-    """Return the changed fields of a summary, or of a part, without unsound metrics."""
+def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, Any]:
+    """Return the changes of fields that the summaries of a run and of its parts have in common.
+
+    Args:
+        part: The summary of the run, or of a stage, target, class or other part.
+        unsound: The unsound metrics, with the reason for each.
+
+    Returns:
+        The new value of each changed field: distributions of unsound metrics without statistics,
+        and tokens without counts if these cannot be trusted.
+    """
     changes: dict[str, Any] = {}
     for metric in unsound:
         distribution = getattr(part, f"{metric}_ms", None)
@@ -186,12 +230,14 @@ def _shown_drift(summary: Summary) -> Drift:
 
 
 def without_outcomes_if_invalid(summary: Summary) -> Summary:
-    """Return the summary, without the outcomes of its SLOs if its verdict is not valid."""
+    """Return the summary, without the outcomes of its SLOs if its verdict is not valid.
+
+    An invalid measurement shows neither that an SLO is met nor that it is missed.
+    """
     if summary.verdict.valid:
         return summary
     parts = {
-        field: tuple(without_slo_result(part) for part in getattr(summary, field))
+        field: tuple(without_slo_outcomes(part) for part in getattr(summary, field))
         for field in _PARTS_WITH_SLO
     }
-    without_outcome: Summary = without_slo_result(summary)
-    return msgspec.structs.replace(without_outcome, **parts)
+    return msgspec.structs.replace(without_slo_outcomes(summary), **parts)

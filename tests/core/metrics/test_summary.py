@@ -221,7 +221,7 @@ def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
     assert s.tpot_undefined == 1
     assert (s.itl_ms, s.itl_absent) == (
         None,
-        "no answer had two output events",
+        "no response had two output events",
     )  # no histogram was given
 
 
@@ -737,12 +737,12 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
     manifest = RunManifest(targets=(TargetFacts(url=url),))
     evidence = timing_evidence.TimingEvidence(
         unsure_share=unsure_share,
-        is_read_at_once=read_at_once,
+        is_read_promptly=read_at_once,
         is_local=timing_evidence.is_local(manifest),
         samples=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
         window=Window(start_s=0.0, end_s=9.0),
     )
-    assert remedy in timing_evidence.timing_reason(evidence)
+    assert remedy in timing_evidence.explain_uncertain_times(evidence)
 
 
 def test_three_tokens_in_two_events_have_no_itl() -> None:
@@ -918,7 +918,7 @@ def test_a_term_without_any_possible_value_is_undecided() -> None:
     )
     s = summarize(RunManifest(state="finished", slo=slo), rows)
     assert [term.met for term in s.goodput.slo] == [None, None, False]
-    assert s.goodput.slo[0].undecided == "no answer had the two tokens of a TPOT"
+    assert s.goodput.slo[0].undecided == "no response had the two tokens that a TPOT needs"
     assert s.goodput.met is False, "a missed term decides"
     s = summarize(RunManifest(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
     assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 4
@@ -966,7 +966,7 @@ def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
         == "events carry 2.00 tokens on average"
     )
     assert (
-        "nobody counted"
+        "tokens were not counted"
         in summarize_changed_records({"output_source": (1000, SOURCES.index("events"))}).itl_absent
     )
 

@@ -27,7 +27,13 @@ from loadgen.core.metrics.goodput import measure_goodput
 from loadgen.core.metrics.load import count_in_flight, gap_variation
 from loadgen.core.metrics.run_accumulator import RunAccumulator
 from loadgen.core.metrics.slo_sample import SloSample
-from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
+from loadgen.core.metrics.windows import (
+    Span,
+    Window,
+    count_events_between,
+    count_events_within,
+    span,
+)
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.parquet import CACHED_BYTES_PER_ROW, Frame, to_table, write_tables
@@ -151,11 +157,11 @@ def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
 def test_steady_events_cut_bins_in_proportion() -> None:
     counts = np.array([10, 20, 30, 40])
     cut = span(BIN_NS // 2, BIN_NS * 5 // 2)  # half of the first, the second, half of the third
-    assert steady_events([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
-    assert steady_events([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
-    assert steady_events([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
-    assert steady_events([counts * 0], cut) is None
-    assert steady_events([counts], Span()) is None
+    assert count_events_within([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
+    assert count_events_within([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
+    assert count_events_within([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
+    assert count_events_within([counts * 0], cut) is None
+    assert count_events_within([counts], Span()) is None
 
 
 @given(
@@ -170,7 +176,7 @@ def test_events_between_two_instants_are_on_the_line_through_all_bins(
     assert stretch.start_s is not None and stretch.end_s is not None
     places = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
     low, high = np.interp(places, np.arange(len(sums)), sums)
-    assert events_between(sums, stretch) == high - low
+    assert count_events_between(sums, stretch) == high - low
 
 
 @given(
@@ -448,10 +454,10 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         whole, by_block = MetricAccumulator(), MetricAccumulator()
         whole.add(Columns(rows, chosen, keep_all=True), [], is_open_loop=True)
         by_block.add(columns, [], is_open_loop=True)
-        assert (whole.sums, whole.least, whole.most, whole.failures) == (
+        assert (whole.sums, whole.minima, whole.maxima, whole.failures) == (
             by_block.sums,
-            by_block.least,
-            by_block.most,
+            by_block.minima,
+            by_block.maxima,
             by_block.failures,
         )
 
