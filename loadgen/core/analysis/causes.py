@@ -70,14 +70,14 @@ def explain(
         samples: The samples of the servers' metrics pages.
         unsound: Metrics that are not reported, so that they are no evidence.
     """
-    ok_requests = JoinedColumns(measured, ok=True, keep=False)
+    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_ttft = ok_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return _explain_few(measured, request_count, manifest, samples)
     order = _order_by_scheduled_time(ok_requests, has_ttft)
     stride = _stride(len(order))
-    requests = JoinedColumns(measured, ok=True, order=order[::stride])
+    requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
     del ok_requests, has_ttft, order  # They are large in a run of millions of requests.
     send_delay_ns = _client_delay_ns(requests)
     case, is_explainable = _build_case(requests, send_delay_ns, stride, manifest, samples)
@@ -197,9 +197,9 @@ def _explain_few(
     )
     if request_count < queue_of_few.MIN_REQUESTS:
         return Explanation(not_examined=too_few)
-    ok_requests = JoinedColumns(measured, ok=True, keep=False)
+    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     order = queue_of_few.order_by_scheduled_time(ok_requests)
-    requests = JoinedColumns(measured, ok=True, order=order)
+    requests = JoinedColumns(measured, only_ok=True, order=order)
     send_delay_ns = _client_delay_ns(requests)
     queue = _find_queue(requests, requests.measure("ttft"), send_delay_ns, manifest, samples)
     if queue is None:

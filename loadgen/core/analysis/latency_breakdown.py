@@ -87,7 +87,7 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     """Return the parts of the latencies of the measured records of a run."""
     for columns in measured:
         columns.forget()  # A run of millions of requests would hold most memory here.
-    requests = JoinedColumns(measured, ok=True, keep=False)
+    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_timing = requests["server_prefill_ns"] >= 0
     if not len(has_timing):
         return Splits(why="no request succeeded")
@@ -297,14 +297,14 @@ def list_slowest_requests(
 
     `not_measured` has the records of the other stages, whose requests may be in flight too.
     """
-    requests = JoinedColumns(measured, ok=True, keep=False)
+    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     listed = [
         (metric, index)
         for metric in ("ttft", "e2e")
         for index in _slowest_indexes(requests, metric)
     ]
     order = np.array([index for _, index in listed], np.int64)
-    slowest = JoinedColumns(measured, ok=True, order=order)
+    slowest = JoinedColumns(measured, only_ok=True, order=order)
     surroundings = _find_surroundings(slowest, len(listed), (*measured, *not_measured))
     return tuple(
         _describe_request(metric, slowest, row, surroundings[row], manifest)

@@ -76,7 +76,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     """Compare the nodes of a run by its measured records in the steady-state window."""
     if not are_interchangeable(manifest.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
-    requests = JoinedColumns(measured, ok=True, keep=False)
+    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
     node_count = len(nodes.names)
     if node_count < 2:

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.limits import LONG_ANSWER
 from loadgen.core.metrics.columns import UNDEFINED, Columns
-from loadgen.core.metrics.request_metrics import later_tokens, streamed_tokens
-from loadgen.core.results.record import FINISH
+from loadgen.core.metrics.request_metrics import (
+    count_textless_tokens,
+    later_tokens,
+    streamed_tokens,
+)
 
 FIRST_EVENT_FACTOR = 4
 """Where events carry two tokens or more on average, the first event is taken to have at most so
@@ -124,7 +126,10 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
 
 
 def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
-    """Return the bounds of a metric that is a span between two timestamps per token.
+    """Return the bounds of a metric that is a time span divided by a number of tokens.
+
+    The span is shorter if the last timestamp is too late by its error, and longer if the first one
+    is. If neither timestamps nor divisors are uncertain, both bounds are the same array.
 
     Args:
         columns: The requests.
@@ -138,32 +143,39 @@ def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds)
     has_errors = first_errors.any() or last_errors.any()
     if not has_errors and np.array_equal(divisor.lower, divisor.upper):
         return Bounds(values, values)
-    shortest = np.maximum(span - last_errors, 0)
-    longest = span + first_errors
+    shortest_span = np.maximum(span - last_errors, 0)
+    longest_span = span + first_errors
+    lower = shortest_span // np.maximum(divisor.upper, 1)
+    upper = longest_span // np.maximum(divisor.lower, 1)
     is_defined = values != UNDEFINED
     return Bounds(
-        np.where(is_defined, shortest // np.maximum(divisor.upper, 1), UNDEFINED),
-        np.where(is_defined, longest // np.maximum(divisor.lower, 1), UNDEFINED),
+        np.where(is_defined, lower, UNDEFINED),
+        np.where(is_defined, upper, UNDEFINED),
     )
 
 
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
-    """Return the most tokens that the first event of each response may have.
+    """Return the most tokens that the first output event of each response may have.
 
-    If the server reports the number, it is that one. Otherwise each later event has at least one
-    token, so the first one has at most the surplus of tokens over events and one more.
+    TPOT divides by the tokens after the first event, so this gives its largest possible value. If
+    the server reports the number, it is that one. Otherwise each later event has at least one
+    token, so the first one has at most one token more than the surplus of tokens over events. The
+    surplus does not count if it may be a token without text. Where events carry several tokens, the
+    first event is also taken to have at most FIRST_EVENT_FACTOR times the average.
+
+    Args:
+        columns: The requests.
+        tokens: The streamed tokens of each response.
     """
     reported = columns["first_event_tokens"].astype(np.int64)
     events = columns["output_events"].astype(np.int64)
     surplus = np.maximum(tokens - events, 0)
-    # One token may have had no text: the one that ends a response, or any one of a long response.
-    is_ended_by_token = columns["finish_reason"] != FINISH["length"]
-    textless = (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
+    textless = count_textless_tokens(columns["finish_reason"], tokens)
     most = np.where(surplus > textless, surplus + 1, 1)
     mean_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
-    carry_several_tokens = tokens >= 2 * events
+    has_several_per_event = tokens >= 2 * events
     most_if_several = np.minimum(most, FIRST_EVENT_FACTOR * mean_per_event)
-    most = np.where(carry_several_tokens, most_if_several, most)
+    most = np.where(has_several_per_event, most_if_several, most)
     return np.where(reported > 0, reported, most)
 
 

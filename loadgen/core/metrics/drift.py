@@ -40,9 +40,14 @@ class BlockQuantile(NamedTuple):
     quantile: float
 
     @property
+    def statistic(self) -> str:
+        """The name of the quantile, for example `p50`."""
+        return f"p{self.quantile * 100:g}"
+
+    @property
     def field(self) -> str:
         """The field of `Drift`, for example `ttft_p50`."""
-        return f"{self.metric}_p{self.quantile * 100:g}"
+        return f"{self.metric}_{self.statistic}"
 
 
 QUANTILES = (
@@ -88,16 +93,23 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[Block, ...] = ()
 
 
-def without_statistics(drift: Drift, metric: str, statistics: Collection[str]) -> Drift:
-    """Return the drift without the quantiles of a metric that are withheld."""
+def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> Drift:
+    """Return the drift without the quantiles of a metric that the run withholds.
+
+    Args:
+        drift: The drift.
+        metric: The metric, such as "ttft".
+        withheld: The names of the withheld statistics of the metric, such as "p99".
+    """
     fields = [
         quantile.field
         for quantile in QUANTILES
-        if quantile.metric == metric and f"p{quantile.quantile * 100:g}" in statistics
+        if quantile.metric == metric and quantile.statistic in withheld
     ]
-    block_fields = dict.fromkeys(f"{field}_ms" for field in fields)
-    blocks = tuple(msgspec.structs.replace(block, **block_fields) for block in drift.blocks)
-    return msgspec.structs.replace(drift, blocks=blocks, **dict.fromkeys(fields))
+    no_values = dict.fromkeys(fields)
+    no_block_values = dict.fromkeys(f"{field}_ms" for field in fields)
+    blocks = tuple(msgspec.structs.replace(block, **no_block_values) for block in drift.blocks)
+    return msgspec.structs.replace(drift, blocks=blocks, **no_values)
 
 
 def without_tokens(drift: Drift) -> Drift:
@@ -122,17 +134,17 @@ class TimeBlocks(NamedTuple):
 
 
 def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
-    """Return the latencies of the measured ok requests by blocks of time.
+    """Return the latencies of the measured ok requests, divided into blocks of time by due time.
 
     The blocks are SHORTEST_BLOCK_NS long, doubled until no more than MAX_BLOCKS are needed.
     """
-    ok_due = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
-    latest_ns = max((int(due_ns.max(initial=0)) for due_ns in ok_due), default=0)
+    due_ns_of_stages = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
+    latest_ns = max((int(due_ns.max(initial=0)) for due_ns in due_ns_of_stages), default=0)
     block_ns = SHORTEST_BLOCK_NS
     while latest_ns >= block_ns * MAX_BLOCKS:
         block_ns *= 2
     samples: list[BlockSamples] = []
-    for columns, due_ns in zip(measured, ok_due, strict=True):
+    for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
         # int8 holds all numbers of blocks, and takes an eighth of the memory of int64.
         block_of_request = np.floor_divide(
             due_ns, block_ns, out=np.empty(len(due_ns), np.int8), casting="unsafe"
@@ -144,24 +156,31 @@ def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
 def _add_to_blocks(
     samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
 ) -> None:
-    """Add the ok requests of a stage to the samples of the blocks that they are due in.
+    """Add the ok requests of a stage to the blocks that they are due in, with their latencies.
 
-    The requests are ordered by block once, so that each metric is only split at the ends of blocks.
-    `block_of_request` has the ok requests alone, and `order` indexes all requests of the stage.
+    The requests are ordered by block once, so that the values of each metric only have to be split
+    at the ends of blocks.
+
+    Args:
+        samples: The samples of each block, to which missing blocks are appended.
+        columns: The records of the stage.
+        block_of_request: The number of the block of each ok request.
     """
     if not len(block_of_request):
         return
     while len(samples) <= int(block_of_request.max()):
         samples.append(BlockSamples())
-    sizes = np.bincount(block_of_request, minlength=len(samples))
+    counts = np.bincount(block_of_request, minlength=len(samples))
+    for block, count in zip(samples, counts.tolist(), strict=True):
+        block.requests += count
     order = np.argsort(block_of_request, kind="stable").astype(np.int32)
     if len(order) < len(columns):
-        order = np.flatnonzero(columns.where(OK)).astype(np.int32)[order]
-    for block, size in zip(samples, sizes.tolist(), strict=True):
-        block.requests += size
-    ends = np.cumsum(sizes)
+        # `order` indexes the ok requests so far; make it index all requests of the stage.
+        ok_rows = np.flatnonzero(columns.where(OK)).astype(np.int32)
+        order = ok_rows[order]
+    block_ends = np.cumsum(counts)[:-1]
     for metric in LATENCIES:
-        values_of_blocks = np.split(columns.measure(metric)[order], ends[:-1])
+        values_of_blocks = np.split(columns.measure(metric)[order], block_ends)
         for block, values in zip(samples, values_of_blocks, strict=True):
             block.values[metric].add(drop_undefined(values))
 
@@ -169,27 +188,33 @@ def _add_to_blocks(
 def measure_drift(
     time_blocks: TimeBlocks, steady: Span, tokens_in: Callable[[Span], float | None]
 ) -> Drift:
-    """Return the drift of a run.
+    """Return how latencies and throughput change over the steady state.
 
-    `tokens_in` returns the output tokens that came in an interval, or None if they were not
-    counted.
+    The changes are between blocks that lie in the steady state as a whole. All other blocks are
+    listed too, without a token rate, except for those before the load began.
+
+    Args:
+        time_blocks: The latencies by block of time.
+        steady: The steady state.
+        tokens_in: Returns the output tokens that came in an interval, or None if they were not
+            counted.
     """
     if not time_blocks.samples:
         return Drift()
     blocks: list[Block] = []
-    whole_blocks: list[Block] = []
-    for i, samples in enumerate(time_blocks.samples):
-        block_span = windows.span(i * time_blocks.block_ns, (i + 1) * time_blocks.block_ns)
-        is_whole = _is_inside(block_span, steady)
-        if not samples.requests and not whole_blocks:
-            continue  # blocks before the load began have nothing to show
-        tokens = tokens_in(block_span) if is_whole else None
-        block = _summarize_block(samples, block_span, tokens)
+    steady_blocks: list[Block] = []
+    block_ns = time_blocks.block_ns
+    for number, samples in enumerate(time_blocks.samples):
+        if not samples.requests and not steady_blocks:
+            continue  # before the load began
+        span = windows.span(number * block_ns, (number + 1) * block_ns)
+        is_steady = _is_inside(span, steady)
+        block = _summarize_block(samples, span, tokens_in(span) if is_steady else None)
         blocks.append(block)
-        if is_whole:
-            whole_blocks.append(block)
-    changes = _changes(whole_blocks) if len(whole_blocks) >= MIN_BLOCKS else {}
-    return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
+        if is_steady:
+            steady_blocks.append(block)
+    changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
+    return Drift(block_s=block_ns / 1e9, blocks=tuple(blocks), **changes)
 
 
 def _is_inside(inner: Span, outer: Span) -> bool:
@@ -202,34 +227,36 @@ def _is_inside(inner: Span, outer: Span) -> bool:
 
 
 def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
-    """Return the quantiles of a block and its token rate, if its tokens are known."""
-    quantiles: dict[str, Any] = {
-        f"{statistic.field}_ms": milliseconds(
-            samples.values[statistic.metric].quantile(statistic.quantile)
-        )
-        for statistic in QUANTILES
-        if samples.values[statistic.metric].count
-    }
+    """Return the quantiles of a block and its token rate, None if its tokens are not known."""
+    quantiles_ms: dict[str, Any] = {}
+    for quantile in QUANTILES:
+        values = samples.values[quantile.metric]
+        if values.count:
+            value_ns = values.quantile(quantile.quantile)
+            quantiles_ms[f"{quantile.field}_ms"] = milliseconds(value_ns)
     return Block(
         start_s=span.start_s or 0.0,
         end_s=span.end_s or 0.0,
         requests=samples.requests,
         output_per_s=windows.per_second(tokens, span),
-        **quantiles,
+        **quantiles_ms,
     )
 
 
-def _changes(whole_blocks: Sequence[Block]) -> dict[str, float | None]:
-    """Return the relative change of each series from the first to the last third of the blocks."""
-    third = len(whole_blocks) // 3
+def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
+    """Return the relative change of each series from the first to the last third of the blocks.
 
-    def change(field: str) -> float | None:
-        first = [getattr(block, field) for block in whole_blocks[:third]]
-        last = [getattr(block, field) for block in whole_blocks[-third:]]
+    The result has the fields of `Drift`.
+    """
+    third = len(steady_blocks) // 3
+
+    def measure_change(block_field: str) -> float | None:
+        first = [getattr(block, block_field) for block in steady_blocks[:third]]
+        last = [getattr(block, block_field) for block in steady_blocks[-third:]]
         return _relative_change(first, last)
 
-    changes = {statistic.field: change(f"{statistic.field}_ms") for statistic in QUANTILES}
-    return {**changes, "output_per_s": change("output_per_s")}
+    changes = {quantile.field: measure_change(f"{quantile.field}_ms") for quantile in QUANTILES}
+    return {**changes, "output_per_s": measure_change("output_per_s")}
 
 
 def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:

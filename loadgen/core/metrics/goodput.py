@@ -5,7 +5,7 @@ Pure. An SLO is missed if a term is missed; otherwise it is undecided if a term 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 

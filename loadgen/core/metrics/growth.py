@@ -88,42 +88,46 @@ def measure_replicas(
 ) -> list[ReplicaSeries]:
     """Return the series of each target, or of each replica where the records name one.
 
-    The requests of the warm-up count as in flight, and for nothing else.
+    Args:
+        measured: The records of each measured stage.
+        warmup: The records of each other stage. Its requests may be in flight, and count for
+            nothing else.
+        time: The part of the load that is tested for growth.
+        manifest: The manifest of the run.
     """
-    block_of_request = _number_blocks(join_arrays([part["due_ns"] for part in measured]), time)
+    due_ns = join_arrays([columns["due_ns"] for columns in measured])
+    block_of_request = _assign_blocks(due_ns, time)
     is_tested = block_of_request != NO_BLOCK
     block_of_request = block_of_request[is_tested]
 
-    def tested_column(columns: list[NDArray[Any]]) -> NDArray[Any]:
-        column: NDArray[Any] = join_arrays(columns)[is_tested]
-        return column
+    def select_tested(columns: list[NDArray[Any]]) -> NDArray[Any]:
+        tested: NDArray[Any] = join_arrays(columns)[is_tested]
+        return tested
 
-    ttft_ns = tested_column([_ok_ttft_ns(part) for part in measured])
-    prompt_tokens = tested_column([part["input_tokens"] for part in measured])
-    output_tokens = tested_column([requested_output_tokens(part) for part in measured])
-    keys = tested_column([replica_keys(part) for part in measured])
+    ttft_ns = select_tested([_ok_ttft_ns(columns) for columns in measured])
+    prompt_tokens = select_tested([columns["input_tokens"] for columns in measured])
+    output_tokens = select_tested([requested_output_tokens(columns) for columns in measured])
+    keys = select_tested([replica_keys(columns) for columns in measured])
     in_flight = _count_in_flight([*measured, *warmup], time)
-    return [
-        ReplicaSeries(
+    replicas = []
+    for key, rows in group_by_key(keys):
+        blocks = block_of_request[rows]
+        replica = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
             in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
-            ttft_ns=_block_means(ttft_ns[rows], block_of_request[rows], missing=UNDEFINED),
-            prompt_tokens=_block_means(
-                prompt_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT
-            ),
-            output_tokens=_block_means(
-                output_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT
-            ),
+            ttft_ns=_block_means(ttft_ns[rows], blocks, missing=UNDEFINED),
+            prompt_tokens=_block_means(prompt_tokens[rows], blocks, missing=NO_TOKEN_COUNT),
+            output_tokens=_block_means(output_tokens[rows], blocks, missing=NO_TOKEN_COUNT),
         )
-        for key, rows in group_by_key(keys)
-    ]
+        replicas.append(replica)
+    return replicas
 
 
-def _number_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
+def _assign_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
     """Return the block in which each request is due, NO_BLOCK if it is due at another time.
 
-    The requests are numbered in slices, since the temporary arrays of floats take much memory.
+    It is computed in slices of requests, since the temporary arrays of floats take much memory.
     """
     blocks = np.empty(len(due_ns), np.int8)
     block_ns = (time.end_ns - time.start_ns) / BLOCKS
@@ -141,19 +145,27 @@ def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
 def _count_in_flight(
     all_stages: Sequence[Columns], time: TestedTime
 ) -> dict[int, NDArray[np.int64]]:
-    """Return by replica key how many requests are in flight at evenly spaced times.
+    """Return how many requests are in flight at evenly spaced times, for each replica.
 
     They are the requests sent until a time less the requests done until then.
+
+    Args:
+        all_stages: The records of each stage.
+        time: The part of the load that is tested for growth.
+
+    Returns:
+        The counts by the key of the replica (`replica_keys`). A replica without any requests has
+        counts of 0.
     """
     times_ns = np.linspace(time.start_ns, time.end_ns, BLOCKS * SAMPLES_PER_BLOCK + 1)[:-1]
     in_flight: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(times_ns), np.int64))
-    for part in all_stages:
-        was_sent = as_selection(part["sent_ns"] >= 0)
-        sent_ns = part["sent_ns"][was_sent]
-        done_ns = part["done_ns"][was_sent]
-        for key, rows in group_by_key(replica_keys(part)[was_sent]):
-            known_done_ns = done_ns[rows]
-            known_done_ns = known_done_ns[known_done_ns >= 0]
+    for columns in all_stages:
+        was_sent = as_selection(columns["sent_ns"] >= 0)
+        sent_ns = columns["sent_ns"][was_sent]
+        done_ns = columns["done_ns"][was_sent]
+        for key, rows in group_by_key(replica_keys(columns)[was_sent]):
+            replica_done_ns = done_ns[rows]
+            known_done_ns = replica_done_ns[replica_done_ns >= 0]
             in_flight[key] += np.searchsorted(sort_times(sent_ns[rows]), times_ns, "right")
             in_flight[key] -= np.searchsorted(sort_times(known_done_ns), times_ns, "right")
     return in_flight
@@ -229,7 +241,7 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     trends = iter(trend.find_trends(all_series))
     certain: list[Growth] = []
     possible: list[Growth] = []
-    visible_share_of_replica = []
+    visible_shares = []
     for replica in replicas:
         visible_share = math.inf
         for series_name, series in replica.tested:
@@ -238,16 +250,25 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
                 continue
             visible_share = min(visible_share, series_trend.detectable_growth / series_trend.mean)
             growth = _describe_growth(replica.name, series_name, series, series_trend)
-            is_possible = (
-                series_trend.p_value < MAX_POSSIBLE_P_VALUE
-                and growth.share > MIN_POSSIBLE_GROWTH_SHARE
-            )
-            if series_trend.grows and (growth.share > MIN_GROWTH_SHARE or is_possible):
+            if _is_growth_certain(growth, series_trend):
                 certain.append(growth)
-            elif is_possible:
+            elif _is_growth_possible(growth, series_trend):
                 possible.append(growth)
-        visible_share_of_replica.append(visible_share)
-    return GrowthTest(certain, possible, visible_share=max(visible_share_of_replica))
+        # A replica that is overloaded has at least one growing series, so the better one counts.
+        visible_shares.append(visible_share)
+    return GrowthTest(certain, possible, visible_share=max(visible_shares))
+
+
+def _is_growth_possible(growth: Growth, series_trend: trend.Trend) -> bool:
+    """Return True for a large growth that is improbable by chance in a single series."""
+    is_improbable = series_trend.p_value < MAX_POSSIBLE_P_VALUE
+    return is_improbable and growth.share > MIN_POSSIBLE_GROWTH_SHARE
+
+
+def _is_growth_certain(growth: Growth, series_trend: trend.Trend) -> bool:
+    """Return True for a growth that is beyond chance among all series, and not negligible."""
+    is_large_enough = growth.share > MIN_GROWTH_SHARE or _is_growth_possible(growth, series_trend)
+    return series_trend.grows and is_large_enough
 
 
 def _describe_growth(
@@ -268,10 +289,11 @@ def _describe_growth(
 
 
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
-    """Return the series of a replica relative to the work of its requests.
+    """Return the series of a replica divided by the growth of the work of its requests.
 
-    Where prompts became longer, so does TTFT. Where prompts or responses did, more requests are in
-    flight at the same rate.
+    Longer prompts take longer to process, so TTFT is divided by the relative length of prompts. At
+    the same rate, longer prompts or responses leave more requests in flight, so their number is
+    divided by both relative lengths.
     """
     prompt_work = _relative_tokens(replica.prompt_tokens)
     output_work = _relative_tokens(replica.output_tokens)

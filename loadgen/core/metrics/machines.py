@@ -54,20 +54,23 @@ def summarize_machines(
     measured: Sequence[Columns],
     samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
-    """Return a summary of each machine; () if one alone sent, and none was lost.
+    """Return a summary of each machine of a cluster, also of those that were lost before the load.
+
+    Returns an empty tuple if a single machine sent the load and none was lost.
 
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
         scale_ms: The latency by which lateness is judged, see `run_evidence.LatenessScale`.
         measured: The measured records.
-        samples: The samples that each worker takes of itself.
+        samples: The samples that each worker took of itself.
     """
     if manifest.cluster is None:
         return ()
     workers_of_machine: dict[str, list[PlacedWorker]] = {}
     for worker in manifest.cluster.workers:
-        workers_of_machine.setdefault(f"{worker.node} ({worker.address})", []).append(worker)
+        machine_name = f"{worker.node} ({worker.address})"
+        workers_of_machine.setdefault(machine_name, []).append(worker)
     lost_machines = [
         MachineSummary(name=name, workers=0, state="lost before the load")
         for name in manifest.cluster.lost
@@ -75,8 +78,8 @@ def summarize_machines(
     if len(workers_of_machine) + len(lost_machines) < 2:
         return ()
     full_seconds = full_seconds_within(samples, window)
-    limit_ns = None if scale_ms is None else manifest.limits.send_lag_share * scale_ms * 1e6
-    requests = _MachineRequests(measured, limit_ns)
+    late_ns = None if scale_ms is None else manifest.limits.send_lag_share * scale_ms * 1e6
+    requests = _MachineRequests(measured, late_ns)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
         for name, workers in workers_of_machine.items()
@@ -85,25 +88,30 @@ def summarize_machines(
 
 
 class _MachineRequests:
-    """The measured requests of all machines."""
+    """The measured requests of all machines, from which those of one machine are selected."""
 
-    def __init__(self, measured: Sequence[Columns], limit_ns: float | None) -> None:
-        """Take the records, and the send lag above which a request is late."""
-        columns = JoinedColumns(measured, ok=False, keep=False)
+    def __init__(self, measured: Sequence[Columns], late_ns: float | None) -> None:
+        """Take the records, and the send lag above which a request is late, None if unknown."""
+        columns = JoinedColumns(measured, only_ok=False, keeps_columns=False)
         self._worker = columns["worker"]
         self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
         self._send_lag_ns = columns.measure("send_lag")
-        self._limit_ns = limit_ns
+        self._late_ns = late_ns
 
-    def summarize(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
-        """Return the summary of a machine with the requests of its workers added to it."""
-        selected = np.isin(self._worker, worker_numbers)
-        send_lag_ns = self._send_lag_ns[selected & (self._send_lag_ns != UNDEFINED)]
-        late = None if self._limit_ns is None else int((send_lag_ns > self._limit_ns).sum())
+    def add_to_summary(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
+        """Return the summary of a machine with the requests of its workers: their number and lag.
+
+        Args:
+            machine: The summary without requests.
+            worker_numbers: The numbers of the workers on the machine.
+        """
+        is_selected = np.isin(self._worker, worker_numbers)
+        send_lag_ns = self._send_lag_ns[is_selected & (self._send_lag_ns != UNDEFINED)]
+        late = None if self._late_ns is None else int((send_lag_ns > self._late_ns).sum())
         return msgspec.structs.replace(
             machine,
-            requests=int(selected.sum()),
-            lost=int(self._is_lost[selected].sum()),
+            requests=int(is_selected.sum()),
+            lost=int(self._is_lost[is_selected].sum()),
             late=late,
             send_lag_ms=distribution_of(send_lag_ns),
         )
@@ -132,4 +140,4 @@ def _summarize_machine(
         cpu_share_max=max(map(max, known_shares), default=None),
         state="lost under load" if any(worker.lost for worker in workers) else "",
     )
-    return requests.summarize(machine, worker_numbers)
+    return requests.add_to_summary(machine, worker_numbers)

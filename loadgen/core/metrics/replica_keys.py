@@ -54,20 +54,29 @@ class NumberedKeys(NamedTuple):
 
 
 def number_keys(keys: NDArray[Any]) -> NumberedKeys:
-    """Return what `numpy.unique` returns with `return_inverse`, without a sort of all keys."""
+    """Return the different keys, and for each request the index of its key among them.
+
+    It is what `numpy.unique` returns with `return_inverse`. That function sorts all keys, which
+    takes long for millions of requests. There are few replicas, so a table with an entry for each
+    possible key is faster, unless the keys are far apart.
+    """
     lowest = int(keys.min(initial=0))
     if not len(keys) or int(keys.max()) - lowest > MAX_KEY_RANGE:
         return NumberedKeys(*np.unique(keys, return_inverse=True))
-    is_used = np.zeros(int(keys.max()) - lowest + 1, bool)
-    is_used[keys - lowest] = True
-    used_keys = np.flatnonzero(is_used)
-    index_of_key = np.zeros(len(is_used), np.min_scalar_type(len(used_keys)))
-    index_of_key[used_keys] = np.arange(len(used_keys))
-    return NumberedKeys(used_keys + lowest, index_of_key[keys - lowest])
+    offsets = keys - lowest
+    is_used = np.zeros(int(offsets.max()) + 1, bool)
+    is_used[offsets] = True
+    used_offsets = np.flatnonzero(is_used)
+    index_of_offset = np.zeros(len(is_used), np.min_scalar_type(len(used_offsets)))
+    index_of_offset[used_offsets] = np.arange(len(used_offsets))
+    return NumberedKeys(used_offsets + lowest, index_of_offset[offsets])
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each key in ascending order with the indices of its requests, in their order."""
+    """Yield each key in ascending order with the indices of its requests, in their order.
+
+    Few keys are looked for one by one, which needs less memory than to sort all requests by key.
+    """
     numbered = number_keys(keys)
     if len(numbered.keys) <= MAX_KEYS_WITHOUT_SORT:
         for index, key in enumerate(numbered.keys.tolist()):

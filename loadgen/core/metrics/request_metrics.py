@@ -276,4 +276,5 @@ def count_textless_tokens(
         tokens: The streamed tokens of each response.
     """
     is_ended_by_token = finish_reasons != FINISH["length"]
-    return (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
+    counts: NDArray[np.int64] = (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
+    return counts

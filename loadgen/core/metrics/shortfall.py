@@ -17,7 +17,7 @@ from loadgen.core.metrics.columns import CANCELLED, LOST, OK, as_selection, join
 from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,7 +78,7 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
         return None
     half = _SecondHalf(due_ns)
     prompt_work = half.relative_work(requests.column("input_tokens"))
-    shortfall = half.compare("first tokens", requests.first_token_ns(), prompt_work)
+    shortfall = half.find_shortfall("first tokens", requests.first_token_ns(), prompt_work)
     if shortfall is not None or requests.have_sessions:
         return shortfall
     end_ns = requests.ok_end_ns()
@@ -88,7 +88,8 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     if MIN_DURATIONS * float(np.median(durations_ns)) > half.duration_ns:
         return None  # the server is still filling: its first responses came faster than later ones
     output_work = half.relative_work(requests.requested_output_tokens())
-    return half.compare("responses", end_ns, _multiply_work(prompt_work, output_work))
+    work = _multiply_work(prompt_work, output_work)
+    return half.find_shortfall("responses", end_ns, work)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -102,22 +103,26 @@ class _IndependentRequests:
 
     Cancelled and lost requests are left out. Each column is read when it is asked for, because all
     of them together would take more memory than the rest of a summary.
+
+    Attributes:
+        have_sessions: Whether any request belongs to a session.
     """
 
     def __init__(self, measured: Sequence[Columns]) -> None:
-        """Select the requests of each stage, and find out if any belongs to a session."""
-        self._parts: list[tuple[Columns, NDArray[np.bool_] | slice]] = []
+        """Select the independent requests of each measured stage."""
+        self._stages = measured
+        self._selections: list[NDArray[np.bool_] | slice] = []
         self.have_sessions = False
         for columns in measured:
             was_due = columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
             in_session = columns["session"] >= 0
             self.have_sessions = self.have_sessions or bool((was_due & in_session).any())
             is_independent = was_due & (~in_session | (columns["turn"] == 0))
-            self._parts.append((columns, as_selection(is_independent)))
+            self._selections.append(as_selection(is_independent))
 
     def column(self, field: str) -> NDArray[np.int64]:
         """Return a field of the records."""
-        return join_arrays([columns[field][chosen] for columns, chosen in self._parts])
+        return self._select(columns[field] for columns in self._stages)
 
     def first_token_ns(self) -> NDArray[np.int64]:
         """Return the time of the first token, -1 without one.
@@ -125,10 +130,10 @@ class _IndependentRequests:
         An ok response whose first token could not be timed counts as delivered at its end.
         """
         first_token_ns = self.column("first_token_ns")
-        is_unseen = (first_token_ns < 0) & (self.column("status") == OK)
-        if not is_unseen.any():
+        is_untimed = (first_token_ns < 0) & (self.column("status") == OK)
+        if not is_untimed.any():
             return first_token_ns
-        return np.where(is_unseen, self.column("end_ns"), first_token_ns)
+        return np.where(is_untimed, self.column("end_ns"), first_token_ns)
 
     def ok_end_ns(self) -> NDArray[np.int64]:
         """Return the end of each ok response, -1 for other requests."""
@@ -136,9 +141,12 @@ class _IndependentRequests:
 
     def requested_output_tokens(self) -> NDArray[np.int64]:
         """Return the requested output tokens, or those received where no number was requested."""
-        return join_arrays(
-            [requested_output_tokens(columns)[chosen] for columns, chosen in self._parts]
-        )
+        return self._select(requested_output_tokens(columns) for columns in self._stages)
+
+    def _select(self, columns_of_stages: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the values of the independent requests of all stages as one array."""
+        selected = zip(columns_of_stages, self._selections, strict=True)
+        return join_arrays([column[selection] for column, selection in selected])
 
 
 RelativeWork: TypeAlias = "NDArray[np.float64] | None"
@@ -156,15 +164,20 @@ class _SecondHalf:
     """The second half of a load, in which events are compared with those that are expected."""
 
     def __init__(self, due_ns: NDArray[np.int64]) -> None:
-        """Take the due times of all requests of the load."""
+        """Take the due times of all requests of the load, and divide the load at its middle.
+
+        The delays of the requests of the first quarter, which are called early, tell how long
+        requests take while the server still keeps up.
+        """
         first_ns = int(due_ns.min())
         last_ns = int(due_ns.max())
+        quarter_end_ns = first_ns + (last_ns - first_ns) / 4
         self._due_ns = due_ns
         self._start_ns = (first_ns + last_ns) / 2
         self._end_ns = float(last_ns)
-        self._is_early = due_ns <= first_ns + (last_ns - first_ns) / 4  # in the first quarter
+        self._is_early = due_ns <= quarter_end_ns
         self._ordered_due_ns = sort_times(due_ns)
-        self._dispersion = _dispersion(self._ordered_due_ns)
+        self._dispersion = _index_of_dispersion(self._ordered_due_ns)
 
     @property
     def duration_ns(self) -> float:
@@ -186,13 +199,14 @@ class _SecondHalf:
             return None
         return np.where(is_known, tokens / early_mean, 1.0)
 
-    def compare(
+    def find_shortfall(
         self, events: EventName, event_ns: NDArray[np.int64], work: RelativeWork
     ) -> Shortfall | None:
-        """Return how many fewer events came than expected, or None if chance explains it.
+        """Return how many fewer events came than expected, or None if enough came.
 
-        The number of arrivals, and so of events, has a variance of its mean times the dispersion of
-        the arrivals. A shortfall within CHANCE_SIGMAS standard deviations may be chance.
+        A shortfall within CHANCE_SIGMAS standard deviations may be chance and does not count. The
+        variance of the number of events is that of the number of arrivals: their mean times their
+        index of dispersion.
 
         Args:
             events: What the events are called.
@@ -203,35 +217,40 @@ class _SecondHalf:
         early_delays_ns = event_ns[is_early_event] - self._due_ns[is_early_event]
         if not len(early_delays_ns):
             return None
-        expected = self._expected_events(early_delays_ns, work)
+        expected = self._count_expected(early_delays_ns, work)
         observed = int(((event_ns > self._start_ns) & (event_ns <= self._end_ns)).sum())
-        chance_shortfall = CHANCE_SIGMAS * math.sqrt(self._dispersion * expected)
-        is_small = observed >= MIN_DELIVERED_SHARE * expected
-        if is_small or expected - observed <= chance_shortfall:
+        is_negligible = observed >= MIN_DELIVERED_SHARE * expected
+        standard_deviation = math.sqrt(self._dispersion * expected)
+        may_be_chance = expected - observed <= CHANCE_SIGMAS * standard_deviation
+        if is_negligible or may_be_chance:
             return None
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
 
-    def _expected_events(self, early_delays_ns: NDArray[np.int64], work: RelativeWork) -> float:
-        """Return the events of the second half if delays remain those of the first quarter.
+    def _count_expected(self, early_delays_ns: NDArray[np.int64], work: RelativeWork) -> float:
+        """Return the expected events of the second half if delays stay those of the first quarter.
 
-        A request contributes the probability that its event comes in the second half.
+        Each request contributes the probability that its event comes in the second half.
+
+        Args:
+            early_delays_ns: The delays from the due time to the event in the first quarter.
+            work: The work of each request, by which its delay is multiplied.
         """
         delays_ns = np.quantile(
             early_delays_ns, np.linspace(0, 1, DELAY_QUANTILES), method="nearest"
         )
         if work is None:
-            # The probabilities of all requests add up to the mean, over the delays, of the number
-            # of requests whose event comes in the second half after that delay.
+            # All requests have the same delays. It is faster then to count, for each delay, the
+            # requests whose event comes in the second half, and to take the mean over the delays.
             due_by_end = self._count_due(self._end_ns - delays_ns)
             due_by_start = self._count_due(self._start_ns - delays_ns)
             return float((due_by_end - due_by_start).mean())
         probabilities = np.empty(len(self._due_ns))
         for rows in block_slices(len(self._due_ns)):
-            by_end = _share_of_delays(delays_ns, (self._end_ns - self._due_ns[rows]) / work[rows])
-            by_start = _share_of_delays(
-                delays_ns, (self._start_ns - self._due_ns[rows]) / work[rows]
-            )
-            # The event comes in the second half: by its end, and not by its start.
+            # A delay of d times the work is over by a time if d is at most (time - due) / work.
+            until_end_ns = (self._end_ns - self._due_ns[rows]) / work[rows]
+            until_start_ns = (self._start_ns - self._due_ns[rows]) / work[rows]
+            by_end = _share_of_delays(delays_ns, until_end_ns)
+            by_start = _share_of_delays(delays_ns, until_start_ns)
             probabilities[rows] = by_end - by_start
         return float(probabilities.sum())
 
@@ -247,10 +266,11 @@ def _share_of_delays(delays_ns: NDArray[Any], elapsed_ns: NDArray[Any]) -> NDArr
     return np.searchsorted(delays_ns, elapsed_ns, "right") / len(delays_ns)
 
 
-def _dispersion(ordered_due_ns: NDArray[np.int64]) -> float:
+def _index_of_dispersion(ordered_due_ns: NDArray[np.int64]) -> float:
     """Return the squared coefficient of variation of the gaps between arrivals, at least 1.
 
-    It is 1 for a Poisson load; a steadier load is given the same tolerance.
+    For a renewal process, it is the variance of the number of arrivals divided by its mean (Cox
+    1962). It is 1 for a Poisson load; a steadier load is given the same tolerance.
     """
     gaps_ns = np.diff(ordered_due_ns)
     return max(1.0, float(gaps_ns.var()) / float(gaps_ns.mean()) ** 2)

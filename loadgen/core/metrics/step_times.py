@@ -61,7 +61,7 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
     times = [UNKNOWN] * len(manifest.steps)
     if not manifest.steps:
         return times
-    requests = JoinedColumns(measured, ok=False)
+    requests = JoinedColumns(measured, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
     for class_name in dict.fromkeys(step.of_class for step in manifest.steps):
         indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]

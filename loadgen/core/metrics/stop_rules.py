@@ -48,10 +48,15 @@ class StopRuleMonitor:
 def find_breach(
     rules: Sequence[StopRule], rows: NDArray[np.void], now_ns: int
 ) -> ReasonCode | None:
-    """Return the reason to stop if a rule is broken by the requests that ended last.
+    """Return the reason to stop a run early, or None if no rule of `--stop-when` is broken.
 
-    These are the requests that ended in the window before `now_ns`. The first rule is reported. As
-    with an SLO, a failed request is over every limit.
+    A rule limits the error rate or a latency of the requests that ended in the last WINDOW_NS. As
+    with an SLO, a failed request is over every limit. The first rule that is broken is reported.
+
+    Args:
+        rules: The rules.
+        rows: Records, of which those outside of the window are ignored.
+        now_ns: The end of the window.
     """
     done_ns = rows["done_ns"]
     in_window = (done_ns > now_ns - WINDOW_NS) & (done_ns <= now_ns)
@@ -66,7 +71,16 @@ def find_breach(
 
 
 def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
-    """Return the reason to stop if these requests break the rule, else None."""
+    """Return the reason to stop if these requests break the rule, else None.
+
+    A rule without a quantile limits the share of failed requests. A rule on a quantile of a latency
+    is broken if more requests are over its limit than lie above that quantile.
+
+    Args:
+        rule: The rule.
+        requests: The requests that ended in the window.
+        now_ns: The end of the window.
+    """
     count = len(requests)
     over = int(_is_over(rule, requests).sum())
     values = {
@@ -78,7 +92,9 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     if rule.quantile is None:
         if over >= rule.limit * count:
             return ReasonCode(code="stopped_by_errors", values={**values, "failed": over})
-    elif over > count - 1 - quantile_index(count, rule.quantile):
+        return None
+    allowed_over = count - 1 - quantile_index(count, rule.quantile)
+    if over > allowed_over:
         return ReasonCode(code="stopped_by_latency", values={**values, "over": over})
     return None
 

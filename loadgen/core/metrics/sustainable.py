@@ -95,6 +95,9 @@ def judge_load(
 ) -> Sustainable:
     """Judge whether the measured load of a run was sustained.
 
+    It was not if TTFT or the requests in flight grew, or if the server of an open loop delivered
+    less than the arrivals lead to expect. If many requests failed, it is not decided.
+
     Args:
         measured: The records of each measured stage.
         warmup: The records of each other stage, whose requests are in flight too.
@@ -113,7 +116,7 @@ def judge_load(
             return msgspec.structs.replace(
                 by_growth, sustained=False, code="falls_behind", why=shortfall.text, needed_s=None
             )
-    return _without_failures(by_growth, measured) if by_growth.sustained else by_growth
+    return _undecided_if_many_failed(by_growth, measured) if by_growth.sustained else by_growth
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -127,13 +130,15 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
     return ""
 
 
-def _without_failures(sustained: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement of a sustained load, not decided if too many requests failed.
+def _undecided_if_many_failed(sustained: Sustainable, measured: Sequence[Columns]) -> Sustainable:
+    """Return the judgement of a sustained load, or an undecided one if too many requests failed.
 
     A server that rejects requests has a short queue although it does not keep up.
     """
     count = sum(map(len, measured))
-    failed = sum(int(part.where(status).sum()) for part in measured for status in (FAILED, LOST))
+    failed = sum(
+        int(columns.where(status).sum()) for columns in measured for status in (FAILED, LOST)
+    )
     if failed <= FAILURE_SHARE * count:
         return sustained
     why = (
@@ -228,15 +233,22 @@ class _GrowthReport:
     def __init__(
         self, replicas: Sequence[ReplicaSeries], time: TestedTime, test: GrowthTest
     ) -> None:
-        """Take the test and what was tested, and phrase what several of the sentences say."""
+        """Take the result of the test, and prepare the phrases that several sentences share.
+
+        Args:
+            replicas: The series of each replica, or of each target, at least one.
+            time: The part of the load that was tested.
+            test: The result of the test of all series.
+        """
         self._test = test
         self._replicas = replicas
         self._time = time
-        self._kind = "replica" if replicas[0].name.startswith("replica") else "target"
-        self._per_replica = f" per {self._kind}" if len(replicas) > 1 else ""
-        self._tested = f"the second half ({time.duration_s:,.0f} s)"
+        self._replica_noun = "replica" if replicas[0].name.startswith("replica") else "target"
+        self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
+        self._time_phrase = f"the second half ({time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
-            self._tested += f", corrected for requests that grew {test.work_growth_share:.0%}"
+            growth = f"{test.work_growth_share:.0%}"
+            self._time_phrase += f", corrected for requests that grew {growth}"
 
     def judge(self) -> Sustainable:
         """Return the judgement that follows from the test."""
@@ -250,8 +262,8 @@ class _GrowthReport:
             return self._steady_by_few_in_flight()
         return self._too_noisy()
 
-    def _judgement(self, code: SustainedCode, why: str, sustained: bool | None) -> Sustainable:
-        """Return a judgement with the facts that all of them share."""
+    def _make_judgement(self, code: SustainedCode, why: str, sustained: bool | None) -> Sustainable:
+        """Return a judgement with the fields that are the same for every outcome of the test."""
         visible_share = self._test.visible_share
         return Sustainable(
             sustained=sustained,
@@ -265,59 +277,69 @@ class _GrowthReport:
         )
 
     def _growing(self) -> Sustainable:
-        """Return the judgement of a load under which a series grows beyond chance."""
+        """Return the judgement of a load under which a series grows beyond chance.
+
+        The sentence shows the series that grows most. Of several replicas it says how many grow.
+        """
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
-        names = tuple(dict.fromkeys(growth.replica for growth in growths if growth.replica))
+        growing_replicas = dict.fromkeys(growth.replica for growth in growths if growth.replica)
         count = len(self._replicas)
-        others = f"; {len(names)} of {count} {self._kind}s are affected" if count > 1 else ""
+        affected = ""
+        if count > 1:
+            affected = f"; {len(growing_replicas)} of {count} {self._replica_noun}s are affected"
         why = (
             f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
-            f"{self._tested}{others}"
+            f"{self._time_phrase}{affected}"
         )
-        judgement = self._judgement("grows", why, sustained=False)
-        return msgspec.structs.replace(judgement, growing=names, growth_share=largest.share)
+        judgement = self._make_judgement("grows", why, sustained=False)
+        return msgspec.structs.replace(
+            judgement, growing=tuple(growing_replicas), growth_share=largest.share
+        )
 
     def _possibly_growing(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
         largest = max(self._test.possible)
         why = (
             f"possible upward trend in {_series_of(largest)}, {_format_change(largest)} in "
-            f"{self._tested}, which may be chance. Use a longer --duration"
+            f"{self._time_phrase}, which may be chance. Use a longer --duration"
         )
-        judgement = self._judgement("may_grow", why, sustained=None)
+        judgement = self._make_judgement("may_grow", why, sustained=None)
         return msgspec.structs.replace(judgement, growth_share=largest.share)
 
     def _steady(self) -> Sustainable:
         """Return the judgement of a load under which nothing grows."""
         visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
         why = (
-            f"no upward trend in TTFT or concurrency in {self._tested}; detection threshold "
-            f"{visible_share:.0%}{self._per_replica}"
+            f"no upward trend in TTFT or concurrency in {self._time_phrase}; detection threshold "
+            f"{visible_share:.0%}{self._per_replica_phrase}"
         )
-        return self._judgement("steady", why, sustained=True)
+        return self._make_judgement("steady", why, sustained=True)
 
     def _steady_by_few_in_flight(self) -> Sustainable:
         """Return the judgement of a load that had few requests in flight, so the server kept up."""
         most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
         why = (
             f"the server kept up: at most {most_in_flight:,.0f} requests were in flight"
-            f"{self._per_replica} in {self._tested}, less than {1 - MIN_DELIVERED_SHARE:.0%} of "
-            "the scheduled requests"
+            f"{self._per_replica_phrase} in {self._time_phrase}, less than "
+            f"{1 - MIN_DELIVERED_SHARE:.0%} of the scheduled requests"
         )
-        return self._judgement("steady", why, sustained=True)
+        return self._make_judgement("steady", why, sustained=True)
 
     def _too_noisy(self) -> Sustainable:
-        """Return the judgement of a load whose series are too noisy to show a growth."""
+        """Return the judgement of a load whose series are too noisy to show a growth.
+
+        It proposes the length of a load that would show one: the smallest visible growth falls with
+        the square root of the length.
+        """
         visible_share = self._test.visible_share
         threshold = f"{visible_share:.0%}" if math.isfinite(visible_share) else "unlimited"
         why = (
-            f"no upward trend in {self._tested}, but the detection threshold is {threshold}. Use a "
-            "longer --duration"
+            f"no upward trend in {self._time_phrase}, but the detection threshold is "
+            f"{threshold}. Use a longer --duration"
         )
-        # The smallest visible growth falls with the square root of the length.
         needed_s = 2 * self._time.duration_s * min(visible_share**2, MAX_PROPOSED_FACTOR)
-        judgement = self._judgement("too_noisy", why, sustained=None)
+        judgement = self._make_judgement("too_noisy", why, sustained=None)
         return msgspec.structs.replace(judgement, needed_s=needed_s)
 
 

@@ -50,7 +50,8 @@ class Range(NamedTuple):
 
     def exceeds(self, value: float, limit: float) -> bool:
         """Return True if the statistic may be off by more than `limit`, a share of its value."""
-        return max(value - self.lower, self.upper - value) > limit * value
+        largest_error = max(value - self.lower, self.upper - value)
+        return largest_error > limit * value
 
 
 class WithheldStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +91,12 @@ class ValueBounds:
         """Return the bounds of a quantile."""
         return self.nth(quantile_index(len(self._lower), probability))
 
-    def count_over(self, limit_ns: int) -> tuple[int, int]:
-        """Return how many values are over a limit at least, and at most."""
+    def count_over(self, limit_ns: int) -> Range:
+        """Return the fewest and the most values that may be over a limit."""
         count = len(self._lower)
-        least = count - int(np.searchsorted(self._lower, limit_ns, side="right"))
+        fewest = count - int(np.searchsorted(self._lower, limit_ns, side="right"))
         most = count - int(np.searchsorted(self._upper, limit_ns, side="right"))
-        return least, most
+        return Range(fewest, most)
 
     def ranges(self) -> StatisticRanges:
         """Return the bounds of each statistic."""
@@ -111,24 +112,29 @@ class GapBounds:
     """The bounds of the gaps between events, from the gaps and the errors of the timestamps.
 
     Which gap has which error is not known. An event that came earlier than its timestamp makes one
-    gap shorter and the next one longer. So of all gaps at most as many as there are events with an
-    error above e become shorter, or longer, by more than e (Makarov's bounds).
+    gap shorter and the next one longer. So if n events have an error above e, at most n gaps are
+    too long, and at most n too short, by more than e. For each size e of an error, this gives
+    bounds of the distribution of the gaps (as Makarov 1982 for a sum of two variables with an
+    unknown dependence). The best of these bounds is used.
     """
 
-    def __init__(self, gaps: Histogram, event_errors: Histogram, mean: Range, least_max: float):
-        """Take the histograms of gaps and of errors, and the bounds of the mean and of the maximum.
+    def __init__(
+        self, gaps: Histogram, event_errors: Histogram, mean: Range, smallest_maximum: float
+    ) -> None:
+        """Take the gaps and the errors of events, and the bounds that are computed otherwise.
 
         Args:
             gaps: The gaps between events of all requests.
             event_errors: The error of the timestamp of each event.
             mean: The bounds of the mean, which follows from the first and the last token.
-            least_max: The largest gap, less the errors at the ends of the largest gaps.
+            smallest_maximum: A lower bound of the largest gap: the largest gap of any request
+                less the error of the event at its end.
         """
         self._gaps = gaps
         self._mean = mean
-        self._least_max = least_max
-        self._error_counts = _error_counts(event_errors)
-        self._errors = np.array([count.error_ns for count in self._error_counts])
+        self._smallest_maximum = smallest_maximum
+        self._error_counts = _sample_error_sizes(event_errors)
+        self._errors_ns = np.array([count.error_ns for count in self._error_counts])
         self._events_above = np.array([count.events_above for count in self._error_counts])
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
@@ -145,64 +151,49 @@ class GapBounds:
         """Return the bounds of the gap at an index of the ordered sample.
 
         If n events have an error above e, at most n gaps change by more than e. So the gap at the
-        index is at least the gap n places below it less e, and at most the one n places above it
-        plus e. The best of these bounds over all sizes of e is returned.
+        index is at least the one n places below it less e, and at most the one n places above it
+        plus e. The best of these bounds over all sizes e is returned. A size whose n leads out of
+        the sample gives no bound.
         """
-        last = int(self._gaps_up_to_bucket[-1]) - 1
-        is_below = self._events_above <= index_in_order
-        is_above = index_in_order + self._events_above <= last
-        below = self._gaps_at(index_in_order - self._events_above[is_below])
-        above = self._gaps_at(index_in_order + self._events_above[is_above])
-        lower = (below - self._errors[is_below]).max(initial=0.0)
-        upper = (above + self._errors[is_above]).min()
-        return Range(float(lower), float(upper))
-
-    def count_over(self, limit_ns: int) -> tuple[int, int]:
-        """Return how many gaps are over a limit at least, and at most.
-
-        If n events have an error above e, all gaps over the limit plus e are over it but at most n,
-        and at most n gaps beyond those over the limit less e can be over it.
-        """
-        least = 0
-        most = self._gaps.count
-        for error_ns, events_above in self._error_counts:
-            surely_over = self._gaps.count_over(limit_ns + int(error_ns))
-            possibly_over = self._gaps.count_over(max(limit_ns - int(error_ns), 0))
-            least = max(least, surely_over - events_above)
-            most = min(most, possibly_over + events_above)
-        return least, most
+        last_index = int(self._gaps_up_to_bucket[-1]) - 1
+        lower_indices = index_in_order - self._events_above
+        upper_indices = index_in_order + self._events_above
+        has_lower = lower_indices >= 0
+        has_upper = upper_indices <= last_index
+        lower_bounds = self._gaps_at(lower_indices[has_lower]) - self._errors_ns[has_lower]
+        upper_bounds = self._gaps_at(upper_indices[has_upper]) + self._errors_ns[has_upper]
+        return Range(float(lower_bounds.max(initial=0.0)), float(upper_bounds.min()))
 
     def ranges(self) -> StatisticRanges:
         """Return the bounds of each statistic."""
         by_name = {name: self.quantile(p) for name, p in QUANTILES}
-        largest = Range(self._least_max, float(self._gaps.largest_ns))
-        return StatisticRanges({"mean": self._mean, **by_name, "max": largest}, {})
+        largest = Range(self._smallest_maximum, float(self._gaps.largest_ns))
+        return StatisticRanges({"mean": self._mean, **by_name, "max": largest}, by_index={})
 
 
 class ErrorCount(NamedTuple):
-    """The number of events whose timestamp error is above a size."""
+    """A size of timestamp errors, and the number of events whose error is above it."""
 
     error_ns: float
     events_above: int
 
 
-def _error_counts(event_errors: Histogram) -> list[ErrorCount]:
+def _sample_error_sizes(event_errors: Histogram) -> list[ErrorCount]:
     """Return sizes of errors from 0 to the largest, each with the number of events above it.
 
-    About ERROR_SIZES of the buckets of the histogram are taken. Its bucket 0 has the events without
-    an error.
+    Bounds are computed for each of them, so only about ERROR_SIZES of the buckets of the histogram
+    are taken, evenly. Its bucket 0 has the events without an error.
     """
     total = event_errors.count
-    up_to_bucket = np.cumsum(event_errors.counts)
-    buckets = np.flatnonzero(event_errors.counts[1:]) + 1
-    step = max(len(buckets) // ERROR_SIZES, 1)
-    counts = [ErrorCount(0.0, total - int(up_to_bucket[0]))]
-    counts += [
-        ErrorCount(event_errors.bucket_middle(bucket), total - int(up_to_bucket[bucket]))
-        for bucket in buckets[::step].tolist()
-    ]
-    if len(buckets):
-        counts.append(ErrorCount(float(event_errors.largest_ns), 0))
+    events_up_to_bucket = np.cumsum(event_errors.counts)
+    filled_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
+    step = max(len(filled_buckets) // ERROR_SIZES, 1)
+    counts = [ErrorCount(error_ns=0.0, events_above=total - int(events_up_to_bucket[0]))]
+    for bucket in filled_buckets[::step].tolist():
+        error_ns = event_errors.bucket_middle(bucket)
+        counts.append(ErrorCount(error_ns, total - int(events_up_to_bucket[bucket])))
+    if len(filled_buckets):
+        counts.append(ErrorCount(float(event_errors.largest_ns), events_above=0))
     return counts
 
 
@@ -214,20 +205,25 @@ def bound_values(
 ) -> ValueBounds | None:
     """Return the bounds of a metric of the ok requests, or None if all values are certain.
 
-    Most runs are certain. They are recognized block by block, without keeping the bounds.
+    Most runs are certain. To recognize them takes little memory, because the bounds of one block of
+    requests at a time are computed and dropped. So those of an uncertain run are computed twice.
+
+    Args:
+        stages: The records of each stage.
+        bound: Computes the bounds of the metric for each of some records.
     """
     if all(_is_certain(block, bound) for block in _blocks_of(stages)):
         return None
-    lowers: list[NDArray[np.int64]] = []
-    uppers: list[NDArray[np.int64]] = []
+    lower_bounds: list[NDArray[np.int64]] = []
+    upper_bounds: list[NDArray[np.int64]] = []
     for block in _blocks_of(stages):
         lower, upper = bound(block)
         is_defined = block.where(OK) & (lower != UNDEFINED)
-        lowers.append(lower[is_defined])
-        uppers.append(upper[is_defined])
-    lower = np.concatenate(lowers)
-    lowers.clear()  # frees memory before the second array is made
-    return ValueBounds(lower, np.concatenate(uppers))
+        lower_bounds.append(lower[is_defined])
+        upper_bounds.append(upper[is_defined])
+    all_lower = np.concatenate(lower_bounds)
+    lower_bounds.clear()  # frees memory before the second array is made
+    return ValueBounds(all_lower, np.concatenate(upper_bounds))
 
 
 def _is_certain(block: Columns, bound: Callable[[Columns], Bounds]) -> bool:
@@ -255,39 +251,52 @@ def bound_gaps(
     The gaps of a request add up to the time from its first to its last token. So the errors of
     these two tokens bound the mean gap: the sum is smaller by the error of the last token, and
     larger by the error of the first token. A negative error is not known and counts as 0.
+
+    Args:
+        stages: The records of each stage.
+        gaps: The gaps between output events of all stages.
+        event_errors: The timestamp errors of these events.
     """
     if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
         return None
     first_errors_ns = 0
     last_errors_ns = 0
-    least_max_ns = 0
+    smallest_maximum_ns = 0
     for columns in stages:
         has_gaps = columns["output_events"] > 1
         first_errors_ns += int(np.maximum(columns["stamp_error_ns"], 0)[has_gaps].sum())
         last_errors_ns += int(np.maximum(columns["last_token_error_ns"], 0)[has_gaps].sum())
-        shortest_ns = columns["max_gap_ns"] - np.maximum(columns["max_gap_error_ns"], 0)
-        least_max_ns = max(least_max_ns, int(shortest_ns[has_gaps].max(initial=0)))
+        max_gap_errors_ns = np.maximum(columns["max_gap_error_ns"], 0)
+        shortest_max_gaps_ns = (columns["max_gap_ns"] - max_gap_errors_ns)[has_gaps]
+        smallest_maximum_ns = max(smallest_maximum_ns, int(shortest_max_gaps_ns.max(initial=0)))
     mean = Range(
-        max(gaps.total_ns - last_errors_ns, 0) / gaps.count,
-        (gaps.total_ns + first_errors_ns) / gaps.count,
+        lower=max(gaps.total_ns - last_errors_ns, 0) / gaps.count,
+        upper=(gaps.total_ns + first_errors_ns) / gaps.count,
     )
-    return GapBounds(gaps, event_errors, mean, float(least_max_ns))
+    return GapBounds(gaps, event_errors, mean, float(smallest_maximum_ns))
 
 
-def withheld_ranges(
+def find_withheld_ranges(
     distribution: Distribution, ranges: StatisticRanges | None, limit: float
 ) -> RangesMs:
-    """Return the statistics that may be off by more than `limit`, with their ranges in ms."""
+    """Return the statistics of a metric that are withheld, with their ranges in ms.
+
+    Args:
+        distribution: The distribution of the metric.
+        ranges: The range of each statistic, None if all of them are certain.
+        limit: The share of its value by which a statistic may be off.
+    """
     if ranges is None:
         return {}
     withheld: RangesMs = {}
     for name, statistic_range in ranges.by_name.items():
         value_ms = getattr(distribution, name)
-        if value_ms is not None and statistic_range.exceeds(value_ms * 1e6, limit):
-            withheld[name] = (
-                milliseconds(statistic_range.lower),
-                milliseconds(statistic_range.upper),
-            )
+        if value_ms is None:
+            continue
+        if statistic_range.exceeds(value_ms * 1e6, limit):
+            lower_ms = milliseconds(statistic_range.lower)
+            upper_ms = milliseconds(statistic_range.upper)
+            withheld[name] = (lower_ms, upper_ms)
     return withheld
 
 
@@ -297,7 +306,14 @@ def find_withheld(
     gap_bounds: GapBounds | None,
     limits: ValidityLimits,
 ) -> dict[str, RangesMs]:
-    """Return the statistics of each metric that are too uncertain, with their ranges."""
+    """Return, for each metric with any, the withheld statistics with their ranges in ms.
+
+    Args:
+        distributions: The distribution of each metric.
+        measured: All measured requests.
+        gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
+        limits: The shares by which statistics may be off.
+    """
     withheld = {}
     for definition in METRICS.available():
         ranges = measured.statistic_ranges(definition.name)
@@ -306,7 +322,7 @@ def find_withheld(
         if ranges is None:
             continue
         limit = _uncertainty_limit(definition, limits)
-        metric_ranges = withheld_ranges(distributions[definition.name], ranges, limit)
+        metric_ranges = find_withheld_ranges(distributions[definition.name], ranges, limit)
         if metric_ranges:
             withheld[definition.name] = metric_ranges
     return withheld
@@ -319,7 +335,7 @@ def shown_distribution(
     distribution = accumulator.distribution(metric)
     ranges = accumulator.statistic_ranges(metric)
     return distribution.without(
-        withheld_ranges(distribution, ranges, uncertainty_limit(metric, limits))
+        find_withheld_ranges(distribution, ranges, uncertainty_limit(metric, limits))
     )
 
 
@@ -329,7 +345,8 @@ def shown_gap_distribution(
     """Return the distribution of the gaps without the statistics that are too uncertain."""
     distribution = gaps.distribution()
     ranges = None if gap_bounds is None else gap_bounds.ranges()
-    return distribution.without(withheld_ranges(distribution, ranges, limits.event_error_share))
+    withheld = find_withheld_ranges(distribution, ranges, limits.event_error_share)
+    return distribution.without(withheld)
 
 
 def certain_quantiles(
@@ -338,15 +355,23 @@ def certain_quantiles(
     definition: MetricDefinition,
     manifest: RunManifest,
 ) -> tuple[float, ...]:
-    """Return the percentiles that the user requested and that are certain enough."""
+    """Return those of the percentiles that the user requested that are certain enough to be shown.
+
+    Args:
+        sample: The sample of the metric.
+        sample_bounds: The bounds of its values, None if all of them are certain.
+        definition: The metric.
+        manifest: The manifest, with the requested percentiles and the limits.
+    """
     if sample_bounds is None or not sample.count:
         return manifest.percentiles
     limit = _uncertainty_limit(definition, manifest.limits)
-    return tuple(
-        probability
-        for probability in manifest.percentiles
-        if not sample_bounds.quantile(probability).exceeds(sample.quantile(probability), limit)
-    )
+
+    def is_certain(probability: float) -> bool:
+        value_ns = sample.quantile(probability)
+        return not sample_bounds.quantile(probability).exceeds(value_ns, limit)
+
+    return tuple(filter(is_certain, manifest.percentiles))
 
 
 def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
@@ -365,50 +390,58 @@ def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> 
 def is_tpot_limited_by_first_event(
     measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
 ) -> bool:
-    """Return True if TPOT could be shown if the number of tokens of first events were known."""
+    """Return True if TPOT could be shown if the number of tokens of first events were known.
+
+    TPOT is divided by the tokens after the first event, so that number is a source of its
+    uncertainty, beside timestamps. It is the only one that matters if the bounds by timestamps
+    alone would withhold nothing.
+    """
     bounds_by_times = bound_values(measured.columns, bounds.bound_tpot_times)
     if bounds_by_times is None:
         return True
-    return not withheld_ranges(tpot, bounds_by_times.ranges(), limits.tpot_error_share)
+    return not find_withheld_ranges(tpot, bounds_by_times.ranges(), limits.tpot_error_share)
 
 
 def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) -> bool:
-    """Return True if the number of stalls may be off by more than the limit of the gaps."""
+    """Return True if the number of stalls may be off by more than the limit of the gaps.
+
+    A stall is a request whose largest gap is above STALL_NS, so the bounds of the largest gaps give
+    the fewest and the most stalls.
+    """
     if measured.statistic_ranges("max_gap") is None:
         return False
-    gap_bounds = bound_metric(measured.columns, "max_gap")
-    if gap_bounds is None:
+    max_gap_bounds = bound_metric(measured.columns, "max_gap")
+    if max_gap_bounds is None:
         return False
-    stalls = Range(*gap_bounds.count_over(STALL_NS))
+    stalls = max_gap_bounds.count_over(STALL_NS)
     return stalls.exceeds(measured.sum("stalled"), limits.event_error_share)
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | None:
-    """Return how many requests meet every SLO term at least, and at most.
+    """Return the fewest and the most requests that may meet every SLO term.
 
-    Return None if it is certain which ones do.
+    They are counted with all uncertain values at their upper bounds, and at their lower bounds.
+    Returns None if no metric that the SLO limits is uncertain.
     """
-    metrics = {term.metric for term in slo.terms}
-    uncertain_metrics = [
-        definition
+    limited_metrics = {term.metric for term in slo.terms}
+    bound_by_metric = {
+        definition.name: definition.bounds
         for definition in METRICS.available()
-        if definition.name in metrics and accumulator.statistic_ranges(definition.name) is not None
-    ]
-    if not uncertain_metrics:
+        if definition.name in limited_metrics
+        and definition.bounds
+        and accumulator.statistic_ranges(definition.name) is not None
+    }
+    if not bound_by_metric:
         return None
-    least = 0
+    fewest = 0
     most = 0
     for block in _blocks_of(accumulator.columns):
-        bounds_of = {
-            definition.name: definition.bounds(block)
-            for definition in uncertain_metrics
-            if definition.bounds
-        }
-        highest = {name: metric_bounds.upper for name, metric_bounds in bounds_of.items()}
-        lowest = {name: metric_bounds.lower for name, metric_bounds in bounds_of.items()}
-        least += int(outcomes.meets_slo(block, slo, highest).sum())
-        most += int(outcomes.meets_slo(block, slo, lowest).sum())
-    return Range(least, most)
+        bounds_by_metric = {metric: bound(block) for metric, bound in bound_by_metric.items()}
+        upper = {metric: metric_bounds.upper for metric, metric_bounds in bounds_by_metric.items()}
+        lower = {metric: metric_bounds.lower for metric, metric_bounds in bounds_by_metric.items()}
+        fewest += int(outcomes.meets_slo(block, slo, upper).sum())
+        most += int(outcomes.meets_slo(block, slo, lower).sum())
+    return Range(fewest, most)
 
 
 def _blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:

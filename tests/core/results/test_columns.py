@@ -195,9 +195,9 @@ def test_joined_columns_in_an_order_are_those_of_all_in_that_order(
     rows["stage"] = np.arange(len(rows)) % stages
     parts = [Columns(rows, rows["stage"] == stage) for stage in range(stages)]
     for ok in (False, True):
-        whole = JoinedColumns(parts, ok=ok)
+        whole = JoinedColumns(parts, only_ok=ok)
         order = draw.sample(range(len(whole["slot"])), draw.randint(0, len(whole["slot"])))
-        some = JoinedColumns(parts, ok=ok, order=np.array(order, np.int64))
+        some = JoinedColumns(parts, only_ok=ok, order=np.array(order, np.int64))
         for field in ("slot", "server_queue_ns", "status"):
             assert some[field].tolist() == whole[field][order].tolist()
         assert some.measure("ttft").tolist() == whole.measure("ttft")[order].tolist()
