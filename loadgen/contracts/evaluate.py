@@ -334,7 +334,7 @@ class TermEvaluator:
         """
         ratios = [
             widen_ratio_by_runs(
-                intervals.ratio_of_intervals(first.interval, second.interval),
+                intervals.divide_intervals(first.interval, second.interval),
                 first.run_quantiles,
                 second.run_quantiles,
             )
@@ -517,7 +517,7 @@ class TermEvaluator:
         spans = find_first_and_last_windows(self.loaded_runs, term.window_ns)
         first_rates = compute_batch_rates(self.loaded_runs, spans.first, count_ok_requests)
         last_rates = compute_batch_rates(self.loaded_runs, spans.last, count_ok_requests)
-        ratio = intervals.ratio(last_rates, first_rates, level=self.confidence)
+        ratio = intervals.ratio_of_means(last_rates, first_rates, level=self.confidence)
         ratio = widen_ratio_by_runs(
             ratio,
             numerators=self._compute_mean_of_each_run(last_rates),
@@ -549,7 +549,7 @@ class TermEvaluator:
         mean_joules = math.fsum(joules_of_runs) / len(joules_of_runs)
         rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
         power = _compute_mean_power(run_energies, self.confidence)
-        interval = intervals.ratio_of_intervals(power, rate.interval)
+        interval = intervals.divide_intervals(power, rate.interval)
         interval = replace(interval, value=mean_joules)
         interval = intervals.widen_by_runs(interval, joules_of_runs)
         return TermEstimate(interval, self._count_ok_requests(), rate.caveat)

@@ -214,7 +214,7 @@ def compute_run_quantiles(values: RunSeries, p: float) -> list[float]:
 
 def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
     """Return an interval at least as wide as the quantiles of the single runs differ."""
-    return intervals.widen_by_runs(interval, compute_run_quantiles(values, p), log=True)
+    return intervals.widen_by_runs(interval, compute_run_quantiles(values, p), on_log_scale=True)
 
 
 def widen_ratio_by_runs(
@@ -237,7 +237,7 @@ def widen_ratio_by_runs(
         for numerator, denominator in zip(numerators, denominators, strict=True)
     ]
     # Ratios vary by factors, so they are compared on a logarithmic scale.
-    return intervals.widen_by_runs(ratio, run_ratios, log=True)
+    return intervals.widen_by_runs(ratio, run_ratios, on_log_scale=True)
 
 
 def divide_latencies(numerator: Interval, denominator: Interval, denominator_name: str) -> Interval:
@@ -265,4 +265,4 @@ def divide_latencies(numerator: Interval, denominator: Interval, denominator_nam
         if math.isfinite(denominator.high):
             low = max(numerator.low, 0.0) / denominator.high
         return Interval(math.inf, low, math.inf, numerator.level)
-    return intervals.ratio_of_intervals(numerator, denominator)
+    return intervals.divide_intervals(numerator, denominator)

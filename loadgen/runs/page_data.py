@@ -25,8 +25,8 @@ from loadgen.core.metrics.columns import (
     is_measured,
     pool_measured_gaps,
 )
-from loadgen.core.metrics.request_metrics import token_spans
-from loadgen.core.metrics.windows import event_sums
+from loadgen.core.metrics.request_metrics import time_output_tokens
+from loadgen.core.metrics.windows import cumulate_event_counts
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
 from loadgen.core.results.record_log import HEAT_EDGES_NS
@@ -568,7 +568,7 @@ def _output_rate(
     grid = Grid.over(length_s)
     has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
     event_count = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
-    cumulative_events = event_sums(event_counts)
+    cumulative_events = cumulate_event_counts(event_counts)
     if event_count and cumulative_events is not None:
         tokens = _tokens_by_events(columns, grid, cumulative_events, event_count)
     else:
@@ -585,7 +585,7 @@ def _tokens_by_events(
     `cumulative_events` is the number of all events before each bin of BIN_NS, which are shorter
     than those of the grid.
     """
-    _, _, tokens = token_spans(columns)
+    _, _, tokens = time_output_tokens(columns)
     tokens_per_event = int(tokens.sum(dtype=np.int64)) / event_count
     edges = grid.edges_s * NS_PER_S / BIN_NS
     events_until_edge = np.interp(edges, np.arange(len(cumulative_events)), cumulative_events)
@@ -595,7 +595,7 @@ def _tokens_by_events(
 
 def _tokens_spread_evenly(columns: Columns, grid: Grid) -> NDArray[np.float64]:
     """Return the output tokens in each bin if those of a response come at a constant rate."""
-    first_ns, last_ns, tokens = token_spans(columns)
+    first_ns, last_ns, tokens = time_output_tokens(columns)
     amounts = Amounts()
     amounts.add(first_ns, last_ns, tokens)
     return np.array([amounts.between(start_s, end_s) for start_s, end_s in pairwise(grid.edges_s)])
@@ -628,7 +628,7 @@ def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) ->
     counted = outcomes.is_counted(columns, slo)
     grid = Grid.for_requests(length_s, int(counted.sum()), MIN_REQUESTS_FOR_P90)
     due_ns = columns["due_ns"]
-    good_counts = grid.sums(due_ns[counted & outcomes.meets(columns, slo)])
+    good_counts = grid.sums(due_ns[counted & outcomes.meets_slo(columns, slo)])
     total_counts = grid.sums(due_ns[as_selection(counted)])
     return grid.bins({"met the SLO": _ratios(good_counts, total_counts)})
 

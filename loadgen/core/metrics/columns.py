@@ -6,7 +6,7 @@ Pure. It works on whole columns and never loops over records, since a run may ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,9 @@ NO_STEP = -1
 
 NO_ROW = -1
 """The entry of a table of rows for a slot that no request has."""
+
+RowSource: TypeAlias = "NDArray[np.void] | Columns"
+"""Where columns come from: records in memory or in a file, or the columns of more records."""
 
 CACHED_COLUMNS = frozenset(
     (
@@ -209,12 +212,19 @@ class Columns:
 
     def __init__(
         self,
-        rows: NDArray[np.void] | Columns,
+        rows: RowSource,
         selected: NDArray[np.bool_] | None = None,
         *,
         keep_all: bool = False,
     ) -> None:
-        """Take records or columns, and a mask of those to select; None selects all."""
+        """Take records or columns, without reading any column yet.
+
+        Args:
+            rows: The records or columns.
+            selected: Which rows to select; None selects all.
+            keep_all: Whether to keep every column in memory that was read, and not only
+                CACHED_COLUMNS.
+        """
         self._length = len(rows) if selected is None else int(np.count_nonzero(selected))
         self._rows = rows
         # The selected rows as a mask or as indices; None if these are all of `self._rows`.
@@ -228,13 +238,15 @@ class Columns:
         self._is_large_file = self._read_range is not None and self._length > BLOCK_ROWS
 
     def _select(self, selected: NDArray[np.bool_]) -> None:
-        """Select records in the cheapest way: a slice if they are adjacent, else a mask or indices.
+        """Select some of the rows in the form that is cheapest to read columns with.
 
-        A mask copies faster if it selects most records, and indices if it selects few.
+        Adjacent records become a slice, which copies nothing. Otherwise a mask is kept if it
+        selects most records, because it copies faster then, and indices if it selects few.
         """
         first = int(selected.argmax())
         end = first + self._length
-        if not isinstance(self._rows, Columns) and selected[first:end].all():
+        can_be_sliced = not isinstance(self._rows, Columns)
+        if can_be_sliced and selected[first:end].all():
             self._rows = _slice_rows(self._rows, slice(first, end))
         elif 2 * self._length > len(selected):
             self._selection = selected
@@ -251,7 +263,10 @@ class Columns:
         return name in CACHED_COLUMNS and not self._is_large_file
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """Return the column of a field of `record.FIELDS`, in the integer type of that field."""
+        """Return the column of a field of `record.FIELDS`, in the integer type of that field.
+
+        A column with one value for all records is broadcast from that value and takes no memory.
+        """
         if field in self._cache:
             return self._cache[field]
         if not len(self):
@@ -259,9 +274,9 @@ class Columns:
         column = self._rows[field]
         if _is_constant(column):
             return column[: len(self)]
-        column = np.ascontiguousarray(
-            column if self._selection is None else column[self._selection]
-        )
+        if self._selection is not None:
+            column = column[self._selection]
+        column = np.ascontiguousarray(column)
         if self._is_kept(field):
             self._cache[field] = column
         return column
@@ -269,27 +284,31 @@ class Columns:
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
         """Return the values of a field at some positions, given by index, mask or slice.
 
-        A few rows of a file are read from the range that holds them, without the whole column.
+        For a few indices, only the range of a file that holds them is read, and not the column.
         """
         is_in_memory = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
-        are_indices = not isinstance(positions, slice) and positions.dtype != bool
-        if isinstance(positions, slice) or not are_indices or is_in_memory or not len(positions):
-            values: NDArray[np.int64] = self[field][positions]
-        else:
-            values = self._read_rows(field, self._row_indices(positions))
-        return values
+        if is_in_memory or isinstance(positions, slice) or positions.dtype == bool:
+            return self[field][positions]
+        if not len(positions):
+            return np.zeros(0, ROW[field])
+        return self._read_rows(field, self._row_indices(positions))
 
-    def _read_rows(self, field: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a field of some of all records, of a file from the range that holds them."""
+    def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a field of single rows. Of a file, only the range that holds them is read.
+
+        Args:
+            field: The name of the field.
+            row_indices: The indices of the rows among all records, selected or not.
+        """
         if self._read_range is None:
             column: NDArray[Any] = self._rows[field]
-            return column[rows]
-        first = int(rows.min())
-        end = int(rows.max()) + 1
+            return column[row_indices]
+        first = int(row_indices.min())
+        end = int(row_indices.max()) + 1
         column = self._read_range(field, first, end)
         if _is_constant(column):
-            return np.broadcast_to(column[:1], len(rows))
-        return column[rows - first]
+            return np.broadcast_to(column[:1], len(row_indices))
+        return column[row_indices - first]
 
     def _row_indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices among all records of positions among the selected ones."""
@@ -300,20 +319,26 @@ class Columns:
         return selected_rows[positions]
 
     def blocks(self) -> Iterator[Columns]:
-        """Yield the same rows in order, in blocks of BLOCK_ROWS if there are many.
+        """Yield the same rows in order, in blocks of BLOCK_ROWS.
 
-        What is computed from a block at a time takes little memory.
+        What is computed from one block at a time takes little memory. Columns that are in memory as
+        a whole, and few rows, are one block.
         """
         rows = self._rows
         if isinstance(rows, Columns) or self._keeps_all or len(rows) <= BLOCK_ROWS:
             yield self
             return
-        selected = self._selection
-        if selected is not None and selected.dtype != bool:
-            selected = np.zeros(len(rows), bool)
-            selected[self._selection] = True
+        mask = self._selection_mask()
         for block in block_slices(len(rows)):
-            yield Columns(_slice_rows(rows, block), None if selected is None else selected[block])
+            yield Columns(_slice_rows(rows, block), None if mask is None else mask[block])
+
+    def _selection_mask(self) -> NDArray[np.bool_] | None:
+        """Return the selected rows as a mask, or None if all are selected."""
+        if self._selection is None or self._selection.dtype == bool:
+            return self._selection
+        mask = np.zeros(len(self._rows), bool)
+        mask[self._selection] = True
+        return mask
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value.
@@ -334,13 +359,15 @@ class Columns:
 
         The file first frees the columns that it keeps, since the blocks read theirs anew.
         """
-        file_records = getattr(self._rows, "frame", self._rows)  # a part of a file names its file
-        file_records.release_memory()  # type: ignore[union-attr]
+        # A part of a file names the file that it belongs to.
+        file = getattr(self._rows, "frame", self._rows)
+        file.release_memory()  # type: ignore[union-attr]
         values = np.empty(len(self), np.int64)
         first = 0
         for block in self.blocks():
-            values[first : first + len(block)] = block.measure(metric)
-            first += len(block)
+            end = first + len(block)
+            values[first:end] = block.measure(metric)
+            first = end
         return values
 
     def forget(self) -> None:
@@ -378,33 +405,31 @@ def _slice_rows(rows: Any, block: slice) -> Any:
 
 
 class JoinedColumns:
-    """The columns of several stages as one, one stage after the other or in a given order.
-
-    The columns are kept once they were read, unless `keep` is False, which suits those who need
-    each of many columns once.
-    """
+    """The columns of several stages as one, one stage after the other or in a given order."""
 
     def __init__(
         self,
-        parts: Sequence[Columns],
+        stages: Sequence[Columns],
         *,
-        ok: bool,
+        only_ok: bool,
         order: NDArray[np.int64] | None = None,
-        keep: bool = True,
+        keeps_columns: bool = True,
     ) -> None:
         """Take the columns of each stage.
 
         Args:
-            parts: The columns of each stage.
-            ok: Whether to take their ok requests alone.
-            order: The indices of the requests to take, in this order; None takes all.
-            keep: Whether to keep the columns that were read.
+            stages: The columns of each stage.
+            only_ok: Whether to leave out all requests but the ok ones.
+            order: The requests to take, in this order, as indices of the requests of all stages
+                one after the other; None takes all of them.
+            keeps_columns: Whether to keep columns in memory once they were read. False suits
+                those who need each of many columns once.
         """
-        self._stages = parts
-        self._keeps_columns = keep
+        self._stages = stages
+        self._keeps_columns = keeps_columns
         self._cache: dict[str, NDArray[np.int64]] = {}
         self._selection_of_stage: list[NDArray[Any] | slice] = [
-            as_selection(columns.where(OK)) if ok else slice(None) for columns in parts
+            as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
         # The index of each requested row among the rows that are read stage after stage. None if
         # they are read in the requested order.
@@ -413,7 +438,11 @@ class JoinedColumns:
             self._take_in_order(order)
 
     def _take_in_order(self, order: NDArray[np.int64]) -> None:
-        """Select the requested rows of each stage, and remember their order over all stages."""
+        """Select only the requested rows of each stage, and set the order to put them in.
+
+        Columns are read stage after stage, so the rows of a stage come out together, whatever their
+        places in the requested order are.
+        """
         rows_of_stage = [
             np.arange(len(columns))[selection]
             for columns, selection in zip(self._stages, self._selection_of_stage, strict=True)
