@@ -253,8 +253,8 @@ class MetricAccumulator:
         if known is None:
             self.failures[kind] = added
             return
-        shown = added if added.is_shown_before(known) else known
-        self.failures[kind] = shown._replace(requests=known.requests + added.requests)
+        representative = added if added.is_shown_before(known) else known
+        self.failures[kind] = representative._replace(requests=known.requests + added.requests)
 
     def merge(self, other: MetricAccumulator) -> None:
         """Add the records of another accumulator, which does not change.
