@@ -119,7 +119,7 @@ class PooledGaps:
             return {}
         mean = self.histogram.total_ns / count
         buckets = np.flatnonzero(self.histogram.counts)
-        middles = np.array([self.histogram.middle(int(bucket)) for bucket in buckets])
+        middles = np.array([self.histogram.bucket_middle(int(bucket)) for bucket in buckets])
         variance = np.average((middles - mean) ** 2, weights=self.histogram.counts[buckets])
         statistics_ns = {
             "mean": mean,
