@@ -268,7 +268,9 @@ def _resident_bytes() -> int:
 
 def _late_gap_cells(gaps: Histogram, itl_ns: int) -> list[str]:
     """Return the count of gaps and the fractions that exceed `itl_ns` by 2, 10, 50 and 200 ms."""
-    shares = [gaps.count_over(itl_ns + ms * 1_000_000) / max(gaps.count, 1) for ms in (2, 10, 50, 200)]
+    shares = [
+        gaps.count_over(itl_ns + ms * 1_000_000) / max(gaps.count, 1) for ms in (2, 10, 50, 200)
+    ]
     return [f"{gaps.count:,}", *(f"{share:.4%}" for share in shares)]
 
 

@@ -182,6 +182,9 @@ def test_a_file_of_speed_bench_is_read() -> None:
         "multiturn": True,
     }
     found = dataset_rows.parse_row(json.dumps(row).encode())
-    assert (found.prompt, found.conversion_note) == ("Write a loop.", "the first of each of its `turns`")
+    assert (found.prompt, found.conversion_note) == (
+        "Write a loop.",
+        "the first of each of its `turns`",
+    )
     with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())
