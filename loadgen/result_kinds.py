@@ -454,7 +454,7 @@ def _is_unchanged(folder: Path) -> bool:
     """Return True if a directory has a list of hashes, and every file has its hash."""
     from loadgen.core.results import checksums
 
-    return bool(checksums.read(folder)) and not checksums.changed(folder)
+    return bool(checksums.read(folder)) and not checksums.find_changes(folder)
 
 
 ReturnT = TypeVar("ReturnT")

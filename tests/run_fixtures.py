@@ -134,14 +134,14 @@ def write(
     (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))
     spool = RecordLog(folder, 0)
     for text in texts:
-        spool.text(text)
-    spool.row(found.tobytes())
+        spool.number_text(text)
+    spool.add_record(found.tobytes())
     gaps, timeline = gaps_of(found)
     half = len(timeline) // 2
     spool.write_event_counts(0, Histogram(), timeline[:half])
     spool.write_event_counts(0, gaps, timeline)
     for t in range(int(found["done_ns"].max() // S)):
-        spool.second(
+        spool.add_sample(
             WorkerSample(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)
         )
     spool.close()

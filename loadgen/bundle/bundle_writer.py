@@ -77,7 +77,7 @@ def _check_unchanged(folder: Path) -> None:
     changes: dict[str, str] = {}
     for sums_file in sorted(folder.rglob(checksums.FILE)):
         prefix = sums_file.parent.relative_to(folder)
-        for name, change in checksums.changed(sums_file.parent).items():
+        for name, change in checksums.find_changes(sums_file.parent).items():
             changes[(prefix / name).as_posix()] = change
     if changes:
         named = [f"{name} ({change})" for name, change in list(changes.items())[:NAMED_CHANGES]]

@@ -152,7 +152,7 @@ def _check_hashes(root: Path) -> list[Mismatch]:
     if checksums.read(root) is None:
         description = "is missing, so no hash can be checked"
         return [Mismatch(file=SUMS, code="no_hashes", description=description)]
-    problems = dict(checksums.changed(root))
+    problems = dict(checksums.find_changes(root))
     problems.update(dict.fromkeys(checksums.unlisted(root), "unlisted"))
     problems.pop(SIGNATURE, None)
     mismatches = []

@@ -178,7 +178,7 @@ def warn_if_changed(folder: Path) -> None:
 
     if not folder.is_dir():
         return
-    changes = [f"{name} ({change})" for name, change in checksums.changed(folder).items()]
+    changes = [f"{name} ({change})" for name, change in checksums.find_changes(folder).items()]
     if not changes:
         return
     print_status(

@@ -154,7 +154,7 @@ def verify_checksums(directory: Path) -> dict[str, str]:
     if checksums.read(directory) is None:
         return {checksums.FILE: "missing, so changes of the files cannot be detected"}
     unlisted = dict.fromkeys(checksums.unlisted(directory), "not listed in SHA256SUMS")
-    return checksums.changed(directory) | unlisted
+    return checksums.find_changes(directory) | unlisted
 
 
 def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
@@ -315,7 +315,7 @@ def read_run(
         validation_dir: The directory of the validation.
         max_rows_in_memory: A run with more records leaves them in their file.
     """
-    stored = store.read_run(run_dir, most=max_rows_in_memory, by_stage=False)
+    stored = store.read_run(run_dir, max_rows=max_rows_in_memory, by_stage=False)
     return RecordedRun(
         folder=str(run_dir.relative_to(validation_dir)),
         manifest=stored.manifest,

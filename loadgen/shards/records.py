@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import ShardPart
-from loadgen.core.results.record import ROW, RecordKey, unsent_record
+from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.shards.parts import PartPosition, RunPart
 
 BLOCK_ROWS = 1_000_000
@@ -101,7 +101,7 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
             virtual_user=int(slot["virtual_user"]),
         )
         due_ns = int(slot["due_ns"])
-        records.append(unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text=0))
+        records.append(encode_unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text=0))
     return np.frombuffer(b"".join(records), ROW)
 
 

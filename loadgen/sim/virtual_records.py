@@ -20,9 +20,9 @@ from loadgen.core.results.record import (
     ROW,
     SOURCE,
     STATUS,
-    Built,
+    RequestFacts,
     RecordKey,
-    unsent_record,
+    encode_unsent_record,
 )
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.schedule.sessions import Conversations, SingleRequests
@@ -284,7 +284,7 @@ def _dropped_record() -> Any:
     of its key are placeholders, because each request has its own.
     """
     key = RecordKey(0, 0, 0, 0, 0, session=0, turn=0, virtual_user=0)
-    data = unsent_record(key, -1, "", "dropped", Built(-1, "", -1))
+    data = encode_unsent_record(key, -1, "", "dropped", RequestFacts(-1, "", -1))
     return np.frombuffer(data, ROW)[0]
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from loadgen.core.results import gaps, parquet, store
 from loadgen.core.results.manifest import RunManifest, WorkerSample, encode_manifest
-from loadgen.core.results.record_log import STAMPS
+from loadgen.core.results.record_log import UNCERTAINTY_PREFIX
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.histogram import Histogram
@@ -98,7 +98,7 @@ def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
     directory.mkdir(exist_ok=True)
     for stage, uncertainties in enumerate(build_timestamp_uncertainties(results)):
         timeline = results.timeline[stage].astype("<i8")
-        store.replace(directory / f"w0.{STAMPS}{stage}", uncertainties.to_bytes())
+        store.replace(directory / f"w0.{UNCERTAINTY_PREFIX}{stage}", uncertainties.to_bytes())
         store.replace(directory / f"w0.gaps.{stage}", results.gaps[stage].to_bytes())
         store.replace(directory / f"w0.timeline.{stage}", timeline.tobytes())
 

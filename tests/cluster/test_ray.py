@@ -110,9 +110,9 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     bins = np.zeros(0, np.int64)
     for step in range(60):
         rows = np.zeros(3, ROW)
-        rows["text"] = spool.text(f"error {step}")
-        spool.row(rows.tobytes())
-        spool.events(f"run-{step}", array("q", range(step)))
+        rows["text"] = spool.number_text(f"error {step}")
+        spool.add_record(rows.tobytes())
+        spool.add_event_times(f"run-{step}", array("q", range(step)))
         histogram.add(draw.integers(1, 10**9, 5))
         bins = np.concatenate([bins, draw.integers(0, 9, 150)])
         first = max(0, len(bins) - 1_000)
@@ -149,7 +149,7 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
-        spool.row(row.tobytes())
+        spool.add_record(row.tobytes())
         spool.flush()
     spool.close()
     copy = node_agent.Copy(here, 0)

@@ -332,7 +332,7 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     write_tables(
         folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])]
     )
-    whole, stored = store.read_run(folder), store.read_run(folder, most=0, by_stage=False)
+    whole, stored = store.read_run(folder), store.read_run(folder, max_rows=0, by_stage=False)
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
     summary = summarize(*stored)
     in_parts = [

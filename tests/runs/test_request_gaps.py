@@ -156,7 +156,7 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
     for worker in (0, 1):
         spool = RecordLog(tmp_path, worker)
         for number in range(5):
-            spool.events(
+            spool.add_event_times(
                 f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10))
             )
         spool.close()

@@ -28,14 +28,14 @@ from loadgen.core.execution.probing import client_options
 from loadgen.core.requests.digest import REQUESTS_HASHED_TOGETHER, Digest
 from loadgen.core.requests.prompts import AssistantTurn, Prompts
 from loadgen.core.requests.synthetic_prompts import iter_requests
-from loadgen.core.results.record import Built
+from loadgen.core.results.record import RequestFacts
 
 EncodeBody = Callable[[int, Request], bytes]
 """Returns the body of a request; the first argument is the id of the request."""
 
 _UNKNOWN_TOKENS = -1  # as the columns of records store an unknown number of tokens
 
-UNKNOWN = Built(tokens=_UNKNOWN_TOKENS, source="", asked_output=_UNKNOWN_TOKENS)
+UNKNOWN = RequestFacts(tokens=_UNKNOWN_TOKENS, source="", requested_output=_UNKNOWN_TOKENS)
 """The facts about a request that was never built."""
 
 _WRITE_BUFFER_BYTES = 1 << 20
@@ -48,12 +48,12 @@ _MAX_COPIED_BODY_BYTES = 128 << 10
 _MAX_BLOCKS = 64
 
 
-def facts_of_request(request: Request) -> Built:
+def facts_of_request(request: Request) -> RequestFacts:
     """Return what is known of a request before its response, as records store it."""
-    return Built(
+    return RequestFacts(
         tokens=_UNKNOWN_TOKENS if request.input_tokens is None else request.input_tokens,
         source=request.input_source or "",
-        asked_output=_UNKNOWN_TOKENS if request.max_tokens is None else request.max_tokens,
+        requested_output=_UNKNOWN_TOKENS if request.max_tokens is None else request.max_tokens,
     )
 
 
@@ -224,7 +224,7 @@ class Bodies:
         """Return how many bodies of a stage were built in advance, sent or not."""
         return len(self._index_by_stage[stage])
 
-    def take_body(self, stage: int, request_id: int) -> tuple[bytes | memoryview, Built]:
+    def take_body(self, stage: int, request_id: int) -> tuple[bytes | memoryview, RequestFacts]:
         """Return the bytes to send for a request, and what is known of it before its response."""
         if self._uses_real_replies and self._prompts.needs_replies(request_id):
             return self._build_with_replies(request_id)
@@ -232,15 +232,15 @@ class Bodies:
         if body is None:
             self.late_bodies += 1
             return self._build_now(request_id, self._prompts[request_id])
-        facts = Built(body.input_tokens, self._input_source, body.output_tokens)
+        facts = RequestFacts(body.input_tokens, self._input_source, body.output_tokens)
         return self._read(body.offset, body.length), facts
 
-    def facts_of_unsent(self, stage: int, request_id: int) -> Built:
+    def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
         """Return what is known of a request that is never sent."""
         body = self._index_by_stage[stage].find(request_id)
         if body is None:
             return UNKNOWN
-        return Built(body.input_tokens, self._input_source, body.output_tokens)
+        return RequestFacts(body.input_tokens, self._input_source, body.output_tokens)
 
     def record_response(self, request_id: int, completion: Completion) -> None:
         """Keep the response to a request if later turns of its conversation have to send it.
@@ -284,7 +284,7 @@ class Bodies:
                 offset=self._file_end,
                 length=len(body),
                 input_tokens=facts.tokens,
-                output_tokens=facts.asked_output,
+                output_tokens=facts.requested_output,
             )
             index.append(stored_body)
             # All requests of a load have the same source, if they have one at all.
@@ -333,11 +333,11 @@ class Bodies:
         mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
         return memoryview(mapping)[offset - start :]
 
-    def _build_now(self, request_id: int, request: Request) -> tuple[bytes, Built]:
+    def _build_now(self, request_id: int, request: Request) -> tuple[bytes, RequestFacts]:
         """Build the body of a request in the sending loop."""
         return self._encode_body(request_id, request), facts_of_request(request)
 
-    def _build_with_replies(self, request_id: int) -> tuple[bytes, Built]:
+    def _build_with_replies(self, request_id: int) -> tuple[bytes, RequestFacts]:
         """Build the body of a later turn, which contains the replies of the server so far.
 
         With the id of the last response, it contains only the new message.

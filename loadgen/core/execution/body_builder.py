@@ -46,7 +46,7 @@ def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
             facts = facts_of_request(request)
             source_index = SOURCES.index(facts.source)
             header = FRAME.pack(
-                request_id, len(body), facts.tokens, facts.asked_output, source_index
+                request_id, len(body), facts.tokens, facts.requested_output, source_index
             )
             _write_all(header + body)
         del pending[:complete_bytes]

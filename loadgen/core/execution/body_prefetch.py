@@ -30,7 +30,7 @@ from loadgen.core.execution.bodies import (
 )
 from loadgen.core.execution.plan import Job
 from loadgen.core.requests.prompts import Prompts
-from loadgen.core.results.record import SOURCES, Built
+from loadgen.core.results.record import SOURCES, RequestFacts
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
 # While more bytes of bodies are in memory, no further ones are requested for a window.
@@ -48,7 +48,7 @@ class BuiltBody(NamedTuple):
 
     request_id: int
     body: bytes
-    facts: Built
+    facts: RequestFacts
 
 
 class BuilderConnection:
@@ -161,7 +161,7 @@ class BuilderConnection:
             end = start + length
             if end > len(self._incoming):
                 break
-            facts = Built(input_tokens, SOURCES[source_index], output_tokens)
+            facts = RequestFacts(input_tokens, SOURCES[source_index], output_tokens)
             self._on_body(BuiltBody(request_id, bytes(self._incoming[start:end]), facts))
             position = end
         del self._incoming[:position]
@@ -219,7 +219,7 @@ class BodyPrefetch(Bodies):
                 # The end of its output then ends this loop; see `_on_builder_end`.
                 self._builder.kill()
 
-    def take_body(self, stage: int, request_id: int) -> tuple[bytes, Built]:
+    def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
         """Return the bytes to send for a request, and what is known of it before its response."""
         if self._schedule.max_turns > 1:
             self._request_next_turns(request_id)
@@ -232,7 +232,7 @@ class BodyPrefetch(Bodies):
             return self._build_now(request_id, self._prompts[request_id])
         return built_body.body, built_body.facts
 
-    def facts_of_unsent(self, stage: int, request_id: int) -> Built:
+    def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
         """Return what is known of a request that is never sent."""
         self._request_later_sessions(stage, request_id)
         built_body = self._take_received(request_id)

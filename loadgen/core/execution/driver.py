@@ -40,11 +40,11 @@ from loadgen.core.execution.worker_resources import (
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import (
     CUTS,
-    Built,
+    RequestFacts,
     RecordKey,
-    sent_record,
-    text_of,
-    unsent_record,
+    encode_sent_record,
+    text_for_record,
+    encode_unsent_record,
 )
 from loadgen.core.results.record_log import Timeline
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
@@ -330,7 +330,7 @@ class Driver:
             on_done=partial(self._on_done, slot, target, request_facts),
             timeline=self._timelines[slot.stage].events,
             name=f"{self._run_id}-{slot_id}",
-            requested_output=request_facts.asked_output,
+            requested_output=request_facts.requested_output,
             **options,
         )
 
@@ -414,7 +414,7 @@ class Driver:
             self._on_wake(monotonic_ns())
 
     def _on_done(
-        self, slot: DispatchedSlot, target: int, request_facts: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, request_facts: RequestFacts, completion: Completion
     ) -> None:
         """Record the end of a request, and start the requests that follow it.
 
@@ -427,7 +427,7 @@ class Driver:
         else:
             self._count_success(target, completion)
         self._bodies.record_response(slot.slot_id, completion)
-        self._record_log.row(self._encode_record(slot, target, request_facts, completion))
+        self._record_log.add_record(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
         if self._is_starting:
             return
@@ -494,7 +494,7 @@ class Driver:
         )
 
     def _encode_record(
-        self, slot: DispatchedSlot, target: int, request_facts: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, request_facts: RequestFacts, completion: Completion
     ) -> bytes:
         """Return the encoded record of a request that was sent.
 
@@ -502,11 +502,13 @@ class Driver:
         The record has the number of the text.
         """
         text_number = _NO_TEXT
-        text = text_of(completion)
+        text = text_for_record(completion)
         if text:
-            text_number = self._record_log.text(self._redact(text))
+            text_number = self._record_log.number_text(self._redact(text))
         key = self._record_key(slot, target)
-        return sent_record(key, completion, self.start_ns, text=text_number, built=request_facts)
+        return encode_sent_record(
+            key, completion, self.start_ns, text=text_number, request_facts=request_facts
+        )
 
     def _record_unsent(self, slot: DispatchedSlot) -> None:
         """Record a slot whose request was never sent."""
@@ -515,8 +517,8 @@ class Driver:
         status = CUTS.get(slot.drop_reason, "dropped")
         request_facts = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
         key = self._record_key(slot, target)
-        self._record_log.row(
-            unsent_record(key, slot.due_ns, slot.drop_reason, status, request_facts)
+        self._record_log.add_record(
+            encode_unsent_record(key, slot.due_ns, slot.drop_reason, status, request_facts)
         )
 
     def _check_finished(self) -> None:
@@ -592,7 +594,7 @@ class Driver:
         for timeline in self._timelines:
             self.counters.events += timeline.count_new_events()
         if self._sampling.is_due(now):
-            self._record_log.second(self._sampling.take_sample(now, self.counters))
+            self._record_log.add_sample(self._sampling.take_sample(now, self.counters))
         self._write_due(now)
         self._check_finished()
 
@@ -631,7 +633,7 @@ class Driver:
         """Write everything that has not been written yet."""
         for timeline in self._timelines:
             timeline.count_new_events()
-        self._record_log.second(self._sampling.take_sample(now, self.counters))
+        self._record_log.add_sample(self._sampling.take_sample(now, self.counters))
         self._write_timelines()
         self._record_log.flush()
 

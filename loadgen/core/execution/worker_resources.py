@@ -185,7 +185,7 @@ def _create_clients(job: Job, pools: Sequence[Pool], record_log: RecordLog) -> S
     only histograms of these times are stored.
     """
     if job.settings.keep == "gaps":
-        return [RequestTimelines(pool, record_log.events) for pool in pools]
+        return [RequestTimelines(pool, record_log.add_event_times) for pool in pools]
     return pools
 
 

@@ -46,8 +46,8 @@ def renew(folder: Path, file: Path) -> None:
 def read(folder: Path) -> dict[str, str] | None:
     """Return the listed digest of each file, or None if the folder has no list that can be read.
 
-    A list with a line that is no digest and name lists only itself, with an empty digest, so that
-    it counts as changed.
+    A damaged list, in which a line is not a digest and a path in the folder, counts as a list of
+    only itself with an empty digest. `find_changes` then reports it as changed.
     """
     if not (folder / FILE).is_file():
         return None
@@ -55,9 +55,13 @@ def read(folder: Path) -> dict[str, str] | None:
         lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    if not all(re.fullmatch(_LINE, line) and _is_inside(line[_NAME_START:]) for line in lines):
-        return {FILE: ""}
-    return {line[_NAME_START:]: line[:_DIGEST_CHARS] for line in lines}
+    digests = {}
+    for line in lines:
+        name = line[_NAME_START:]
+        if not re.fullmatch(_LINE, line) or not _is_inside(name):
+            return {FILE: ""}
+        digests[name] = line[:_DIGEST_CHARS]
+    return digests
 
 
 def _is_inside(name: str) -> bool:
@@ -65,11 +69,14 @@ def _is_inside(name: str) -> bool:
     return not name.startswith("/") and ".." not in PurePosixPath(name).parts
 
 
-def changed(folder: Path) -> dict[str, str]:
-    """Return "changed" or "gone" for each listed file that is not as listed.
+def find_changes(folder: Path) -> dict[str, str]:
+    """Return what happened to each listed file that is not as listed: "changed" or "gone".
 
-    The result is empty without a list; a run that was killed has none. Raises UserError if the
-    folder has links that lead out of it (see `refuse_links`).
+    The result is empty if nothing has changed, and also without a list, since a run that was killed
+    has none.
+
+    Raises:
+        UserError: The folder has links that lead out of it (see `refuse_links`).
     """
     differences: dict[str, str] = {}
     listed = read(folder) or {}

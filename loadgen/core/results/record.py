@@ -213,9 +213,9 @@ def select_rows(rows: NDArray[np.void], selection: NDArray[Any]) -> NDArray[np.v
 
 
 def check_rows(rows: NDArray[np.void]) -> None:
-    """Raise ValueError for rows that no run has written.
+    """Raise ValueError for rows that no run can have written, so that damage is noticed.
 
-    Such rows have a code without a name, or a time that is longer than any run.
+    Such rows have a code without a name, or a time that is longer than LONGEST_NS.
     """
     if not len(rows):
         return
@@ -255,18 +255,18 @@ class RecordKey(msgspec.Struct, frozen=True, gc=False):
     virtual_user: int = -1
 
 
-class Built(msgspec.Struct, frozen=True, gc=False):
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is sent.
 
     Attributes:
         tokens: content tokens of the prompt, -1 if unknown.
         source: where that count is from, one of SOURCES.
-        asked_output: output tokens requested, -1 for no fixed length.
+        requested_output: output tokens requested, -1 for no fixed length.
     """
 
     tokens: int
     source: str
-    asked_output: int
+    requested_output: int
 
 
 def encode(values: dict[str, int]) -> bytes:
@@ -277,13 +277,17 @@ def encode(values: dict[str, int]) -> bytes:
     return _pack(*(_DEFAULTS | values).values())
 
 
-def sent_record(
-    key: RecordKey, completion: Completion, start_ns: int, *, text: int, built: Built
+def encode_sent_record(
+    key: RecordKey, completion: Completion, start_ns: int, *, text: int, request_facts: RequestFacts
 ) -> bytes:
     """Return the bytes of the record of a request that was sent.
 
-    `start_ns` is the start of the run on the clock of `completion`; `text` is the index of the
-    error text, -1 for none.
+    Args:
+        key: Which request it is.
+        completion: How the request ended.
+        start_ns: The start of the run on the clock of `completion`.
+        text: The number of the text that `text_for_record` returns, -1 for none.
+        request_facts: What was known of the request before it was sent.
     """
     values = msgspec.structs.asdict(key)
     values |= _outcome(completion)
@@ -291,7 +295,7 @@ def sent_record(
     usage = completion.usage
     if usage.contradiction:
         usage = without_doubtful_counts(usage)
-    values |= _token_counts(completion, usage, built)
+    values |= _token_counts(completion, usage, request_facts)
     values |= _server_timing(completion, usage)
     values["bytes_sent"] = completion.bytes_sent
     values["bytes_received"] = completion.bytes_received
@@ -302,11 +306,12 @@ def sent_record(
     return encode(values)
 
 
-def text_of(completion: Completion) -> str:
-    """Return the text that belongs to a record, or an empty string.
+def text_for_record(completion: Completion) -> str:
+    """Return the text that is stored with the record of a request, or "" for none.
 
-    It is the error message of a failed request. Of an ok request it is the finish reason if
-    FINISH_REASONS lacks it, or what else is unusual about the response.
+    A failed request has its error message. An ok request has a text only if something is unusual:
+    a finish reason that FINISH_REASONS lacks, token counts that contradict each other, or the
+    remark of the client.
     """
     if completion.failure is not None:
         return completion.failure.text
@@ -317,24 +322,31 @@ def text_of(completion: Completion) -> str:
     return completion.remark
 
 
-def unsent_record(
-    key: RecordKey, due_ns: int, kind: str, status: str, built: Built, text: int = -1
+def encode_unsent_record(
+    key: RecordKey, due_ns: int, kind: str, status: str, request_facts: RequestFacts, text: int = -1
 ) -> bytes:
     """Return the bytes of the record of a slot whose request was never sent.
 
-    `due_ns` counts from the start of the run and is -1 if the slot was never due.
+    Args:
+        key: Which slot it is.
+        due_ns: Its scheduled time from the start of the run, -1 if it was never due.
+        kind: Why it was not sent, one of KINDS.
+        status: Its status, one of STATUSES.
+        request_facts: What is known of its request.
+        text: The number of the text that is stored with the record, -1 for none.
     """
     values = msgspec.structs.asdict(key)
     values["status"] = STATUS[status]
     values["kind"] = KIND[kind]
     values["due_ns"] = due_ns
-    values["built_tokens"] = built.tokens
-    values["asked_output"] = built.asked_output
+    values["built_tokens"] = request_facts.tokens
+    values["asked_output"] = request_facts.requested_output
     values["text"] = text
     return encode(values)
 
 
 def _outcome(completion: Completion) -> dict[str, int]:
+    """Return the columns that say how a request ended."""
     failure = completion.failure
     status = "ok" if failure is None else CUTS.get(failure.kind, "failed")
     return {
@@ -346,7 +358,10 @@ def _outcome(completion: Completion) -> dict[str, int]:
 
 
 def _times(completion: Completion, start_ns: int) -> dict[str, int]:
-    """Return the times of a request from the start of the run, and how uncertain they are."""
+    """Return the columns of a request with times and durations, and how uncertain they are.
+
+    Times count from the start of the run. A time that a request did not reach is -1.
+    """
     times_ns = {
         "ready_ns": completion.ready,
         "sent_ns": completion.sent,
@@ -372,11 +387,17 @@ def _times(completion: Completion, start_ns: int) -> dict[str, int]:
     return values
 
 
-def _token_counts(completion: Completion, usage: Usage, built: Built) -> dict[str, int]:
-    """Return token counts and their sources: the server's usage first, then what is known here."""
+def _token_counts(
+    completion: Completion, usage: Usage, request_facts: RequestFacts
+) -> dict[str, int]:
+    """Return the columns with token counts, and with the source of the two main counts.
+
+    The server's own counts (`usage`) are used if it reports them. Without them, the input tokens
+    are those of the prompt that was built, and the output tokens are the output events.
+    """
     counts = {
-        "built_tokens": built.tokens,
-        "asked_output": built.asked_output,
+        "built_tokens": request_facts.tokens,
+        "asked_output": request_facts.requested_output,
         "first_event_tokens": completion.first_event_tokens,
         "output_events": completion.output_events,
         "reasoning_tokens": -1 if usage.reasoning is None else usage.reasoning,
@@ -385,9 +406,9 @@ def _token_counts(completion: Completion, usage: Usage, built: Built) -> dict[st
     if usage.input is not None:
         counts["input_tokens"] = usage.input
         counts["input_source"] = SOURCE["server"]
-    elif built.tokens >= 0:
-        counts["input_tokens"] = built.tokens
-        counts["input_source"] = SOURCE[built.source]
+    elif request_facts.tokens >= 0:
+        counts["input_tokens"] = request_facts.tokens
+        counts["input_source"] = SOURCE[request_facts.source]
     if usage.output is not None:
         counts["output_tokens"] = usage.output
         counts["output_source"] = SOURCE["server"]

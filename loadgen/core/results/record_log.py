@@ -28,7 +28,7 @@ from loadgen.core.stats.histogram import Histogram, bucket_numbers
 SEGMENT_ROWS = 100_000
 """Rows in one file of the record log, about 20 MB."""
 
-DIFFERENT_TEXTS = 10_000
+MAX_TEXTS = 10_000
 """Error texts that a worker stores. Later ones are counted without their text."""
 
 HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(np.int64)
@@ -44,13 +44,15 @@ HEAT_EDGES_NS, the numbers between two edges, and the number above the last edge
 GROWING_BINS = 1_000
 """Last bins of a timeline, which may still change: an event is counted within 10 s."""
 
-STAMPS = "stamps-"
-"""The kind of a file of timestamp uncertainties; the number of the stage follows.
+UNCERTAINTY_PREFIX = "stamps-"
+"""The name of a file of timestamp uncertainties, before the number of the stage.
 
 It has no dot, because readers of schema 1.0 take w0.NAME.S for a timeline.
 """
 
 _INITIAL_BINS = 1024
+_BIN_BYTES = 8
+"""The size of a number of events in the file of a timeline."""
 _HEAT_STARTS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
 
 
@@ -80,41 +82,57 @@ class Timeline:
     def count_new_events(self) -> int:
         """Count what `events` has collected, clear it, and return the number of output events.
 
-        `events.together` holds pairs of a time and the number of further output events that were
-        read at that time. The time between such events is zero.
+        This is done several times per second, so that nothing is counted when an event is read.
+        Several events that are read at the same time are one entry of `events.instants`, and those
+        after the first are counted in `events.together`. The time between them is zero.
         """
         events = self.events
-        coalesced = np.array(events.together, np.int64).reshape(-1, 2)
-        further_count = int(coalesced[:, 1].sum())
+        first_times_ns = np.array(events.instants, np.int64)
+        # Flat arrays of pairs: a time and the number of further events that were read then, and an
+        # uncertainty and the number of events that have it.
+        further_times_ns, further_counts = np.array(events.together, np.int64).reshape(-1, 2).T
+        errors_ns, error_counts = np.array(events.errors, np.int64).reshape(-1, 2).T
+        further_count = int(further_counts.sum())
+
         if events.gaps:
             self.gaps.add(np.array(events.gaps, np.int64))
             self.gaps.add_zeros(further_count)
             events.gaps.clear()
         if not events.instants:
             return 0
+
         event_count = len(events.instants) + further_count
-        # Pairs of an uncertainty and how many events have it; all other events are exact.
-        errors = np.array(events.errors, np.int64).reshape(-1, 2)
-        self.errors.add_zeros(event_count - int(errors[:, 1].sum()))
-        self.errors.add(errors[:, 0], errors[:, 1])
-        times_ns = np.concatenate((np.array(events.instants, np.int64), coalesced[:, 0]))
-        weights = np.concatenate((np.ones(len(events.instants), np.int64), coalesced[:, 1]))
+        exact_count = event_count - int(error_counts.sum())
+        self.errors.add_zeros(exact_count)
+        self.errors.add(errors_ns, error_counts)
+        self._add_to_bins(
+            times_ns=np.concatenate((first_times_ns, further_times_ns)),
+            counts=np.concatenate((np.ones_like(first_times_ns), further_counts)),
+        )
         events.instants.clear()
         events.together.clear()
         events.errors.clear()
-        self._add_to_bins(times_ns, weights)
         return event_count
 
-    def _add_to_bins(self, times_ns: NDArray[np.int64], weights: NDArray[np.int64]) -> None:
-        """Add events to the bins of their times, or to the first bin if theirs is final."""
-        bin_numbers = (times_ns - self._start_ns) // BIN_NS - self.first
-        counts = np.bincount(np.maximum(bin_numbers, 0), weights=weights).astype(np.int64)
-        if len(counts) > len(self.bins):
-            larger = np.zeros(len(counts) * 2, np.int64)
-            larger[: len(self.bins)] = self.bins
-            self.bins = larger
-        self.bins[: len(counts)] += counts
-        self.used = max(self.used, len(counts))
+    def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Add events to the bins of their times.
+
+        An event before the first bin in memory is counted in that one, because earlier bins have
+        been written to disk and are not changed any more.
+
+        Args:
+            times_ns: Times on the monotonic clock.
+            counts: The number of events at each time.
+        """
+        bin_indexes = (times_ns - self._start_ns) // BIN_NS - self.first
+        new_counts = np.bincount(np.maximum(bin_indexes, 0), weights=counts).astype(np.int64)
+        if len(new_counts) > len(self.bins):
+            # Twice the length that is needed, so that it rarely grows.
+            larger_bins = np.zeros(len(new_counts) * 2, np.int64)
+            larger_bins[: len(self.bins)] = self.bins
+            self.bins = larger_bins
+        self.bins[: len(new_counts)] += new_counts
+        self.used = max(self.used, len(new_counts))
 
     def discard_final_bins(self) -> None:
         """Keep only the bins that may still change, after everything has been written to disk."""
@@ -132,33 +150,46 @@ class RecordLog:
     Data is collected in memory until `flush` appends it, with one system call per file.
 
     Attributes:
-        row: Adds the bytes of a record. It is the `append` of a list, because it is called for each
-            request.
+        add_record: Adds the bytes of a record. It is the `append` of a list, because it is called
+            for each request.
     """
 
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
+        """Open the files of a worker, or create them.
+
+        If the worker has files already, as one that died and was started again, they are continued.
+
+        Args:
+            folder: The folder of the run.
+            worker: The number of the worker.
+            segment_rows: The number of records after which a new file of records is begun.
+        """
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         (folder / "flows").mkdir(exist_ok=True)
         self._folder = folder
         self._worker = worker
         self._segment_rows = segment_rows
-        self._segment_start = 0
+
+        # What was added since the last flush.
+        self._new_rows: list[bytes] = []
+        self.add_record = self._new_rows.append
+        self._new_event_times: list[array[int]] = []
+        self._new_texts: list[str] = []
+        self._new_samples: list[WorkerSample] = []
+
         row_file = "rows"
+        self._segment_start = 0
         earlier_segments = segments(folder, worker)
-        if earlier_segments:  # of a worker that died and continues now
-            self._segment_start = earlier_segments[-1].first
-            row_file = earlier_segments[-1].path.name.partition(".")[2]
+        if earlier_segments:
+            last_segment = earlier_segments[-1]
+            row_file = last_segment.path.name.removeprefix(f"w{worker}.")
+            self._segment_start = last_segment.first
         self._row_fd = self._open(row_file)
         self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
         self._text_fd = self._open("texts")
-        self._second_fd = self._open("seconds")
-        self._new_rows: list[bytes] = []
-        self.row = self._new_rows.append
-        self._new_events: list[array[int]] = []
-        self._new_texts: list[str] = []
-        self._new_seconds: list[WorkerSample] = []
+        self._sample_fd = self._open("seconds")
         self._text_numbers: dict[str, int] = {}
-        self._texts_written = self._finish_last_text()
+        self._text_count = self._finish_last_text()
         self._heat_totals: dict[int, NDArray[np.int64]] = {}
 
     def _path(self, name: str) -> Path:
@@ -175,53 +206,57 @@ class RecordLog:
             _write_all(self._text_fd, b"\n")
         return len(data.splitlines())
 
-    def events(self, name: str, instants: array[int]) -> None:
-        """Add the times of the output events of a request, whose name ends with its slot.
+    def add_event_times(self, name: str, times_ns: array[int]) -> None:
+        """Add the times of the output events of a request, for `--keep gaps`.
 
         A request with fewer than two output events is left out. `gaps.py` describes the file.
+
+        Args:
+            name: The name of the request, which ends with the number of its slot.
+            times_ns: The times of its output events.
         """
-        if len(instants) > 1:
+        if len(times_ns) > 1:
             slot = int(name.rpartition("-")[2])
-            self._new_events.append(array("q", (slot, len(instants))))
-            self._new_events.append(instants)
+            self._new_event_times.append(array("q", (slot, len(times_ns))))
+            self._new_event_times.append(times_ns)
 
-    def text(self, text: str) -> int:
-        """Return the number of an error text. Equal texts share a number.
+    def number_text(self, text: str) -> int:
+        """Store an error text if it is new, and return its number, which a record refers to.
 
-        Returns -1 for a new text if DIFFERENT_TEXTS texts are stored already.
+        Return -1 for a new text if MAX_TEXTS texts are stored already.
         """
         number = self._text_numbers.get(text)
         if number is not None:
             return number
-        if self._texts_written >= DIFFERENT_TEXTS:
+        if self._text_count >= MAX_TEXTS:
             return -1
-        number = self._texts_written
+        number = self._text_count
         self._text_numbers[text] = number
-        self._texts_written += 1
+        self._text_count += 1
         self._new_texts.append(text)
         return number
 
-    def second(self, sample: WorkerSample) -> None:
+    def add_sample(self, sample: WorkerSample) -> None:
         """Add the sample that a worker takes of itself once a second."""
-        self._new_seconds.append(sample)
+        self._new_samples.append(sample)
 
     def flush(self) -> None:
-        """Write the collected data.
+        """Append the data that was added since the last flush to the files.
 
         Rows are written after texts and events, so that whatever a stored row refers to is stored.
         """
         if self._new_texts:
             _write_all(self._text_fd, _json_lines(self._new_texts))
             self._new_texts.clear()
-        if self._new_events:
+        if self._new_event_times:
             with open(self._path("events"), "ab", opener=private) as file:
-                file.writelines(self._new_events)
-            self._new_events.clear()
+                file.writelines(self._new_event_times)
+            self._new_event_times.clear()
         if self._new_rows:
             self._flush_rows()
-        if self._new_seconds:
-            _write_all(self._second_fd, _json_lines(self._new_seconds))
-            self._new_seconds.clear()
+        if self._new_samples:
+            _write_all(self._sample_fd, _json_lines(self._new_samples))
+            self._new_samples.clear()
 
     def _flush_rows(self) -> None:
         """Write the collected rows, and begin a new segment if the current one is full."""
@@ -243,34 +278,46 @@ class RecordLog:
         *,
         errors: Histogram | None = None,
     ) -> None:
-        """Replace the stored histograms of a stage, and its timeline from a bin on.
+        """Store what was counted of the output events of a stage up to now.
+
+        The histograms replace those of the last call. Of the timeline, only the bins from `first`
+        on are written, since earlier ones do not change any more.
 
         Args:
             stage: The index of the stage.
             gaps: The times between output events of a request.
             timeline: The numbers of output events per BIN_NS.
             first: The number of the bin in `timeline[0]`.
-            errors: The timestamp uncertainties of output events.
+            errors: The timestamp uncertainties of output events, or None if they are not known.
         """
-        stem = self._folder / "flows" / f"w{self._worker}"
-        replace(Path(f"{stem}.gaps.{stage}"), gaps.to_bytes())
+        replace(self._event_count_path(f"gaps.{stage}"), gaps.to_bytes())
         if errors is not None:
-            replace(Path(f"{stem}.{STAMPS}{stage}"), errors.to_bytes())
+            replace(self._event_count_path(f"{UNCERTAINTY_PREFIX}{stage}"), errors.to_bytes())
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(f"{stem}.timeline.{stage}", flags, PRIVATE)
-        os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * 8)
+        descriptor = os.open(self._event_count_path(f"timeline.{stage}"), flags, PRIVATE)
+        os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * _BIN_BYTES)
         os.close(descriptor)
         self._append_heat(stage, gaps, until_ns=(first + len(timeline)) * BIN_NS)
 
+    def _event_count_path(self, name: str) -> Path:
+        return self._folder / "flows" / f"w{self._worker}.{name}"
+
     def _append_heat(self, stage: int, gaps: Histogram, until_ns: int) -> None:
-        """Append how many times between output events were added since the last call, by length."""
-        counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
-        new_counts = counts - self._heat_totals.get(stage, 0)
-        self._heat_totals[stage] = counts
+        """Append a record of HEAT, from which the heat map of a report is drawn.
+
+        It has the number of gaps by length since the last call. Nothing is written without any.
+
+        Args:
+            stage: The index of the stage.
+            gaps: All times between output events of the stage up to now.
+            until_ns: The end of the time that they cover, from the start of the run.
+        """
+        total_counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
+        new_counts = total_counts - self._heat_totals.get(stage, 0)
+        self._heat_totals[stage] = total_counts
         if new_counts.any():
             record = np.array((until_ns, new_counts), HEAT)
-            path = self._folder / "flows" / f"w{self._worker}.heat"
-            with open(path, "ab", opener=private) as file:
+            with open(self._event_count_path("heat"), "ab", opener=private) as file:
                 file.write(record.tobytes())
 
     def close(self) -> None:
@@ -278,7 +325,7 @@ class RecordLog:
         self.flush()
         os.close(self._row_fd)
         os.close(self._text_fd)
-        os.close(self._second_fd)
+        os.close(self._sample_fd)
 
 
 def _json_lines(values: Iterable[object]) -> bytes:
@@ -322,18 +369,25 @@ RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<
 def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     """Return the slots that have a record of this worker in any file, as RECORDED_SLOT.
 
-    A slot may occur twice. The worker must have stopped writing.
+    The slots of a worker that died and are not among these were lost. The worker must have stopped
+    writing. A slot may occur twice, if the compactor has stored its record and has not yet deleted
+    the segment.
     """
-    # A segment is read before the Parquet files, because the compactor writes those first and
-    # deletes the segment after it.
+    # The segments are read before the Parquet files. The compactor writes a Parquet file before it
+    # deletes the segment, so no record is missed in between.
     parts = [complete_rows(segment.path) for segment in segments(folder, worker)]
     files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if files:
         rows, _ = read_records(files, RECORDED_SLOT.names)
         parts.append(rows)
-    slots = np.zeros(sum(map(len, parts)), RECORDED_SLOT)
-    for name in RECORDED_SLOT.names or ():
-        slots[name] = np.concatenate([np.zeros(0, ROW[name]), *(part[name] for part in parts)])
+
+    slots = np.zeros(sum(len(part) for part in parts), RECORDED_SLOT)
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        for name in RECORDED_SLOT.names or ():
+            slots[name][start:end] = part[name]
+        start = end
     return slots
 
 

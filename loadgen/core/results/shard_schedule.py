@@ -34,7 +34,7 @@ def write(folder: Path, schedule: Schedule) -> None:
     """Write the slots of a whole schedule into the folder of a shard."""
     import pyarrow as pa
 
-    slots = schedule_slots(schedule)
+    slots = _stored_slots(schedule)
     columns = {
         name: parquet.nullable(np.ascontiguousarray(slots[name])) for name in SLOT.names or ()
     }
@@ -52,18 +52,24 @@ def read(folder: Path) -> NDArray[np.void]:
     return slots
 
 
-def schedule_slots(schedule: Schedule) -> NDArray[np.void]:
-    """Return the slots of a whole schedule as an array of SLOT."""
-    stages = []
-    for span in schedule.stages:
-        columns = schedule.columns_of(span)
+def _stored_slots(schedule: Schedule) -> NDArray[np.void]:
+    """Return the slots of a whole schedule that are stored, as an array of SLOT.
+
+    A stage that only a duration limits has no known number of requests. Of such a stage, the
+    schedule has the first session of each virtual user, and only its first turn is stored.
+    """
+    slots_of_stages = []
+    for stage in schedule.stages:
+        columns = schedule.columns_of(stage)
         slots = np.zeros(len(columns.slot_id), SLOT)
         slots["slot"] = columns.slot_id
         slots["stage"] = columns.stage
         slots["session"] = columns.session
         slots["turn"] = columns.turn
         slots["virtual_user"] = columns.virtual_user
-        slots["chain"] = columns.slot_id // schedule.max_turns - span.first_session
+        slots["chain"] = columns.slot_id // schedule.max_turns - stage.first_session
         slots["due_ns"] = columns.due_ns
-        stages.append(slots if span.session_count is not None else slots[slots["turn"] == 0])
-    return np.concatenate(stages)
+        if stage.session_count is None:
+            slots = slots[slots["turn"] == 0]
+        slots_of_stages.append(slots)
+    return np.concatenate(slots_of_stages)

@@ -51,7 +51,13 @@ from loadgen.core.results.manifest import (
 )
 from loadgen.core.results.parquet import Frame, read_records
 from loadgen.core.results.record import ROW, check_rows, check_scheduled_times, concatenate_rows
-from loadgen.core.results.record_log import HEAT, STAMPS, complete_rows, segments, worker_texts
+from loadgen.core.results.record_log import (
+    HEAT,
+    UNCERTAINTY_PREFIX,
+    complete_rows,
+    segments,
+    worker_texts,
+)
 from loadgen.core.server_metrics import series
 from loadgen.core.stats.histogram import Histogram
 
@@ -85,13 +91,13 @@ class Stored(NamedTuple):
     event_errors: list[Histogram]
 
 
-def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Stored:
-    """Read a run, finished or not.
+def read_run(folder: Path, *, max_rows: float = inf, by_stage: bool = True) -> Stored:
+    """Read everything that was recorded of a run, finished or not.
 
     Args:
         folder: The folder of the run.
-        most: The largest number of rows to hold in memory. If a finished run has more, `rows` is a
-            `Frame`, which supports what `summarize` needs of rows.
+        max_rows: The largest number of records to hold in memory. If a finished run has more,
+            `rows` is a `Frame`, which reads them from disk when they are used.
         by_stage: Whether the rows of a `Frame` are ordered by stage, or as in the file.
 
     Raises:
@@ -100,7 +106,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
     refuse_links(folder)
     manifest = _read_manifest(folder)
     with _damage_as_user_error(folder):
-        frame = _open_frame(folder, most, by_stage=by_stage)
+        frame = _open_frame(folder, max_rows, by_stage=by_stage)
         if frame is not None:
             # A Frame has the columns of rows, which is all that its readers use.
             rows = cast("NDArray[np.void]", frame)
@@ -111,19 +117,19 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
             check_rows(rows)
         stage_count = max(len(manifest.stages), 1)
         return Stored(
-            manifest,
-            rows,
-            _read_histograms(folder, "gaps.", stage_count),
-            _read_timelines(folder, stage_count),
-            _read_seconds(folder),
-            texts,
-            _read_histograms(folder, STAMPS, stage_count),
+            manifest=manifest,
+            rows=rows,
+            gaps=_read_histograms(folder, "gaps.", stage_count),
+            timeline=_read_timelines(folder, stage_count),
+            seconds=_read_seconds(folder),
+            texts=texts,
+            event_errors=_read_histograms(folder, UNCERTAINTY_PREFIX, stage_count),
         )
 
 
 def read_run_lazily(folder: Path, *, by_stage: bool = True) -> Stored:
     """Read a run like `read_run`, with a `Frame` as `rows` if it has more than LAZY_ROWS rows."""
-    return read_run(folder, most=LAZY_ROWS, by_stage=by_stage)
+    return read_run(folder, max_rows=LAZY_ROWS, by_stage=by_stage)
 
 
 def _read_manifest(folder: Path) -> RunManifest:

@@ -140,13 +140,13 @@ def test_files_of_many_workers_equal_those_of_one(
             mine = draw.permutation(records[records["worker"] == worker])
             spool = RecordLog(folder, worker)
             if (mine["text"] == 0).any():
-                spool.text("gone")
-            spool.row(mine.tobytes())
+                spool.number_text("gone")
+            spool.add_record(mine.tobytes())
             if len(mine):
                 spool.write_event_counts(0, *gaps_of(mine))
             spool.close()
         compact_records(folder, ended)
-        merged = summarize(*store.read_run(folder, most=0 if lazily else math.inf))
+        merged = summarize(*store.read_run(folder, max_rows=0 if lazily else math.inf))
     gaps, timeline = gaps_of(records)
     assert merged == summarize(told, records, [gaps], [timeline], [], ["gone"])
 

@@ -49,7 +49,14 @@ from loadgen.core.results.manifest import (
     decode_worker_samples,
     encode_manifest,
 )
-from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RecordKey
+from loadgen.core.results.record import (
+    FINISH_REASONS,
+    KINDS,
+    SOURCES,
+    STATUSES,
+    RequestFacts,
+    RecordKey,
+)
 from loadgen.core.results.record_log import Timeline
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
@@ -668,7 +675,9 @@ def stopped_client(
         exchange.report_completion()
         place = RecordKey(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(
-            record.sent_record(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens))
+            record.encode_sent_record(
+                place, done[0], 0, text=-1, request_facts=RequestFacts(9, "tokenizer", tokens)
+            )
         )
     assert (
         timeline.count_new_events()

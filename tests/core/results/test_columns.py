@@ -485,7 +485,7 @@ def test_successful_requests_without_a_scheduled_time_are_refused(tmp_path: Path
     )
     for most in (math.inf, 0):
         with pytest.raises(UserError) as raised:
-            store.read_run(tmp_path, most=most)
+            store.read_run(tmp_path, max_rows=most)
         assert raised.value.code == "damaged_file"
 
 

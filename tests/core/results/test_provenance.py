@@ -80,7 +80,7 @@ def test_every_results_folder_has_its_hashes(
     assert runs and all(sound(one) for one in runs)
     if command[0] != "search":
         assert exits("report", str(folder)) == 0  # writes or renews a page
-        assert checksums.changed(folder) == {}
+        assert checksums.find_changes(folder) == {}
         assert "was modified after it was written" not in capsys.readouterr().err
 
 
@@ -114,7 +114,10 @@ def test_a_changed_file_is_reported_with_the_metrics(
     stored = (tmp_path / "a" / "summary.json").read_text()
     (tmp_path / "a" / "summary.json").write_text(stored.replace('"schema": 1', '"schema":  1', 1))
     (tmp_path / "a" / "seconds.jsonl").unlink()
-    assert checksums.changed(tmp_path / "a") == {"seconds.jsonl": "gone", "summary.json": "changed"}
+    assert checksums.find_changes(tmp_path / "a") == {
+        "seconds.jsonl": "gone",
+        "summary.json": "changed",
+    }
     assert exits("report", str(tmp_path / "a"), "--no-html") == 0
     captured = capsys.readouterr()
     assert "seconds.jsonl (gone), summary.json (changed)" in captured.err

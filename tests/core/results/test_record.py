@@ -14,15 +14,15 @@ from loadgen.core.results.record import (
     ROW,
     SOURCE,
     STATUS,
-    Built,
+    RequestFacts,
     RecordKey,
-    sent_record,
-    unsent_record,
+    encode_sent_record,
+    encode_unsent_record,
 )
 
 START_NS = 1_000
 KEY = RecordKey(slot=1, request=2, stage=3, worker=4, target=5, session=6, turn=7, virtual_user=8)
-BUILT = Built(tokens=41, source="tokenizer", asked_output=43)
+BUILT = RequestFacts(tokens=41, source="tokenizer", requested_output=43)
 TIMESTAMPS = {
     "ready": 20,
     "sent": 30,
@@ -70,7 +70,9 @@ def record_of(data: bytes) -> NDArray[np.void]:
 
 
 def test_every_value_of_a_completion_is_in_its_column() -> None:
-    record = record_of(sent_record(KEY, completion(), START_NS, text=-1, built=BUILT))
+    record = record_of(
+        encode_sent_record(KEY, completion(), START_NS, text=-1, request_facts=BUILT)
+    )
     expected = {
         **msgspec.structs.asdict(KEY),
         "status": STATUS["ok"],
@@ -114,20 +116,23 @@ def test_a_timestamp_of_zero_is_kept_and_an_absent_one_is_minus_one(name: str) -
     zero = completion(**{name: 0})
     absent = completion(**{name: -1})
     column = f"{name}_ns"
-    assert record_of(sent_record(KEY, zero, 0, text=-1, built=BUILT))[column] == 0
-    assert record_of(sent_record(KEY, absent, START_NS, text=-1, built=BUILT))[column] == -1
+    assert record_of(encode_sent_record(KEY, zero, 0, text=-1, request_facts=BUILT))[column] == 0
+    assert (
+        record_of(encode_sent_record(KEY, absent, START_NS, text=-1, request_facts=BUILT))[column]
+        == -1
+    )
 
 
 def test_a_failure_is_recorded_with_its_kind_and_its_text() -> None:
     failed = completion(failure=Failure("reset", "connection reset"))
-    record = record_of(sent_record(KEY, failed, START_NS, text=9, built=BUILT))
+    record = record_of(encode_sent_record(KEY, failed, START_NS, text=9, request_facts=BUILT))
     assert record["status"] == STATUS["failed"]
     assert record["kind"] == KIND["reset"]
     assert record["text"] == 9
 
 
 def test_a_slot_that_was_not_sent_has_its_place_and_its_due_time_only() -> None:
-    record = record_of(unsent_record(KEY, 77, "in_flight_cap", "dropped", BUILT))
+    record = record_of(encode_unsent_record(KEY, 77, "in_flight_cap", "dropped", BUILT))
     assert {name: int(record[name]) for name in KEY.__struct_fields__} == msgspec.structs.asdict(
         KEY
     )

@@ -12,7 +12,14 @@ from loadgen.core.errors import UserError
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, encode_manifest
 from loadgen.core.results.parquet import read_records, unreadable
-from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
+from loadgen.core.results.record import (
+    FIELDS,
+    ROW,
+    RequestFacts,
+    RecordKey,
+    encode_sent_record,
+    encode_unsent_record,
+)
 from loadgen.core.results.record_log import RecordLog
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.stats.histogram import Histogram
@@ -48,19 +55,23 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         spool = RecordLog(folder, worker)
         for i in range(each):
             done = completion(i)
-            text = spool.text(done.failure.text + f" w{worker}") if done.failure else -1
+            text = spool.number_text(done.failure.text + f" w{worker}") if done.failure else -1
             place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
-            spool.row(sent_record(place, done, 1000, text=text, built=Built(10, "estimate", 7)))
-        spool.row(
-            unsent_record(
+            spool.add_record(
+                encode_sent_record(
+                    place, done, 1000, text=text, request_facts=RequestFacts(10, "estimate", 7)
+                )
+            )
+        spool.add_record(
+            encode_unsent_record(
                 RecordKey(999 + worker, 1, 1, worker, 0, 3, 1, -1),
                 5,
                 "in_flight_cap",
                 "dropped",
-                Built(1, "", 2),
+                RequestFacts(1, "", 2),
             )
         )
-        spool.second(WorkerSample(t_s=1.0, worker=worker))
+        spool.add_sample(WorkerSample(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
         spool.write_event_counts(1, gaps, np.arange(worker + 2))
@@ -118,12 +129,12 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
 
 def test_a_record_has_every_field_of_its_completion() -> None:
     values = np.frombuffer(
-        sent_record(
+        encode_sent_record(
             RecordKey(5, 6, 1, 2, 3, 4, 7, 8),
             completion(1),
             1000,
             text=-1,
-            built=Built(10, "estimate", 9),
+            request_facts=RequestFacts(10, "estimate", 9),
         ),
         ROW,
     )[0]
@@ -162,8 +173,12 @@ def test_a_record_has_every_field_of_its_completion() -> None:
     }
     assert {name: seen[name] for name in expected} == expected
     estimated = np.frombuffer(
-        sent_record(
-            RecordKey(*range(8)), completion(2), 0, text=-1, built=Built(10, "estimate", 9)
+        encode_sent_record(
+            RecordKey(*range(8)),
+            completion(2),
+            0,
+            text=-1,
+            request_facts=RequestFacts(10, "estimate", 9),
         ),
         ROW,
     )[0]

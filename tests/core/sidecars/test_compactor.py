@@ -20,7 +20,7 @@ from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
-from loadgen.core.results.record import ROW, RecordKey, unsent_record
+from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
 from loadgen.core.sidecars.compactor import ParquetParts
 from loadgen.core.workload import load, read_flags
@@ -76,8 +76,8 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
     taken = 0
     for _ in range(7):
         for _ in range(4):
-            spool.row(
-                unsent_record(
+            spool.add_record(
+                encode_unsent_record(
                     RecordKey(next(place), 0, 0, 3, 0, -1, 0, -1),
                     5,
                     "in_flight_cap",
@@ -103,8 +103,10 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(28))
     again = RecordLog(tmp_path, 3)  # of a worker that died: its file goes on
-    again.row(
-        unsent_record(RecordKey(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN)
+    again.add_record(
+        encode_unsent_record(
+            RecordKey(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN
+        )
     )
     again.close()
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(29))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.worker_resources import WorkerResult
-from loadgen.core.results.record import ROW, RecordKey, unsent_record
+from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
 from loadgen.core.schedule.schedule import Schedule, Slot, shard
 
@@ -46,13 +46,15 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
-    text_id = record_log.text(reason)
+    text_id = record_log.number_text(reason)
     expected = _expected_slots(worker_schedule, recorded)
     while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):
         for slot_id in np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist():
             slot = plan.schedule.slot(slot_id)
             key = _record_key(slot, worker)
-            record_log.row(unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id))
+            record_log.add_record(
+                encode_unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id)
+            )
         record_log.flush()
     record_log.close()
 
