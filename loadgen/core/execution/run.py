@@ -169,13 +169,13 @@ def finish_run(
     if is_compacted is None:
         is_compacted = compactor.finish()
     if not is_compacted:
-        notes = reasons.make_note("store_died", {"why": compactor.died})
+        notes = reasons.make_note("store_died", {"why": compactor.failure})
         write_manifest(folder, run_manifest.add_notes(manifest, notes))
         summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
         gaps.write(folder, gaps.read_event_files(folder))
-    if not compactor.died:
+    if not compactor.failure:
         store.delete_record_log(folder)
     checksums.write(folder)
     return summary
@@ -295,7 +295,9 @@ class _HttpRun:
         tuning = plan.job.settings.tuning
         slot_count = plan.schedule.slot_count
         has_many_records = slot_count is None or slot_count > tuning.compacted_rows
-        return Compactor(self.folder, frozen_s=tuning.helper_frozen_s, beside=has_many_records)
+        return Compactor(
+            self.folder, frozen_s=tuning.helper_frozen_s, starts_process=has_many_records
+        )
 
 
 def _final_manifest(

@@ -1,7 +1,7 @@
-"""Converts the records that workers append to the spool into Parquet, during a run or after it.
+"""Converts the records that workers append to the record log into Parquet, during a run or after it.
 
-IO. `compactor_process.py` runs this during a long run. A complete file of the spool is deleted once
-its records are in Parquet, so the spool does not grow with the run.
+IO. `compactor_process.py` runs this during a long run. A complete file of the record log is deleted
+once its records are in Parquet, so the record log does not grow with the run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-SHORTEST_WAIT_S = 1.5  # between two reads of the spool, at the start of a run
-# The wait is the time since the start divided by this, so that the number of small files stays low.
+MIN_WAIT_S = 1.5
+"""The time between two reads of the record log at the start of a run."""
 READS_PER_RUN = 200
-LONGEST_WAIT_S = 60.0
-MERGE_ROWS = 1_000_000  # records per row group of the merged file
+"""The wait is the time since the start divided by this, so that the number of small files stays low."""
+MAX_WAIT_S = 60.0
+MERGE_ROWS = 1_000_000
+"""The least number of records in a row group of the merged file."""
 
 
 class ParquetParts:
@@ -71,6 +73,10 @@ class ParquetParts:
                 path.unlink()
 
     def _row_groups(self) -> Iterator[pa.Table]:
+        """Yield the records of all parts in tables of at least MERGE_ROWS records.
+
+        The records of the small files of a run would otherwise be as many small row groups.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -78,47 +84,71 @@ class ParquetParts:
         for part in self._parts:
             with pq.ParquetFile(part) as file:
                 tables.append(file.read())
-            if part == self._parts[-1] or sum(map(len, tables)) >= MERGE_ROWS:
+            row_count = sum(len(table) for table in tables)
+            is_last_part = part == self._parts[-1]
+            if row_count >= MERGE_ROWS or is_last_part:
+                # Each part has its own dictionaries of names and texts, and a row group has one.
                 yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
                 tables.clear()
 
 
 def _is_part_of(path: Path, segment: Segment) -> bool:
-    """Return whether the Parquet file `path` holds records of the complete segment."""
-    worker, first = path.stem[1:].split("-")
-    size = segment.path.stat().st_size // ROW.itemsize
-    return int(worker) == segment.worker and segment.first <= int(first) < segment.first + size
+    """Return True if a Parquet file has records of a complete segment.
+
+    Its name has the number of the worker and the index of its first record: `w0-000000100000`.
+    """
+    worker, first_record = path.stem.removeprefix("w").split("-")
+    segment_size = segment.path.stat().st_size // ROW.itemsize
+    segment_end = segment.first + segment_size
+    return int(worker) == segment.worker and segment.first <= int(first_record) < segment_end
 
 
-def compact_records(folder: Path, ended: TextIO | None = None) -> None:
-    """Convert the records of a run to Parquet, and merge the files when it is over.
+def compact_records(folder: Path, end_signal: TextIO | None = None) -> None:
+    """Convert the records of a run to Parquet until the run is over, and then merge the files.
 
-    The run is over when `ended` is readable or at its end. Without `ended`, it is over already.
+    Args:
+        folder: The folder of the run.
+        end_signal: A pipe that becomes readable, or ends, when the run is over. None if the run is
+            over already; its records are then converted at once.
     """
     parts = ParquetParts(folder)
-    rows_written: dict[int, int] = {}  # by worker
-    started_at = monotonic()
-    is_last_read = False
-    while not is_last_read:
-        wait_s = (monotonic() - started_at) / READS_PER_RUN
-        wait_s = min(LONGEST_WAIT_S, max(SHORTEST_WAIT_S, wait_s))
-        is_last_read = ended is None or bool(select.select([ended], [], [], wait_s)[0])
+    # For each worker, how many of its records are in Parquet.
+    converted_rows: dict[int, int] = {}
+    start_s = monotonic()
+    is_run_over = False
+    while not is_run_over:
+        wait_s = (monotonic() - start_s) / READS_PER_RUN
+        wait_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s))
+        is_run_over = end_signal is None or bool(select.select([end_signal], [], [], wait_s)[0])
         for segment, is_complete in _with_completeness(segments(folder)):
-            start = rows_written.get(segment.worker, 0)
-            rows_before = start - segment.first
-            count = segment.path.stat().st_size // ROW.itemsize - rows_before
-            if count > 0:
-                offset = rows_before * ROW.itemsize
-                parts.add(segment, start, np.fromfile(segment.path, ROW, count, offset=offset))
-                rows_written[segment.worker] = start + count
+            start = converted_rows.get(segment.worker, 0)
+            rows = _read_rows_from(segment, start)
+            if len(rows):
+                parts.add(segment, start, rows)
+                converted_rows[segment.worker] = start + len(rows)
             if is_complete:
                 parts.replace_segment(segment)
                 segment.path.unlink()
     parts.merge()
 
 
-def _with_completeness(spooled: list[Segment]) -> Iterator[tuple[Segment, bool]]:
-    """Yield each segment and whether its worker has begun a later one."""
-    latest = {segment.worker: segment.first for segment in spooled}
-    for segment in spooled:
-        yield segment, segment.first < latest[segment.worker]
+def _read_rows_from(segment: Segment, start: int) -> NDArray[np.void]:
+    """Return the complete records of a segment from the index `start` of its worker on.
+
+    A last record that the worker is still writing is left for the next read.
+    """
+    skipped_rows = start - segment.first
+    row_count = segment.path.stat().st_size // ROW.itemsize - skipped_rows
+    if row_count <= 0:
+        return np.zeros(0, ROW)
+    return np.fromfile(segment.path, ROW, row_count, offset=skipped_rows * ROW.itemsize)
+
+
+def _with_completeness(all_segments: list[Segment]) -> Iterator[tuple[Segment, bool]]:
+    """Yield each segment and whether it is complete, because its worker has begun a later one.
+
+    The segments of a worker are in order.
+    """
+    last_start_by_worker = {segment.worker: segment.first for segment in all_segments}
+    for segment in all_segments:
+        yield segment, segment.first < last_start_by_worker[segment.worker]

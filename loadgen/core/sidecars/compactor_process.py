@@ -22,7 +22,7 @@ LONG_S = 20.0
 """The records of a run that lasts longer than this are converted during the run, s."""
 
 NOT_BEGUN = 3
-"""The exit code if the run ended before that."""
+"""The exit code of the process if the run ended before it began to convert records."""
 
 NICENESS = 5
 """A lower priority than the load, but not the lowest, since the run waits for the merged file."""
@@ -32,11 +32,11 @@ class Compactor:
     """Converts the records of a run to Parquet: during a long run, and at the end of any run.
 
     Attributes:
-        died: Why the process ended before its work was done, or "". Nothing is lost then, because
-            what it had not written is still in the record log, which readers read too.
+        failure: Why the process ended before its work was done, or "". Nothing is lost then,
+            because what it had not written is still in the record log, which readers read too.
     """
 
-    died = ""
+    failure = ""
 
     def __init__(
         self,
@@ -44,20 +44,21 @@ class Compactor:
         long_s: float = LONG_S,
         *,
         frozen_s: float = FROZEN_S,
-        beside: bool = True,
+        starts_process: bool = True,
     ) -> None:
-        """Start the process.
+        """Start the process that converts records during the run.
 
         Args:
             folder: The folder of the run.
             long_s: After this time the process begins to convert records.
             frozen_s: A process that uses no CPU time for so long is killed at the end of the run.
-            beside: Whether to start a process. False for a load of few records, however long it is.
+            starts_process: Whether to start a process. False for a load of few records, however
+                long it is: `finish` then converts them.
         """
         self._folder = folder
         self._frozen_s = frozen_s
         self._process: subprocess.Popen[bytes] | None = None
-        if beside:
+        if starts_process:
             module = "loadgen.core.sidecars.compactor_process"
             self._process = subprocess.Popen(
                 child_process.command(module, str(folder), str(long_s)),
@@ -66,44 +67,57 @@ class Compactor:
             )
 
     def finish(self) -> bool:
-        """Convert the remaining records.
+        """Convert the remaining records at the end of a run, in the process or here.
 
-        Returns whether all records are in Parquet, so that the record log can be deleted.
+        Return True if all records are in Parquet, so that the record log can be deleted.
         """
         if self.close() == NOT_BEGUN:
             from loadgen.core.sidecars.compactor import compact_records
 
             compact_records(self._folder)
-        return not self.died
+        return not self.failure
 
     def close(self) -> int:
-        """End the process and return its exit code.
+        """Tell the process that the run is over, wait for its end, and return its exit code.
 
-        If it had not begun, the records stay in the record log.
+        A process that has begun first converts the remaining records. If it fails, `failure` says
+        why. If there is no process, or it had not begun, nothing is converted and the result is
+        NOT_BEGUN.
         """
         if self._process is None:
             return NOT_BEGUN
         assert self._process.stdin is not None
         self._process.stdin.close()
         exit_code = self._wait(self._process)
-        if exit_code < 0 and not self.died:
-            self.died = f"was killed by signal {-exit_code}"
-        elif exit_code not in (0, NOT_BEGUN) and not self.died:
-            self.died = f"failed with code {exit_code}"
+        if not self.failure:
+            self.failure = _describe_exit(exit_code)
         return exit_code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of the process, and kill it if it uses no CPU time."""
-        cpu_s = -1.0
+        """Wait for the end of the process, and return its exit code.
+
+        A process that uses no CPU time for `frozen_s` is stuck, for example on a dead disk, and is
+        killed.
+        """
+        cpu_s: float | None = None
         while True:
             try:
                 return process.wait(self._frozen_s)
             except subprocess.TimeoutExpired:
-                earlier_cpu_s = cpu_s
+                previous_cpu_s = cpu_s
                 cpu_s = child_process.cpu_s(process.pid)
-                if cpu_s == earlier_cpu_s:
+                if cpu_s == previous_cpu_s:
                     process.kill()
-                    self.died = f"did not move for {self._frozen_s:g} s and was killed"
+                    self.failure = f"did not move for {self._frozen_s:g} s and was killed"
+
+
+def _describe_exit(exit_code: int) -> str:
+    """Return how the process failed according to its exit code, or "" if it did not fail."""
+    if exit_code in (0, NOT_BEGUN):
+        return ""
+    if exit_code < 0:
+        return f"was killed by signal {-exit_code}"
+    return f"failed with code {exit_code}"
 
 
 if __name__ == "__main__":
