@@ -123,7 +123,7 @@ def answers(
     from loadgen.answers.comparison import exit_code
     from loadgen.answers.questions import read_questions
     from loadgen.answers.scoring_run import run_scoring
-    from loadgen.core.execution.backend import serving
+    from loadgen.core.execution.backend import running_server
 
     settings = invocation.settings(needs_text="responses are scored as texts")
     _check_target(settings)
@@ -132,7 +132,7 @@ def answers(
     second = other_endpoint(
         settings, comparison.against, comparison.against_model, comparison.against_key_file
     )
-    with serving(settings) as served:
+    with running_server(settings) as served:
         try:
             scored = run_scoring(
                 dataset,

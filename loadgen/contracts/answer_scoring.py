@@ -29,7 +29,7 @@ from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck
 from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core import format
-from loadgen.core.execution.backend import serving
+from loadgen.core.execution.backend import running_server
 from loadgen.core.execution.plan import Settings
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import Interval
@@ -75,7 +75,7 @@ def score_answers(
         UserError, CombinedError: The data set or the settings are wrong.
     """
     questions = read_questions(dataset, check.rows)
-    with serving(endpoints.scored) as scored:
+    with running_server(endpoints.scored) as scored:
         options = ScoringOptions(
             SendOptions(CONCURRENCY, check.max_tokens),
             out=output_dir,

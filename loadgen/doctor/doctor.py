@@ -76,7 +76,7 @@ def run(settings: Settings) -> Examination:
     import uvloop
 
     with (
-        backend.serving(settings) as served,
+        backend.running_server(settings) as served,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         findings = runner.run(examine(served))

@@ -250,7 +250,7 @@ def measure_accuracy(
 
     Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.parquet --url http://HOST:8000 --tokenizer ./llama2
     """  # noqa: E501 - the help prints a sentence per line
-    from loadgen.core.execution.backend import serving
+    from loadgen.core.execution.backend import running_server
     from loadgen.core.execution.folder_names import check_no_results, locked_folder
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy import reference_accuracy
@@ -269,7 +269,7 @@ def measure_accuracy(
         )
     output_dir = out or default_output_dir(test)
     check_no_results(output_dir)
-    with locked_folder(output_dir), serving(settings) as endpoint:
+    with locked_folder(output_dir), running_server(settings) as endpoint:
         request = AccuracyRequest(
             test=test,
             dataset_path=dataset,

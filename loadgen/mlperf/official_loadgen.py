@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
-from loadgen.core.execution.backend import serving
+from loadgen.core.execution.backend import running_server
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.probing import client_options, planned_output_lengths, probe_url
@@ -361,7 +361,7 @@ def run_official_test(
             "start loadgen sim --preset NAME and give its URL; or use --harness own",
         )
     assert settings.out is not None
-    with serving(settings) as served:
+    with running_server(settings) as served:
         assert served.out is not None
         official = _OfficialTest(test, data, served, qps, concurrency, served.out)
         served.out.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from servers import QUICK, shared
 
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError
-from loadgen.core.execution.driver import drive_settings
+from loadgen.core.execution.driver import make_drive_settings
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Settings, build_plan
 from loadgen.core.execution.run import execute
@@ -322,7 +322,7 @@ def test_the_parts_of_a_limit_add_up_to_it(
         plan = build_plan(replace(job, settings=replace(job.settings, shard=own_shard)))
         for worker in range(workers):
             part = shard(plan.schedule, worker, workers)
-            limits.append(drive_settings(plan, part, worker).max_in_flight or 0)
+            limits.append(make_drive_settings(plan, part, worker).max_in_flight or 0)
             slots += part.slot_ids()
     assert sum(limits) == limit
     assert max(limits) - min(limits) <= 1

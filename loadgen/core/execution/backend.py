@@ -27,13 +27,13 @@ class Senders(Protocol):
     def cores(self) -> int | None:
         """Return the free cores of the cluster, or None if the load is sent from this machine."""
 
-    async def place(self, plan: Plan, tell: Emit) -> list[str]:
+    async def place(self, plan: Plan, emit: Emit) -> list[str]:
         """Prepare the workers, and return notes for the manifest.
 
         Raises CombinedError if they cannot send the load.
         """
 
-    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
+    async def run(self, plan: Plan, emit: Emit) -> WorkerResult:
         """Carry out the plan and return the result of all workers.
 
         Raises TargetError if a worker could not start.
@@ -48,7 +48,7 @@ class RunFunction(Protocol):
         workload: Workload,
         settings: Settings,
         folder: Path,
-        tell: Emit,
+        emit: Emit,
         /,
     ) -> Summary:
         """Write the run into its directory and return its summary."""
@@ -61,9 +61,9 @@ class Backend(Struct, frozen=True, kw_only=True):
         known: Returns what is known of the target without sending a request.
         filling_rate: Returns the rate that about fills the target, without sending a request. A
             search begins there.
-        serve: A context in which a server runs. It gives the settings with the URL of the server.
+        serve: A context in which a server runs. It yields the settings with the URL of the server.
         run: Carries out the run. Without it, the load is sent over HTTP.
-        senders: A context with those who send the load over HTTP.
+        senders: A context with the processes that send the load over HTTP.
     """
 
     known: Callable[[Settings], KnownTarget] | None = None
@@ -97,26 +97,36 @@ def run_function(settings: Settings) -> RunFunction | None:
 
 
 @contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[Settings]:
-    """Start the server of the backend, if it has one, and give the settings with its URL."""
+def running_server(settings: Settings) -> Iterator[Settings]:
+    """Run the server of the backend within the context, and yield the settings with its URL.
+
+    Most backends have no server, because the target of the user exists already. The settings are
+    then yielded unchanged.
+    """
     row = settings.backend
     serve = load_backend(row).serve
     if serve is None:
         yield settings
         return
-    guarded = BACKENDS.guard(row, serve, check_type(AbstractContextManager))
-    with guarded(settings) as served:
-        yield served
+    # An error in a backend of a plug-in is reported with the name of the plug-in.
+    guarded_serve = BACKENDS.guard(row, serve, check_type(AbstractContextManager))
+    with guarded_serve(settings) as settings_of_server:
+        yield settings_of_server
 
 
 @contextlib.contextmanager
-def senders(settings: Settings) -> Iterator[Senders]:
-    """Yield the senders of the first backend that the settings choose for sending."""
+def open_senders(settings: Settings) -> Iterator[Senders]:
+    """Yield the processes that send the load over HTTP: those of a cluster, or of this machine.
+
+    They belong to the first built-in backend that can send and whose option, such as `--ray`, is
+    set. The last one needs no option and sends from this machine.
+    """
     for row in BACKENDS.builtin_rows:
-        if row.flag and getattr(settings, row.flag) is None:
+        is_requested = not row.flag or getattr(settings, row.flag) is not None
+        if not is_requested:
             continue
-        open_senders = load_backend(row).senders
-        if open_senders is not None:
-            with open_senders(settings) as found:
-                yield found
+        enter_senders = load_backend(row).senders
+        if enter_senders is not None:
+            with enter_senders(settings) as senders:
+                yield senders
             return

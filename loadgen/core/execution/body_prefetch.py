@@ -176,21 +176,28 @@ class BodyPrefetch(Bodies):
     def __init__(self, job: Job, schedule: Schedule, prompts: Prompts) -> None:
         """Start the builder and request the first bodies of each stage.
 
-        The index of stored bodies has no stages, because bodies that arrive stay in memory.
+        Args:
+            job: The job of the run.
+            schedule: The part of the schedule that this worker sends.
+            prompts: The requests.
         """
         encode_body = body_encoder(job, prompts)
+        # Bodies that arrive stay in memory, so no stage has bodies in the temporary file.
         super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
         self._schedule = schedule
         self._window_size = job.settings.tuning.window
         self._frozen_s = job.settings.tuning.helper_frozen_s
-        # Requests whose bodies were requested and have not arrived, and bodies that have arrived.
+        # The ids of requests whose bodies were requested and have not arrived.
         self._requested: set[int] = set()
+        # The bodies that have arrived, by the id of the request.
         self._received: dict[int, BuiltBody] = {}
         self._received_bytes = 0
-        # For each open-loop stage: the first turns that were not requested yet, and how many were
-        # requested and not taken.
-        self._windows = [_first_turns_of_arrivals(schedule, stage) for stage in schedule.stages]
-        self._open_in_window = [0] * len(schedule.stages)
+        # For each stage with an open loop: the first turns that were not requested yet, and how
+        # many sessions are in its window, since they were requested and have not started.
+        self._next_first_turns = [
+            _first_turns_of_arrivals(schedule, stage) for stage in schedule.stages
+        ]
+        self._window_sessions = [0] * len(schedule.stages)
         self._all_received: asyncio.Future[None] | None = None
         self._builder = BuilderConnection(
             job, prompts, encode_body, self._on_body, self._on_builder_end
@@ -202,8 +209,8 @@ class BodyPrefetch(Bodies):
     async def receive_first_bodies(self) -> None:
         """Wait until all bodies that were requested have arrived.
 
-        A builder that uses no CPU time for `helper_frozen_s` is stuck. It is killed, and all bodies
-        are built late.
+        The load starts after that. A builder that uses no CPU time for `helper_frozen_s` is stuck.
+        It is killed, and the sending loop builds all bodies itself.
         """
         if not self._requested:
             return
@@ -216,7 +223,7 @@ class BodyPrefetch(Bodies):
             previous_cpu_s = used_cpu_s
             used_cpu_s = self._builder.cpu_s()
             if used_cpu_s == previous_cpu_s:
-                # The end of its output then ends this loop; see `_on_builder_end`.
+                # Its output then ends, and `_on_builder_end` completes the future.
                 self._builder.kill()
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
@@ -256,32 +263,37 @@ class BodyPrefetch(Bodies):
         )
 
     def _request_later_sessions(self, stage_index: int, request_id: int) -> None:
-        """Request the sessions that follow when a request starts a session, or would have.
+        """Request the bodies of sessions that follow, if a request is the first one of its session.
 
-        In a closed loop that is a later session of the same virtual user. In an open loop it is the
-        next one of the window, in which the session that starts has made room.
+        This is called when the request is sent, or when it is known that it never will be. In a
+        closed loop, a later session of the same virtual user follows. In an open loop, the session
+        has left the window, which has room for the next one.
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
-        if request_id == self._schedule.first_slot_id(session_index):
+        starts_session = request_id == self._schedule.first_slot_id(session_index)
+        if starts_session:
             if stage.is_closed_loop:
-                self._request(_later_turn_of_user(self._schedule, stage, session_index))
+                self._request(_first_turn_to_prefetch(self._schedule, stage, session_index))
             else:
-                self._open_in_window[stage_index] -= 1
+                self._window_sessions[stage_index] -= 1
         self._refill_window(stage_index)
 
     def _refill_window(self, stage_index: int) -> None:
-        """Request the next first turns of an open loop until its window is full."""
+        """Request the first turns of the next sessions of an open loop until its window is full.
+
+        The window is also full if the bodies in memory take more than _MAX_PREFETCHED_BYTES.
+        """
         request_ids: list[int] = []
         while (
-            self._open_in_window[stage_index] < self._window_size
+            self._window_sessions[stage_index] < self._window_size
             and self._received_bytes < _MAX_PREFETCHED_BYTES
         ):
-            request_id = next(self._windows[stage_index], None)
+            request_id = next(self._next_first_turns[stage_index], None)
             if request_id is None:
                 break
             request_ids.append(request_id)
-            self._open_in_window[stage_index] += 1
+            self._window_sessions[stage_index] += 1
         self._request(request_ids)
 
     def _request(self, request_ids: list[int]) -> None:
@@ -339,18 +351,20 @@ def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int
     return request_ids
 
 
-def _later_turn_of_user(schedule: Schedule, stage: ScheduledStage, session_index: int) -> list[int]:
+def _first_turn_to_prefetch(
+    schedule: Schedule, stage: ScheduledStage, session_index: int
+) -> list[int]:
     """Return the first turn to request when a virtual user starts a session; at most one.
 
-    The bodies of the next few sessions of the user were requested before, so this is the session
-    after them. There is none if it would be beyond the last session of the stage.
+    The bodies of the next few sessions of the user were requested before, so this is the first turn
+    of the session after them. Successive sessions of a user are `concurrency` apart. There is none
+    if it would be beyond the last session of the stage.
     """
     later_session = session_index + stage.concurrency * _bodies_per_user(stage)
-    if (
-        stage.session_count is not None
-        and later_session >= stage.first_session + stage.session_count
-    ):
-        return []
+    if stage.session_count is not None:
+        end_session = stage.first_session + stage.session_count
+        if later_session >= end_session:
+            return []
     return [schedule.first_slot_id(later_session)]
 
 

@@ -26,7 +26,7 @@ from loadgen.core.execution.plan import Plan, share_of_limit
 from loadgen.core.execution.process_memory import (
     LARGEST_KEPT_BLOCK_UNDER_LOAD,
     garbage_collection_disabled,
-    release_blocks_above,
+    set_largest_kept_block,
 )
 from loadgen.core.execution.self_sampling import SECOND_NS, SelfSampling
 from loadgen.core.execution.shard import sleep_until_before_start, start_instant_ns
@@ -178,8 +178,8 @@ class Driver:
         self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
         self._target_selection = TargetSelection(
             settings.route,
-            targets=len(resources.clients),
-            turns=schedule.max_turns,
+            target_count=len(resources.clients),
+            max_turns=schedule.max_turns,
             in_flight=lambda target: resources.clients[target].in_flight,
             targets_by_slot=resources.targets_by_slot,
         )
@@ -187,9 +187,9 @@ class Driver:
         self._in_flight: dict[int, _SentRequest] = {}  # by slot id
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        # For each stage without a count, how far the slot ids of two successive sessions of the
-        # same virtual user are apart. 0 for a stage with a count.
-        self._slot_id_step_of_user = [
+        # How far the slot ids of two successive sessions of the same virtual user are apart. 0 for
+        # a stage with a count.
+        self._session_distance_by_stage = [
             0 if stage.session_count is not None else stage.concurrency * schedule.max_turns
             for stage in schedule.stages
         ]
@@ -210,9 +210,9 @@ class Driver:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._has_recorded_unsent = False
         self._is_cancelling = False  # True while the requests in flight are being cancelled
-        # True while requests are started or ended in bulk, so that a completion does not start
-        # more.
-        self._is_starting = False
+        # True while several requests are started or cancelled in a row. A request that ends
+        # meanwhile then starts no other one, which the caller does afterwards if needed.
+        self._defers_next_requests = False
 
         self._reactor.turn_ns = settings.hold_ns
         self._reactor.on_wake = self._on_wake
@@ -235,21 +235,25 @@ class Driver:
             self._check_finished()
             await self._finished
         finally:
-            self._reactor.wake_at(FOREVER)
-            self._reactor.on_wake = None
-            self._reactor.on_tick = None
-            self._reactor.on_idle = None
-            self._reactor.turn_ns = 0
+            self._detach_from_reactor()
             self._write_remaining(monotonic_ns())
             self._sampling.close()
             loop.set_exception_handler(None)
 
+    def _detach_from_reactor(self) -> None:
+        """Undo what the constructor has set on the reactor, which may be used after the load."""
+        self._reactor.wake_at(FOREVER)
+        self._reactor.on_wake = None
+        self._reactor.on_tick = None
+        self._reactor.on_idle = None
+        self._reactor.turn_ns = 0
+
     @property
-    def down(self) -> dict[int, float]:
+    def down_since_s(self) -> dict[int, float]:
         """Return when each unresponsive target first stopped responding, in s from the start."""
         return {
             target: round((at_ns - self.start_ns) / SECOND_NS, 3)
-            for target, at_ns in self._target_selection.down.items()
+            for target, at_ns in self._target_selection.down_since_ns.items()
         }
 
     def stop_after_failure(self) -> None:
@@ -259,10 +263,11 @@ class Driver:
             self.stop()
 
     def stop(self) -> None:
-        """Start no more requests. Those in flight may end within the drain, at most 30 s.
+        """Stop the load, when the user interrupts it or a rule or a failed target ends it.
 
-        A second call ends the run at once. So does the first call if the load is over and only the
-        drain is left.
+        No more requests start. Those in flight may end within the drain, but at most within
+        MAX_DRAIN_AFTER_STOP_NS. A second call ends the run at once and cancels them. So does the
+        first call if the load is over and only the drain is left.
         """
         if self._finished.done():
             return
@@ -289,13 +294,13 @@ class Driver:
         At most _REQUESTS_PER_TURN are started, so that responses are read in between. The event
         loop calls this method again if more are due.
         """
-        self._is_starting = True
+        self._defers_next_requests = True
         for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
             if slot.drop_reason:
                 self._record_unsent(slot)
             else:
                 self._send(slot)
-        self._is_starting = False
+        self._defers_next_requests = False
         self._schedule_wake_up()
 
     def _schedule_wake_up(self) -> None:
@@ -307,17 +312,19 @@ class Driver:
         """Send the request of a slot to the target that the route selects for it.
 
         The client calls `_on_done` when the request has ended. That can happen before `send`
-        returns, for example if no socket could be opened, so the request is registered first.
+        returns, for example if no socket could be opened, so the request is registered in
+        `_in_flight` first, and its handle for `Sender.cancel` is added afterwards.
         """
         slot_id = slot.slot_id
         self._sent_by_stage[slot.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
+        # A single target needs no selection, and most loads have no options. Both save a call for
+        # each request.
         target = 0
         if len(self._clients) > 1:
             target = self._target_selection.choose(slot_id, monotonic_ns())
         body, request_facts = self._bodies.take_body(slot.stage, slot_id)
-        # Most loads have no options, which saves a call for each of their requests.
         options: dict[str, Any] = {}
         if self._has_send_options or slot.session is not None:
             options = self._send_options(slot)
@@ -393,24 +400,24 @@ class Driver:
             self._clients[sent_request.target].cancel(sent_request.handle, failure)
 
     def _build_next_body(self) -> bool:
-        """Build one body in advance. Return True if there may be more to build.
+        """Build one request body in advance. Return True if there may be more to build.
 
-        The event loop calls this while it is idle. A load without a number of requests keeps
-        BODIES_AHEAD bodies ready in each stage, besides those that were sent.
+        The event loop calls this while it is idle, for a load without a number of requests, whose
+        bodies cannot all be built before it. In each stage, BODIES_AHEAD bodies are kept ready for
+        the requests that follow those that were sent.
         """
         for stage, unbuilt_slot_ids in enumerate(self._unbuilt_slot_ids_by_stage):
-            target_count = self._sent_by_stage[stage] + BODIES_AHEAD
-            if self._bodies.built_count(stage) >= target_count:
-                continue
-            built_count = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1)
-            if built_count:
-                return True
+            needed_bodies = self._sent_by_stage[stage] + BODIES_AHEAD
+            if self._bodies.built_count(stage) < needed_bodies:
+                has_built_one = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1) > 0
+                if has_built_one:
+                    return True
         return False
 
     def _on_first_output(self, slot_id: int, at_ns: int) -> None:
         """Tell the dispatcher that a request is no longer in prefill, so another may start."""
         self._dispatcher.report_first_output(slot_id, at_ns - self.start_ns)
-        if not self._is_starting:
+        if not self._defers_next_requests:
             self._on_wake(monotonic_ns())
 
     def _on_done(
@@ -418,7 +425,14 @@ class Driver:
     ) -> None:
         """Record the end of a request, and start the requests that follow it.
 
-        While requests are started or ended in bulk, the caller starts what follows.
+        A client calls this for each request, whether it succeeded or failed. While several requests
+        are started or cancelled in a row, none is started here.
+
+        Args:
+            slot: The slot of the request.
+            target: The index of the target that it was sent to.
+            request_facts: What was known of it before it was sent.
+            completion: How it ended.
         """
         self._in_flight.pop(slot.slot_id, None)
         self.counters.in_flight -= 1
@@ -429,7 +443,7 @@ class Driver:
         self._bodies.record_response(slot.slot_id, completion)
         self._record_log.add_record(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
-        if self._is_starting:
+        if self._defers_next_requests:
             return
         self._on_wake(monotonic_ns())
         if not self._in_flight:
@@ -439,7 +453,7 @@ class Driver:
         """Count a request that succeeded, and its TTFT if it has one."""
         self.counters.ok += 1
         # The usual case, no failure before this success, needs no call.
-        if self._target_selection.refusals[target]:
+        if self._target_selection.silent_failures[target]:
             self._target_selection.report_success(target)
         if completion.first_token >= 0:
             self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
@@ -447,8 +461,9 @@ class Driver:
     def _count_failure(self, target: int, completion: Completion) -> None:
         """Count a failure, and end the run if its target stopped responding and settings say so.
 
-        A request that the load generator cut, for example at the end of the drain, is not counted
-        as failed. A request that `_cancel_all` ends says nothing about its target.
+        A request that the load generator itself has ended (the kinds in CUTS), for example at the
+        end of the drain, is not counted as failed. A request that `_cancel_all` ends says nothing
+        about its target.
         """
         assert completion.failure is not None
         if completion.failure.kind not in CUTS:
@@ -467,17 +482,21 @@ class Driver:
         """
         failure = completion.failure
         pause_ns = 0
-        slot_id_step = self._slot_id_step_of_user[slot.stage]
-        if failure is not None and slot_id_step:
-            first_slot_id = slot.slot_id - slot.turn
-            pause_ns = self._target_selection.pause_ns(first_slot_id + slot_id_step)
-        is_abandoned = failure is not None and failure.kind == "abandoned"
+        session_distance = self._session_distance_by_stage[slot.stage]
+        if failure is not None and session_distance:
+            first_slot_of_session = slot.slot_id - slot.turn
+            next_session_slot = first_slot_of_session + session_distance
+            pause_ns = self._target_selection.pause_ns(next_session_slot)
+        # Why the later turns of the session are dropped if this one failed.
+        drop_reason = "previous_turn_failed"
+        if failure is not None and failure.kind == "abandoned":
+            drop_reason = "abandoned"
         self._dispatcher.report_finished(
             slot.slot_id,
             completion.done - self.start_ns,
             failure is None,
             pause_ns,
-            "abandoned" if is_abandoned else "previous_turn_failed",
+            drop_reason,
         )
 
     def _record_key(self, slot: DispatchedSlot, target: int) -> RecordKey:
@@ -496,10 +515,10 @@ class Driver:
     def _encode_record(
         self, slot: DispatchedSlot, target: int, request_facts: RequestFacts, completion: Completion
     ) -> bytes:
-        """Return the encoded record of a request that was sent.
+        """Return the encoded record of a request that was sent, for the record log.
 
-        Its text, such as the message of a failure, is stored beside the records, without API keys.
-        The record has the number of the text.
+        Texts, such as the message of a failure, are stored in a file of their own, without API
+        keys. The record refers to its text by the number of the text.
         """
         text_number = _NO_TEXT
         text = text_for_record(completion)
@@ -511,7 +530,10 @@ class Driver:
         )
 
     def _record_unsent(self, slot: DispatchedSlot) -> None:
-        """Record a slot whose request was never sent."""
+        """Write the record of a slot whose request was never sent, and never will be.
+
+        Its status says whether it was dropped by a limit, or cut because the load ended.
+        """
         self.counters.dropped += 1
         target = self._target_selection.choose_unsent(slot.slot_id)
         status = CUTS.get(slot.drop_reason, "dropped")
@@ -546,7 +568,7 @@ class Driver:
         # Stop first: the dispatcher must not drop the turns after those that are cancelled.
         self._dispatcher.stop()
         # The requests that are cancelled must not start others.
-        self._is_starting = True
+        self._defers_next_requests = True
         drain_s = self._drain_ns / SECOND_NS
         self._cancel_all(
             Failure(
@@ -554,7 +576,7 @@ class Driver:
                 f"in flight when the drain ended, {drain_s:g} s after the load (--grace)",
             )
         )
-        self._is_starting = False
+        self._defers_next_requests = False
         self._record_unsent_slots("unfinished")
 
     def _record_unsent_slots(self, reason: str) -> None:
@@ -650,10 +672,17 @@ class Driver:
         self._finished.set_exception(exception)
 
 
-async def run(plan: Plan, tell: Emit) -> WorkerResult:
-    """Send a complete plan from this process, and report the start of the load to listeners.
+async def run_in_this_process(plan: Plan, emit: Emit) -> WorkerResult:
+    """Send a complete plan from this process, without worker processes.
 
     If the plan is a shard of a run, the load starts at the time that all shards have in common.
+
+    Args:
+        plan: The plan.
+        emit: Called with `LoadStarted` when the load starts.
+
+    Raises:
+        TargetError: A target cannot be used.
     """
     shard_of_run = plan.job.settings.shard
 
@@ -664,18 +693,23 @@ async def run(plan: Plan, tell: Emit) -> WorkerResult:
     def on_started(driver: Driver) -> None:
         # A listener may take long, and a signal must stop the load meanwhile.
         with stop_signals.on_stop_signal(lambda _: driver.stop()):
-            tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
+            emit(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
     return await run_worker(
         plan, worker=0, workers=1, wait_for_start=wait_for_start, on_started=on_started
     )
 
 
-def drive_settings(plan: Plan, worker_schedule: Schedule, worker: int) -> DriveSettings:
+def make_drive_settings(plan: Plan, worker_schedule: Schedule, worker: int) -> DriveSettings:
     """Return the settings of the driver of one worker.
 
     Limits of requests in flight or in prefill are for the complete run. Each worker gets its share
     of them, so that the workers together keep to the limits.
+
+    Args:
+        plan: The plan of the run.
+        worker_schedule: The part of its schedule that the worker sends.
+        worker: The number of the worker, from 0.
     """
     job = plan.job
     settings = job.settings
@@ -714,9 +748,10 @@ async def run_worker(
         TargetError: A target cannot be used.
     """
     worker_schedule = shard(plan.schedule, worker, workers)
-    settings = drive_settings(plan, worker_schedule, worker)
+    settings = make_drive_settings(plan, worker_schedule, worker)
     async with open_resources(plan, worker_schedule, worker) as resources:
-        release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
+        # The preparation has freed much memory that the load does not need.
+        set_largest_kept_block(LARGEST_KEPT_BLOCK_UNDER_LOAD)
         with garbage_collection_disabled():
             start_ns = await wait_for_start()
             driver = Driver(worker_schedule, resources, settings, start_ns=start_ns)
@@ -724,20 +759,23 @@ async def run_worker(
             on_started(driver)
             with stop_signals.on_stop_signal(lambda _: driver.stop()):
                 await driver.run()
-        return _worker_result(driver, resources, hot_path=plan.job.settings.hot_path)
+        return _collect_result(driver, resources, hot_path=plan.job.settings.hot_path)
 
 
-def _worker_result(driver: Driver, resources: WorkerResources, *, hot_path: str) -> WorkerResult:
-    """Return what a worker reports after its load."""
+def _collect_result(driver: Driver, resources: WorkerResources, *, hot_path: str) -> WorkerResult:
+    """Return what a worker reports after its load to the process that started the run.
+
+    `hot_path` is the implementation that read the sockets; see `WorkerResult`.
+    """
     bodies = resources.bodies
     return WorkerResult(
         prompts_total=bodies.digest.total,
         prompts_count=bodies.digest.count,
         bodies_total=bodies.body_digest.total,
-        late=bodies.late_bodies,
+        late_bodies=bodies.late_bodies,
         # A run that a failed target stopped is not one that the user interrupted.
         interrupted=driver.interrupted and not driver.stopped,
         stopped=driver.stopped,
-        down=driver.down,
+        down_since_s=driver.down_since_s,
         hot_path=hot_path,
     )

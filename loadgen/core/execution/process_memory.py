@@ -44,10 +44,12 @@ def garbage_collection_disabled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def release_blocks_above(size: int) -> None:
-    """Let the allocator return freed blocks above `size` bytes to the system at once.
+def set_largest_kept_block(size: int) -> None:
+    """Let the C allocator return larger blocks than `size` bytes to the system when they are freed.
 
-    Only glibc has such a limit. With other C libraries nothing changes.
+    A block that it keeps is faster to allocate again, but is memory that this process does not use.
+    What is free now is returned at once. Only glibc has these functions (see mallopt(3)). With
+    other C libraries nothing changes.
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):

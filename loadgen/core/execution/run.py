@@ -29,7 +29,7 @@ from loadgen.core.execution.plan import (
 )
 from loadgen.core.execution.plan_checks import check_plan
 from loadgen.core.execution.probing import ProbeCache, probe_all
-from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
+from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
 from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
 from loadgen.core.execution.worker_resources import WorkerResult, needs_builder_process
 from loadgen.core.metrics import reasons
@@ -148,30 +148,10 @@ def finish_run(
             interrupted by the user.
     """
     folder = plan.job.folder
-    release_blocks_above(LARGEST_KEPT_BLOCK)
+    set_largest_kept_block(LARGEST_KEPT_BLOCK)
     manifest = _final_manifest(plan, manifest, result, load)
     write_manifest(folder, manifest)
-    # A worker with many records writes several segments. Only then does one begin after record 0,
-    # and the compactor deletes each segment that it has stored.
-    compactor_deletes_records = any(segment.first for segment in segments(folder))
-    has_server_timings = (folder / request_accounts.FILE).exists()
-    # The summary is computed while the compactor works, unless it needs what the compactor writes.
-    is_compacted: bool | None = None
-    if compactor_deletes_records or has_server_timings:
-        is_compacted = compactor.finish()
-    if is_compacted and has_server_timings:
-        join_problem = server_accounts.add_breakdowns_to_records(folder)
-        if join_problem is not None:
-            notes = reasons.make_note("accounts_unjoined", join_problem)
-            manifest = run_manifest.add_notes(manifest, notes)
-            write_manifest(folder, manifest)
-    summary = run_folder.summary(folder)
-    if is_compacted is None:
-        is_compacted = compactor.finish()
-    if not is_compacted:
-        notes = reasons.make_note("store_died", {"why": compactor.failure})
-        write_manifest(folder, run_manifest.add_notes(manifest, notes))
-        summary = run_folder.summary(folder)
+    summary = _compact_and_summarize(folder, manifest, compactor)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
         gaps.write(folder, gaps.read_event_files(folder))
@@ -179,6 +159,41 @@ def finish_run(
         store.delete_record_log(folder)
     checksums.write(folder)
     return summary
+
+
+def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compactor) -> Summary:
+    """Let the compactor store the remaining records, and return the summary of a run.
+
+    The summary is computed from the record log while the compactor works. Only if it needs what the
+    compactor writes, the compactor ends first. A note on what went wrong is added to the stored
+    manifest, and is part of the summary.
+    """
+    # The compactor deletes each segment of the record log that it has stored, except the last one
+    # of a worker. A worker has written several segments if one begins after its record 0.
+    has_deleted_segments = any(segment.first for segment in segments(folder))
+    has_breakdowns = (folder / request_accounts.FILE).exists()
+    if not has_deleted_segments and not has_breakdowns:
+        summary = run_folder.summary(folder)
+        if compactor.finish():
+            return summary
+    elif compactor.finish():
+        if has_breakdowns:
+            _add_breakdowns(folder, manifest)
+        return run_folder.summary(folder)
+    notes = reasons.make_note("store_died", {"why": compactor.failure})
+    write_manifest(folder, run_manifest.add_notes(manifest, notes))
+    return run_folder.summary(folder)
+
+
+def _add_breakdowns(folder: Path, manifest: RunManifest) -> None:
+    """Write the timing breakdowns of the servers into the records of a run.
+
+    If some of them match no request, a note is added to the stored manifest.
+    """
+    unmatched = server_accounts.add_breakdowns_to_records(folder)
+    if unmatched is not None:
+        notes = reasons.make_note("accounts_unjoined", unmatched)
+        write_manifest(folder, run_manifest.add_notes(manifest, notes))
 
 
 def _check_virtual_time(settings: Settings) -> None:
@@ -224,20 +239,22 @@ class _HttpRun:
     def execute(self, settings: Settings) -> Summary:
         """Carry out the run and return its summary.
 
-        What was opened is closed in the reverse order. If the load fails, listeners receive the end
-        of the load, and the compactor is closed.
+        The steps are: start the target if it is simulated, probe and plan, write the manifest, wait
+        for the common start of a shard, send the load, and finish. What was opened is closed in the
+        reverse order. If the load fails, the compactor is closed, and listeners receive the end of
+        the load.
         """
         # Runs in virtual time do not need this module.
         import uvloop
 
         known_target = backend.known(settings)
         with contextlib.ExitStack() as cleanup:
-            served_settings = cleanup.enter_context(backend.serving(settings))
+            served_settings = cleanup.enter_context(backend.running_server(settings))
             settings = step_targets.resolve_step_targets(self.workload, served_settings)
-            senders = cleanup.enter_context(backend.senders(settings))
+            senders = cleanup.enter_context(backend.open_senders(settings))
             runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-            on_failure = cleanup.enter_context(contextlib.ExitStack())
-            prepared = self._prepare(settings, known_target, senders, runner, on_failure)
+            failure_cleanup = cleanup.enter_context(contextlib.ExitStack())
+            prepared = self._prepare(settings, known_target, senders, runner, failure_cleanup)
             plan = prepared.plan
             manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
             worker_notes = runner.run(senders.place(plan, self._emit))
@@ -246,15 +263,18 @@ class _HttpRun:
             )
             manifest = events.complete_manifest(self.listeners, manifest)
             self._emit(events.RunPlanned(plan, manifest))
+
             if settings.shard is not None:
                 shard_schedule.write(self.folder, complete_schedule(plan.schedule))
                 self._emit(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
                 runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
+
             compactor = self._start_compactor(plan)
-            on_failure.callback(compactor.close)
+            failure_cleanup.callback(compactor.close)
             result = runner.run(senders.run(plan, self._emit))
-            # The load has not failed, so the callbacks for that case are dropped.
-            on_failure.pop_all()
+            # The load has not failed, so the cleanup for that case is dropped.
+            failure_cleanup.pop_all()
+
             manifest = events.conclude_manifest(self.listeners, manifest)
             # Its threads and sockets are not needed while the summary is computed.
             runner.close()
@@ -271,14 +291,22 @@ class _HttpRun:
         known_target: KnownTarget | None,
         senders: backend.Senders,
         runner: asyncio.Runner,
-        on_failure: contextlib.ExitStack,
+        failure_cleanup: contextlib.ExitStack,
     ) -> PreparedPlan:
         """Probe the targets, and return a plan that was checked.
 
-        From the end of the probe on, listeners receive the end of the load also if it fails.
+        Listeners may start something when they receive `TargetsProbed`, and end it when they
+        receive `LoadEnded`. Therefore `LoadEnded` is added to `failure_cleanup`.
+
+        Args:
+            settings: The settings of the run.
+            known_target: What is known of the target without a request.
+            senders: The processes that will send the load.
+            runner: Runs the probe.
+            failure_cleanup: The callbacks for a run that fails.
         """
         probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
-        on_failure.callback(self._emit, events.LoadEnded(None))
+        failure_cleanup.callback(self._emit, events.LoadEnded(None))
         self._emit(events.TargetsProbed(self.folder, settings, probe_results))
         context = PreparationContext(
             folder=self.folder,
@@ -308,12 +336,19 @@ def _final_manifest(
 ) -> RunManifest:
     """Return the manifest of a run with what is known after its load.
 
-    That is how it ended, the prompts that were sent, and notes on late bodies and failed targets.
+    That is how it ended, the fingerprints of the prompts that were sent, and notes on bodies that
+    were built too late and on targets that stopped responding.
+
+    Args:
+        plan: The plan of the run.
+        manifest: The manifest before the load.
+        result: What the workers reported.
+        load: See `finish_run`.
     """
-    late_bodies = {"bodies": result.late} if result.late else None
+    late_bodies = {"bodies": result.late_bodies} if result.late_bodies else None
     manifest = run_manifest.add_notes(manifest, reasons.make_note("bodies_late", late_bodies))
     manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *result.notes))
-    for target_index, at_s in sorted(result.down.items()):
+    for target_index, at_s in sorted(result.down_since_s.items()):
         target = manifest.targets[target_index]
         values = {"target": target.name or target.url, "at_s": at_s}
         manifest = run_manifest.add_notes(manifest, reasons.make_note("target_gone", values))
@@ -350,32 +385,39 @@ def _with_sent_prompts(
 ) -> Fingerprints:
     """Return the fingerprints of a run with those of its prompts and request bodies.
 
-    If the workers built all prompts, their digests are the fingerprint. If separate processes built
-    the bodies or not all prompts were sent, the fingerprint is computed from the plan.
+    There are three cases:
 
-    Bodies have a fingerprint only if they do not depend on the replies of the server. A shard whose
-    worker died has none of its prompts either: the part of the digest of that worker is missing.
+    1. The workers built all prompts of the plan. Their digests are the fingerprints. Bodies have
+       one only if they do not depend on the replies of the server.
+    2. A shard lost a worker, whose part of the digest is missing. There are no fingerprints.
+    3. Otherwise separate processes built the bodies, or not all prompts were sent. The fingerprint
+       of the prompts is computed from the plan.
     """
     slot_count = plan.schedule.slot_count
     has_builder = needs_builder_process(complete_schedule(plan.schedule), plan.job.settings.tuning)
     if result.prompts_count == slot_count and not has_builder:
-        digest = Digest(result.prompts_total, result.prompts_count)
-        bodies = Digest(result.bodies_total, result.prompts_count)
-        is_scripted = plan.requests.history == "scripted"
+        prompts_digest = Digest(result.prompts_total, result.prompts_count)
+        bodies_digest = Digest(result.bodies_total, result.prompts_count)
+        has_fixed_bodies = plan.requests.history == "scripted"
         return msgspec.structs.replace(
             fingerprints,
-            prompts=digest.hexdigest(),
-            bodies=bodies.hexdigest() if is_scripted else "",
+            prompts=prompts_digest.hexdigest(),
+            bodies=bodies_digest.hexdigest() if has_fixed_bodies else "",
         )
-    if plan.job.settings.shard is not None and slot_count is not None and not has_builder:
+    is_shard = plan.job.settings.shard is not None
+    if is_shard and slot_count is not None and not has_builder:
         return fingerprints
-    return msgspec.structs.replace(
-        fingerprints, prompts=fingerprint(plan.requests, None if has_builder else slot_count)
-    )
+    # A load with a builder is large, so its first prompts represent it.
+    hashed_prompts = None if has_builder else slot_count
+    return msgspec.structs.replace(fingerprints, prompts=fingerprint(plan.requests, hashed_prompts))
 
 
 def _with_digests(shard_part: ShardPart | None, result: WorkerResult) -> ShardPart | None:
-    """Return the shard of a manifest with the sums from which a merge computes fingerprints."""
+    """Return the part of a manifest about shards with the sums of hashes of this shard.
+
+    `loadgen merge` adds the sums of all shards, and computes the fingerprints of the run from them.
+    Return None for a run that was not divided into shards.
+    """
     if shard_part is None:
         return None
     return msgspec.structs.replace(

@@ -33,7 +33,7 @@ from loadgen.core.results.manifest import (
 )
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import complete_schedule, schedule_fingerprint
-from loadgen.core.slo import Slo
+from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import (
     FromFile,
     FromTrace,
@@ -154,23 +154,17 @@ def add_notes(run_manifest: RunManifest, notes: CodedNotes) -> RunManifest:
 def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
     """Return the part of an SLO that can be judged by responses of the API that is used.
 
-    Terms about tokens or their times are left out if the responses do not have them.
+    A response that is not streamed has no times of tokens, and one with numbers instead of text
+    (`settings.values`, for example embeddings) has no tokens either. Terms about what the responses
+    do not have are left out, and a note lists them.
     """
     if slo is None or settings.stream:
         return JudgedSlo(slo, {})
-    # A complete response has no times of tokens. A response without text has no tokens either.
-    unavailable = {
-        term.metric
-        for term in slo.terms
-        if response_parts_needed_for(term.metric) in ("stream", "tokens")
-    }
-    if settings.values:
-        unavailable = {term.metric for term in slo.terms if response_parts_needed_for(term.metric)}
-    judged_terms = tuple(term for term in slo.terms if term.metric not in unavailable)
+    judged_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
     notes: CodedNotes = {}
     if len(judged_terms) < len(slo.terms):
         values = {
-            "metrics": [term.metric for term in slo.terms if term.metric in unavailable],
+            "metrics": [term.metric for term in slo.terms if term not in judged_terms],
             "because": "no_tokens" if settings.values else "no_stream",
             "api": settings.api,
         }
@@ -179,10 +173,19 @@ def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
     return JudgedSlo(None if judged == Slo() else judged, notes)
 
 
+def _can_judge(term: Term, settings: Settings) -> bool:
+    """Return True if responses that are not streamed have what the metric of a term needs."""
+    needed_parts = response_parts_needed_for(term.metric)
+    if settings.values:
+        return not needed_parts
+    return needed_parts not in ("stream", "tokens")
+
+
 def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
     """Return the request classes of a workload, each with the SLO that it is judged by.
 
-    A class without an SLO of its own is judged by that of the workload.
+    A class without an SLO of its own is judged by that of the workload. There are no classes if the
+    workload is not a mix.
     """
     if not isinstance(workload.requests, Mix):
         return JudgedClasses((), {})
@@ -205,10 +208,14 @@ def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
 
 
 def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
-    """Return the fingerprints of the requested workload.
+    """Return the fingerprints by which results of the same workload are recognised.
 
     How virtual users start by default depends on the target. The fingerprints are those of the
-    request, so that runs on different targets have equal ones.
+    workload before that was decided, so that runs on different targets have equal ones.
+
+    Args:
+        complete_plan: The plan with the schedule of all shards.
+        requested: The workload that the user requested.
     """
     job = complete_plan.job
     tokenizer = complete_plan.tokenizer
@@ -239,7 +246,11 @@ def _longest_dns_ms(probe_results: Sequence[ProbeResult]) -> float | None:
 
 
 def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> ShardPart | None:
-    """Return what the manifest of a shard records of the complete run, or None without shards."""
+    """Return what the manifest of a shard records of the complete run, for `loadgen merge`.
+
+    Return None for a run that was not divided into shards. `starts` says for each stage how its
+    virtual users start.
+    """
     job = complete_plan.job
     shard = job.settings.shard
     if shard is None:
@@ -278,15 +289,22 @@ def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
 
 
 def _reused_share_of_trace(plan: Plan) -> float | None:
-    """Return the share of prompt tokens of a trace that a perfect prefix cache would contain."""
+    """Return the fraction of the prompt tokens of a trace that a perfect prefix cache would contain.
+
+    Return None for requests that do not come from a trace. If the rows are sent at the times of the
+    trace, the fraction is that of the rows that are sent. If they are sent by session, it is known
+    for the complete trace only.
+    """
     requests = plan.job.workload.requests
-    trace = getattr(plan.requests, "trace", None)
-    if trace is None or not isinstance(requests, FromTrace):
+    if not isinstance(requests, FromTrace):
         return None
-    # Rows of sessions are sent by session, so only the whole trace has a known share.
-    slot_count = plan.schedule.slot_count if requests.replay == "instants" else None
-    reused_share: float | None = trace.reused_share(slot_count)
-    return reused_share
+    # Runs without a trace do not need this module.
+    from loadgen.core.requests.trace_prompts import TracePrompts
+
+    assert isinstance(plan.requests, TracePrompts)
+    sends_at_trace_times = requests.replay == "instants"
+    row_count = plan.schedule.slot_count if sends_at_trace_times else None
+    return plan.requests.trace.reused_share(row_count)
 
 
 def _targets(job: Job) -> tuple[TargetFacts, ...]:
@@ -374,8 +392,9 @@ def _has_random_words(requests: object) -> bool:
 def _shares_prompts(requests: object) -> bool:
     """Return True if requests may share a part of their prompts with other requests.
 
-    Files, traces and tasks may contain anything. Other requests share prompts only if one of their
-    options says so.
+    A prefix cache can only help then. Files (`path`), traces and tasks may contain anything. Other
+    requests share prompts only if one of their options says so. `requests` is any of the classes of
+    requests of a workload, each of which has its own options.
     """
     if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True

@@ -24,10 +24,15 @@ FIRST_ROUND = "first round"
 # The stage of the first requests needs a duration even if all users start at the same time.
 _SHORTEST_FIRST_ROUND_NS = 1_000_000
 _UNLIMITED_NS = 1 << 62
+_NS_PER_MS = 1e6
 
 RampSource = Literal["", "asked", "probe", "preset", "stage"]
-"""Where a ramp comes from: the workload ("asked"), the response time of the probe or of a preset of
-the simulation, or the previous stage, whose virtual users are replaced one by one ("stage")."""
+"""Where a ramp comes from.
+
+"asked": the workload. "probe" or "preset": the response time that the probe measured, or that of a
+preset of the simulation. "stage": there is none, because the virtual users replace those of the
+previous stage one by one. "": an open loop.
+"""
 
 
 class ResponseTime(Struct, frozen=True):
@@ -46,6 +51,10 @@ class UserStart(Struct, frozen=True):
     source: RampSource = ""
 
 
+_REPLACES_PREVIOUS_USERS = UserStart(ramp_ns=0, source="stage")
+"""The start of virtual users that take the places of those of the previous stage."""
+
+
 class StartedWorkload(NamedTuple):
     """A workload in which the start of every virtual user is decided."""
 
@@ -57,15 +66,20 @@ class StartedWorkload(NamedTuple):
 def response_time_of_probe(first_token_ms: float | None, token_ms: float | None) -> ResponseTime:
     """Return the response time that the probe measured, without other load on the server.
 
-    `first_token_ms` is the time to the first token, and `token_ms` the time of each further one.
-    """
-    first_token_ns = (first_token_ms or 0.0) * 1e6
-    token_ns = (token_ms or 0.0) * 1e6
+    It grows with the output tokens of a response only.
 
-    def response_ns(_concurrency: int, _input_tokens: float, output_tokens: float) -> float:
+    Args:
+        first_token_ms: The time to the first token. None if the probe did not measure it, which
+            counts as 0.
+        token_ms: The time of each further token, or None.
+    """
+    first_token_ns = (first_token_ms or 0.0) * _NS_PER_MS
+    token_ns = (token_ms or 0.0) * _NS_PER_MS
+
+    def estimate_ns(_concurrency: int, _input_tokens: float, output_tokens: float) -> float:
         return first_token_ns + token_ns * output_tokens
 
-    return ResponseTime(response_ns, "probe")
+    return ResponseTime(estimate_ns, "probe")
 
 
 def decide_starts(
@@ -77,13 +91,21 @@ def decide_starts(
 ) -> StartedWorkload:
     """Decide how the virtual users of each closed loop of a workload start.
 
-    A closed loop without a ramp of its own gets a ramp of one response time. A measured closed loop
-    that only a duration limits gets an unmeasured stage before it, in which its new virtual users
-    send their first request. A warm-up that is shorter than the ramp gets one too.
+    They start evenly spread over a ramp: that of the workload, or else one response time. In three
+    cases they start in an unmeasured stage of their own, the first round, which is added before the
+    closed loop: if it is measured and only a duration limits it, if it is a warm-up shorter than
+    twice the ramp, and with `leave_out_first_round` if it is measured.
 
-    With `leave_out_first_round` (the load points of a sweep) every measured closed loop gets such a
-    stage, and a stage with a duration lasts one response time longer: the server is not under full
-    load until the first requests of all virtual users have ended.
+    Args:
+        workload: The workload.
+        prompts: Its requests, whose mean size decides how long a response takes.
+        response_time: How long a response takes.
+        leave_out_first_round: True for the load points of a sweep. The server is not under full
+            load until the first requests of all virtual users have ended, so a stage with a
+            duration then also lasts one response time longer.
+
+    Returns:
+        The workload with the added stages, and how the virtual users of each stage start.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return StartedWorkload(workload, (UserStart(),) * len(workload.stages))
@@ -102,8 +124,16 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
 
     The text is empty for an open loop, for a single user, and for users that replace those of
     another stage.
+
+    Args:
+        ramp_s: The time over which the users start, or None for an open loop.
+        source: Where the ramp comes from, one of RampSource.
+        concurrency: The number of virtual users, or None for an open loop.
     """
-    if ramp_s is None or source in ("", "stage") or (concurrency or 0) <= 1:
+    is_open_loop = ramp_s is None or source == ""
+    replaces_users = source == "stage"
+    has_several_users = concurrency is not None and concurrency > 1
+    if is_open_loop or replaces_users or not has_several_users:
         return ""
     if not ramp_s:
         return "all start at once"
@@ -133,17 +163,20 @@ class _StartPlanner:
         self._previous_users = 0
 
     def add_closed_loop(self, stage: Stage, arrival: Closed) -> None:
-        """Add a closed loop and, if it needs one, an unmeasured stage for its first requests."""
+        """Add a closed loop and, before it, a first round of its virtual users if it needs one.
+
+        A loop with at most as many users as the stage before it has no new ones: each starts when
+        the request of the user that it replaces has ended. So do the users of a loop after its
+        first round.
+        """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        # Users that replace those of the previous stage start when the requests of those users
-        # have ended.
-        start = UserStart(ramp_ns=0, source="stage")
+        start = _REPLACES_PREVIOUS_USERS
         if concurrency > self._previous_users:
             start = self._start_of_new_users(stage, arrival, response_ns)
             if _needs_first_round(stage, start, self._leave_out_first_round):
                 self._add(_first_round(concurrency, start), start)
-                start = UserStart(ramp_ns=0, source="stage")
+                start = _REPLACES_PREVIOUS_USERS
         # In a sweep, the first response time of a stage is not under full load.
         extra_ns = response_ns if self._leave_out_first_round else 0
         self._add(_with_start(stage, concurrency, start, extra_ns), start)
@@ -172,10 +205,12 @@ class _StartPlanner:
 
 
 def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
-    """Return the longest ramp that a stage gets by default.
+    """Return the longest ramp that a stage gets if the workload does not set one.
 
-    A ramp that is a part of a measured stage takes at most half of it. A ramp in an unmeasured
-    stage of its own is at most as long as the measured stage.
+    A slow server must not make the start of a run longer than its load. If the users start in a
+    first round before a measured stage, the ramp is at most as long as that stage. If they start in
+    the measured stage, it takes at most half of it. A warm-up and a stage without a duration have
+    no limit.
     """
     if stage.duration_ns is None or not stage.measured:
         return _UNLIMITED_NS
@@ -189,13 +224,15 @@ def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bo
 
     A measured stage that only a duration limits needs one, since it would otherwise contain the
     start. So does a warm-up whose default ramp takes more than half of it, since it would end
-    before the load is steady.
+    before the load is steady. A ramp that the workload sets for a warm-up is kept as it is.
     """
     if stage.measured:
-        return leave_out_first_round or (stage.duration_ns is not None and stage.count is None)
-    if start.source == "asked" or stage.duration_ns is None:
+        has_only_duration = stage.duration_ns is not None and stage.count is None
+        return leave_out_first_round or has_only_duration
+    is_ramp_of_workload = start.source == "asked"
+    if is_ramp_of_workload or stage.duration_ns is None or start.ramp_ns is None:
         return False
-    return (start.ramp_ns or 0) > stage.duration_ns // 2
+    return start.ramp_ns > stage.duration_ns // 2
 
 
 def _first_round(concurrency: int, start: UserStart) -> Stage:

@@ -41,36 +41,36 @@ class TargetSelection:
         "_next_retry_ns",
         "_sticky",
         "_targets_by_slot",
-        "down",
-        "refusals",
+        "down_since_ns",
+        "silent_failures",
     )
 
     def __init__(
         self,
         route: str,
-        targets: int,
-        turns: int,
+        target_count: int,
+        max_turns: int,
         in_flight: Callable[[int], int],
         targets_by_slot: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """Create a selection among `targets` targets.
+        """Create a selection among the targets of a run.
 
         Args:
             route: How targets are chosen.
-            targets: The number of targets.
-            turns: The number of turns of the largest session.
+            target_count: The number of targets.
+            max_turns: The number of turns of the largest session.
             in_flight: Returns how many requests of this worker are in flight at a target.
             targets_by_slot: Returns the targets that can serve a slot, if not all can.
         """
-        self._sticky = route == "sticky" or (route == "auto" and turns > 1)
+        self._sticky = route == "sticky" or (route == "auto" and max_turns > 1)
         self._in_flight = in_flight if route == "least-in-flight" else None
-        self._all_targets = range(targets)
-        self._max_turns = turns
+        self._all_targets = range(target_count)
+        self._max_turns = max_turns
         self._targets_by_slot = targets_by_slot
-        self._next_retry_ns = [0] * targets
-        self.refusals = [0] * targets
+        self._next_retry_ns = [0] * target_count
+        self.silent_failures = [0] * target_count
         """For each target, the number of successive requests without a byte of a response."""
-        self.down: dict[int, int] = {}
+        self.down_since_ns: dict[int, int] = {}
         """When each target that was ever down first stopped responding, in ns."""
 
     def choose(self, slot_id: int, now_ns: int) -> int:
@@ -92,7 +92,7 @@ class TargetSelection:
         It waits RETRY_NS if the slot would go to a target that is down, because the request would
         fail at once.
         """
-        if not self.down:
+        if not self.down_since_ns:
             return 0
         targets = self._targets_of(slot_id)
         if self._in_flight is None:
@@ -104,28 +104,29 @@ class TargetSelection:
 
     def is_down(self, target: int) -> bool:
         """Return True if the last DOWN_AFTER requests ended without a byte of a response."""
-        return self.refusals[target] >= DOWN_AFTER
+        return self.silent_failures[target] >= DOWN_AFTER
 
     def report_success(self, target: int) -> None:
         """Report a request that succeeded."""
-        self.refusals[target] = 0
+        self.silent_failures[target] = 0
 
     def report_failure(self, target: int, completion: Completion, now_ns: int) -> bool:
-        """Report a request that failed.
+        """Report a request that failed, and detect a target that stopped responding.
 
-        Return True if this makes its target count as down for the first time.
+        Return True if this makes the target count as down for the first time. A failure with a
+        response, such as a status code, is none of these: the target responds.
         """
         assert completion.failure is not None
         has_response = bool(completion.http_status)
         if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
-        self.refusals[target] += 1
-        if self.refusals[target] != DOWN_AFTER:
+        self.silent_failures[target] += 1
+        if self.silent_failures[target] != DOWN_AFTER:
             return False
         self._next_retry_ns[target] = now_ns + RETRY_NS
-        if target in self.down:
+        if target in self.down_since_ns:
             return False
-        self.down[target] = now_ns
+        self.down_since_ns[target] = now_ns
         return True
 
     def _targets_of(self, slot_id: int) -> Sequence[int]:
@@ -151,14 +152,17 @@ class TargetSelection:
         If several targets have equally many, the slot id decides, so that they take turns.
         """
         candidates = targets
-        if self.down:
+        if self.down_since_ns:
             for target in targets:
                 if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
                     self._next_retry_ns[target] = now_ns + RETRY_NS
                     return target
             reachable_targets = [target for target in targets if not self.is_down(target)]
+            # If all are down, each request goes to one of them and fails.
             candidates = reachable_targets or targets
-        return min(
-            candidates,
-            key=lambda target: (in_flight(target), (target - slot_id) % len(targets)),
-        )
+
+        def load_then_turn(target: int) -> tuple[int, int]:
+            """Return the load of a target, and where it is in the order that begins at the slot."""
+            return in_flight(target), (target - slot_id) % len(targets)
+
+        return min(candidates, key=load_then_turn)

@@ -27,7 +27,7 @@ from loadgen.core.execution.bodies import Bodies, body_encoder, links_responses
 from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
-from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
+from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
 from loadgen.core.execution.request_headers import request_header_lines
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
@@ -47,20 +47,32 @@ _MAX_BUILD_CPU_S = 20.0  # After this time the load starts with a part of the bo
 
 
 class WorkerResult(Struct, frozen=True, kw_only=True):
-    """What a worker reports when it has sent its share of a plan."""
+    """What a worker reports when it has sent its share of a plan.
 
-    # Its part of the digests of all prompts (see `prompts.Digest`) and of all bodies.
+    Attributes:
+        prompts_total: The sum of the hashes of its prompts, from which the digest of all prompts is
+            computed (see `prompts.Digest`).
+        prompts_count: The number of prompts in this sum.
+        bodies_total: The same sum for its request bodies.
+        late_bodies: How many bodies had to be built in the sending loop.
+        interrupted: Whether the user interrupted the load.
+        stopped: Whether the load was stopped because a target stopped responding.
+        down_since_s: For each target that stopped responding, when it did, from the start.
+        notes: Warnings about the workers' machines.
+        cluster: Where the workers ran, if they ran on a cluster.
+        hot_path: The implementation that reads sockets: `compiled`, `python` or empty.
+    """
+
     prompts_total: int
     prompts_count: int
     bodies_total: int = 0
-    late: int  # bodies that had to be built in the sending loop
+    late_bodies: int
     interrupted: bool
-    stopped: bool = False  # because a target stopped responding
-    # For each target that stopped responding: when it did, in s from the start.
-    down: dict[int, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # warnings about the workers' machines
-    cluster: Cluster | None = None  # where the workers ran
-    hot_path: str = ""  # as in `manifest.Host`
+    stopped: bool = False
+    down_since_s: dict[int, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+    hot_path: str = ""
 
 
 class WorkerResources(Struct, frozen=True, kw_only=True):
@@ -121,7 +133,7 @@ async def open_resources(
         record_log = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
         cleanup.callback(record_log.close)
         # Building bodies frees the memory of each long prompt, which the next one needs again.
-        release_blocks_above(LARGEST_KEPT_BLOCK)
+        set_largest_kept_block(LARGEST_KEPT_BLOCK)
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
         await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
         connections_per_target = math.ceil(connections_to_open(worker_schedule) / len(pools))

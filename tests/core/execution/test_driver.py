@@ -435,10 +435,10 @@ memory.mallinfo2.restype = Blocks
 # More than is free within the heap, so that this block needs new memory from the system.
 size = memory.mallinfo2().free + 500_000
 bytearray(2 * size)  # freed at once: from now on glibc keeps blocks of this size
-release_blocks_above(LARGEST_KEPT_BLOCK)
+set_largest_kept_block(LARGEST_KEPT_BLOCK)
 bytearray(2 * size)
 if sys.argv[1:]:
-    release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
+    set_largest_kept_block(LARGEST_KEPT_BLOCK_UNDER_LOAD)
 before = memory.mallinfo2().mapped
 kept = bytearray(size)
 print(memory.mallinfo2().mapped - before >= size)

@@ -166,7 +166,7 @@ def test_the_least_busy_responding_target_is_selected() -> None:
     assert routes.choose(0, 0) == 1
     told = [routes.report_failure(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
     assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
-    assert routes.down == {1: 100}
+    assert routes.down_since_ns == {1: 100}
     assert {routes.choose(n, 200) for n in range(9)} == {2}
     assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [
         1,
@@ -175,7 +175,7 @@ def test_the_least_busy_responding_target_is_selected() -> None:
     ]  # one looks whether it is back
     routes.report_success(1)
     assert routes.choose(0, 101 + RETRY_NS) == 1
-    assert routes.down == {1: 100}  # that it was down is not forgotten
+    assert routes.down_since_ns == {1: 100}  # that it was down is not forgotten
 
 
 @pytest.mark.parametrize(

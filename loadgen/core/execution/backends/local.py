@@ -41,15 +41,15 @@ class ThisMachine:
 
     cores = None
 
-    async def place(self, plan: Plan, tell: Emit) -> list[str]:  # noqa: ARG002 - of a Senders
+    async def place(self, plan: Plan, emit: Emit) -> list[str]:  # noqa: ARG002 - of a Senders
         """Return no notes: the workers need no preparation here."""
         return []
 
-    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
+    async def run(self, plan: Plan, emit: Emit) -> WorkerResult:
         """Carry out the plan and return the result of all workers."""
         if plan.job.settings.workers == 1:
-            return await driver.run(plan, tell)
-        return await LocalWorkers(plan).run(tell)
+            return await driver.run_in_this_process(plan, emit)
+        return await LocalWorkers(plan).run(emit)
 
 
 @contextlib.contextmanager

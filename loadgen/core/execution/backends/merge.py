@@ -27,7 +27,7 @@ def merge_results(
     A worker without a result died. Its unfinished slots are recorded as `lost`, with its entry of
     `death_reasons` as the text.
     """
-    total = WorkerResult(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+    total = WorkerResult(prompts_total=0, prompts_count=0, late_bodies=0, interrupted=False)
     for index, result in enumerate(results):
         if result is None:
             record_lost_slots(plan, index, death_reasons[index])
@@ -64,17 +64,17 @@ def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
 
     The slower implementation of the hot path counts: "" < "compiled" < "python".
     """
-    down = dict(left.down)
-    for target, at_s in right.down.items():
-        down[target] = min(at_s, down.get(target, at_s))
+    down_since_s = dict(left.down_since_s)
+    for target, at_s in right.down_since_s.items():
+        down_since_s[target] = min(at_s, down_since_s.get(target, at_s))
     return WorkerResult(
         prompts_total=(left.prompts_total + right.prompts_total) % _DIGEST_MODULUS,
         prompts_count=left.prompts_count + right.prompts_count,
         bodies_total=(left.bodies_total + right.bodies_total) % _DIGEST_MODULUS,
-        late=left.late + right.late,
+        late_bodies=left.late_bodies + right.late_bodies,
         interrupted=left.interrupted or right.interrupted,
         stopped=left.stopped or right.stopped,
-        down=down,
+        down_since_s=down_since_s,
         hot_path=max(left.hot_path, right.hot_path),
     )
 

@@ -121,7 +121,8 @@ def read_result(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | 
     if fields["stopped"]:
         stop_others()
     # JSON has only strings as keys, and notes are those of the process that started the worker.
-    fields["down"] = {int(target): at_s for target, at_s in fields["down"].items()}
+    down_since_s = {int(target): at_s for target, at_s in fields["down_since_s"].items()}
+    fields["down_since_s"] = down_since_s
     fields["notes"] = ()
     return WorkerResult(**fields)
 
