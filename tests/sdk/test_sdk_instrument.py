@@ -1148,6 +1148,6 @@ def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) ->
             stream.until_done()
     assert told[0].content is not None and told[0].content.input == "Hello"
     omitted = type("Omit", (), {})()
-    assert read_prompt({"instructions": omitted, "prompt": omitted, "input": "Hello"}).texts == {
-        "input": ["Hello"]
-    }
+    assert read_prompt(
+        {"instructions": omitted, "prompt": omitted, "input": "Hello"}
+    ).joined_texts == {"input": ["Hello"]}

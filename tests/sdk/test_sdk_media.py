@@ -22,7 +22,7 @@ USAGE = {
     "input_tokens": 12,
     "output_tokens": 4160,
     "total_tokens": 4172,
-    "input_tokens_details": {"text_tokens": 12, "image_tokens": 0},
+    "input_tokens_details": {"text_tokens": 12, "estimate_image_tokens": 0},
 }
 PICTURE = {"created": 1, "data": [{"b64_json": "aGVsbG8="}], "usage": USAGE}
 COUNTED = {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}

@@ -16,12 +16,12 @@ from loadgen_sdk import Throttle, instrument, record_shape
 from loadgen_sdk.app import prompt_text
 from loadgen_sdk.app.media_tokens import (
     UNKNOWN_SIZE,
-    PictureSize,
-    picture_size,
-    picture_tokens,
-    sound_tokens,
+    ImageSize,
+    estimate_audio_tokens,
+    estimate_image_tokens,
+    read_image_size,
 )
-from loadgen_sdk.app.prompt_text import estimated_tokens, read_prompt
+from loadgen_sdk.app.prompt_text import estimate_tokens, read_prompt
 from scripted_server import CHAT, answer, serving
 
 
@@ -59,12 +59,12 @@ WEBP_LARGE = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x2
     ids=lambda data: data[:8],
 )
 def test_the_size_of_a_picture(data: str) -> None:
-    assert picture_size(data + "=" * (-len(data) % 4)) == (30, 40)
+    assert read_image_size(data + "=" * (-len(data) % 4)) == (30, 40)
 
 
 @pytest.mark.parametrize("data", ["", "AAAA", "no base64!", png(0, 5), jpeg(30, 40)[:100]])
 def test_a_picture_without_a_size(data: str) -> None:
-    assert picture_size(data) is None
+    assert read_image_size(data) is None
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,15 @@ def test_a_picture_without_a_size(data: str) -> None:
     ],
 )
 def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:
-    assert picture_tokens(model, PictureSize(*size), detail) == tokens
+    assert estimate_image_tokens(model, ImageSize(*size), detail) == tokens
 
 
 def test_tokens_of_a_sound() -> None:
-    assert sound_tokens(wav(3, 32_000)) == 30
-    assert sound_tokens(base64.b64encode(bytes(160_000)).decode()) == 100  # 10 s at 128 kbit/s
-    assert sound_tokens("") == 100
+    assert estimate_audio_tokens(wav(3, 32_000)) == 30
+    assert (
+        estimate_audio_tokens(base64.b64encode(bytes(160_000)).decode()) == 100
+    )  # 10 s at 128 kbit/s
+    assert estimate_audio_tokens("") == 100
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -132,7 +134,7 @@ PICTURES: list[Any] = [
 @pytest.mark.parametrize("part", PICTURES, ids=lambda part: str(part)[:50])
 def test_a_picture_is_no_text(part: Any) -> None:
     assert UNKNOWN_SIZE == (1024, 1024)
-    everything, output = estimated_tokens(user(part))
+    everything, output = estimate_tokens(user(part))
     assert output == 1 and 765 <= everything - output <= 765 + 20
 
 
@@ -142,14 +144,14 @@ def test_anthropics_pictures_and_documents() -> None:
         "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
     }
     asked = user(picture) | {"model": "claude-x"}
-    assert estimated_tokens(asked)[0] - 1 == 64 + 1
+    assert estimate_tokens(asked)[0] - 1 == 64 + 1
     page = {
         "type": "document",
         "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()},
     }
-    assert estimated_tokens(user(page))[0] - 1 == 2 * 2250 + 1
+    assert estimate_tokens(user(page))[0] - 1 == 2 * 2250 + 1
     text = {"type": "document", "source": {"type": "text", "data": "x" * 396}}
-    assert estimated_tokens(user(text))[0] - 1 == 100
+    assert estimate_tokens(user(text))[0] - 1 == 100
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_anthropics_pictures_and_documents() -> None:
     ],
 )
 def test_ids_sounds_files_and_tools(arguments: dict[str, Any], tokens: int) -> None:
-    assert estimated_tokens(arguments, writes=False)[0] == tokens
+    assert estimate_tokens(arguments, has_output=False)[0] == tokens
 
 
 def test_the_schema_of_an_answers_class_counts() -> None:
@@ -180,7 +182,7 @@ def test_the_schema_of_an_answers_class_counts() -> None:
         where: str
 
     bare, more = ({"prompt": "x" * 40, **extra} for extra in ({}, {"response_format": Answer}))
-    assert estimated_tokens(more)[0] > estimated_tokens(bare)[0] + 10
+    assert estimate_tokens(more)[0] > estimate_tokens(bare)[0] + 10
 
 
 class Strange(dict[str, Any]):
@@ -207,14 +209,17 @@ def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
 
 
 def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
-    texts = read_prompt(user(*PICTURES)).texts
+    texts = read_prompt(user(*PICTURES)).joined_texts
     assert all(
         len(text) < 1000 and "AAAA" not in text for several in texts.values() for text in several
     )
     with record_shape(tmp_path / "t.jsonl") as recorder:
         shape = recorder.begin(0, user(PICTURES[0], {"type": "text", "text": "What is this?"}))
         recorder.flush()
-        assert len(shape.hashes) == 1 and shape.tokens == 765 + len("userWhat is this?") // 4
+        assert (
+            len(shape.block_hashes) == 1
+            and shape.prompt_tokens == 765 + len("userWhat is this?") // 4
+        )
 
 
 @given(
@@ -236,4 +241,6 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
 def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
     found = prompt_text._plain_texts(message)
     if found is not None:
-        assert [*prompt_text._pieces(message, "m")] == [prompt_text.Piece(text) for text in found]
+        assert [*prompt_text._find_parts(message, "m")] == [
+            prompt_text.PromptPart(text) for text in found
+        ]

@@ -25,7 +25,7 @@ from loadgen_sdk import (
     labelled,
 )
 from loadgen_sdk.app.background import flush
-from loadgen_sdk.app.backlog import MAX_UNCOUNTED
+from loadgen_sdk.app.backlog import MAX_PENDING
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
 pytest.importorskip("opentelemetry.sdk")
@@ -334,7 +334,7 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
             observer(measurement(done=5, labels={"feature": "a"}))
 
     told = 0
-    for count in (1, MAX_UNCOUNTED - 1, 3 * MAX_UNCOUNTED):
+    for count in (1, MAX_PENDING - 1, 3 * MAX_PENDING):
         threads = [threading.Thread(target=tell, args=(count,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -354,10 +354,10 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
 
 def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
     observer = Prometheus(CollectorRegistry())
-    for _ in range(10 * MAX_UNCOUNTED):
+    for _ in range(10 * MAX_PENDING):
         observer(measurement(done=5))
     assert flush()
-    assert len(observer._backlog._uncounted) < MAX_UNCOUNTED
+    assert len(observer._backlog._pending) < MAX_PENDING
 
 
 @pytest.mark.processes
@@ -440,10 +440,10 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
         [PeriodicExportingMetricReader(Exporter(), export_interval_millis=1e9)]
     )
     observer = OpenTelemetry(meter_provider=provider, spans=False)
-    for _ in range(MAX_UNCOUNTED + 1):
+    for _ in range(MAX_PENDING + 1):
         observer(measurement(done=5))
     provider.force_flush()
-    assert told == [MAX_UNCOUNTED + 1]
+    assert told == [MAX_PENDING + 1]
     observer(measurement(done=5))
     provider.shutdown()
-    assert told[-1] == MAX_UNCOUNTED + 2
+    assert told[-1] == MAX_PENDING + 2

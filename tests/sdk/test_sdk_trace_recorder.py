@@ -338,4 +338,4 @@ def test_an_application_may_go_on_with_its_list_of_messages(tmp_path: Path) -> N
         messages[0]["content"] = "x" * 5000
         messages.append({"role": "user", "content": "y" * 5000})
         recorder.flush()
-        assert len(shape.hashes) == 1 and shape.prompt is None
+        assert len(shape.block_hashes) == 1 and shape.prompt is None

@@ -63,13 +63,22 @@ class OperationRecorder:
     def record(
         self, operation: Operation, name: str, attributes: Mapping[str, Any]
     ) -> Iterator[Any]:
-        """Record what happens inside the context. Yield the span, for further attributes.
+        """Record a span and a duration for what happens inside the context.
 
-        An exception is raised again. The span gets its class as `error.type`, and never its text.
+        The span is yielded, so that the application can add attributes. An exception is raised
+        again. Its class is recorded as `error.type`, but not its text, which may quote a prompt.
+
+        Args:
+            operation: The kind of work.
+            name: The name of the agent, tool or workflow.
+            attributes: Further attributes of the span. Those that are None are left out.
         """
-        shared = {"gen_ai.operation.name": operation.name, operation.name_attribute: name}
+        metric_attributes = {
+            "gen_ai.operation.name": operation.name,
+            operation.name_attribute: name,
+        }
         started_ns = perf_counter_ns()
-        span = self._start_span(operation, name, {**shared, **attributes})
+        span = self._start_span(operation, name, {**metric_attributes, **attributes})
         try:
             with self.trace.use_span(
                 span, end_on_exit=False, record_exception=False, set_status_on_exception=False
@@ -77,14 +86,14 @@ class OperationRecorder:
                 yield span
         except BaseException as error:
             error_type = type(error).__qualname__
-            shared["error.type"] = error_type
+            metric_attributes["error.type"] = error_type
             span.set_attribute("error.type", error_type)
             if isinstance(error, Exception):
                 span.set_status(self.trace.StatusCode.ERROR, error_type)
             raise
         finally:
             duration_s = (perf_counter_ns() - started_ns) / 1e9
-            self.durations[operation.name].record(duration_s, shared)
+            self.durations[operation.name].record(duration_s, metric_attributes)
             span.end()
 
     def _start_span(self, operation: Operation, name: str, attributes: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Calls that have ended and are not counted yet, for metrics that are slow to count.
+"""A queue of ended calls for observers that need more time than a call should spend on them.
 
-They are counted in the background, or when somebody reads the metrics, whichever comes first, so
-that what is read is exact.
+The items are processed in the background, or when somebody reads the result (the metrics, the
+file), whichever comes first. What is read is therefore complete.
 """
 
 from __future__ import annotations
@@ -21,62 +21,74 @@ log = logging.getLogger("loadgen_sdk")
 
 ItemT = TypeVar("ItemT")
 
-MAX_UNCOUNTED = 16
-"""How many items wait. To count more at once would keep other threads waiting for a millisecond."""
+MAX_PENDING = 16
+"""How many items wait. To process more at once would keep other threads waiting for a millisecond.
+"""
 
 
 class Backlog(Generic[ItemT]):
-    """Items that are counted in their order, in one thread at a time. To add one is cheap."""
+    """A queue of items that are processed in their order, in one thread at a time.
 
-    def __init__(self, count: Callable[[ItemT], None], max_uncounted: int = MAX_UNCOUNTED) -> None:
-        """Start empty. `count` is called with each item."""
-        self._count = count
-        self._max_uncounted = max_uncounted
-        self._uncounted: deque[ItemT] = deque()
-        self._is_scheduled = False  # the background thread is going to count
-        self._counting_lock = threading.RLock()
+    To add an item is cheap, so that a call of the application can do it.
+    """
+
+    def __init__(self, process: Callable[[ItemT], None], max_pending: int = MAX_PENDING) -> None:
+        """Create an empty queue.
+
+        Args:
+            process: The function that is called with each item.
+            max_pending: With so many items, processing starts in the background.
+        """
+        self._process = process
+        self._max_uncounted = max_pending
+        self._pending: deque[ItemT] = deque()
+        self._is_scheduled = False  # the background thread is going to process
+        self._processing_lock = threading.RLock()
         _instances.add(self)
 
     def add(self, item: ItemT) -> None:
-        """Add an item, to be counted."""
-        self._uncounted.append(item)
-        if len(self._uncounted) >= self._max_uncounted and not self._is_scheduled:
+        """Add an item, and start the processing in the background if enough items wait."""
+        self._pending.append(item)
+        if len(self._pending) >= self._max_uncounted and not self._is_scheduled:
             self._is_scheduled = True
-            run_in_background(self.count_all)
+            run_in_background(self.process_all)
 
-    def count_all(self) -> None:
-        """Count all items so far. Exceptions of `count` are logged."""
-        # It is cleared first, so that what is added from now on is scheduled again.
+    def process_all(self) -> None:
+        """Process all items so far, in this thread.
+
+        An exception of `process` is logged, because observers must not fail the application.
+        """
+        # This is cleared first, so that an item that is added from now on schedules a new pass.
         self._is_scheduled = False
-        with self._counting_lock:
-            while self._uncounted:
+        with self._processing_lock:
+            while self._pending:
                 try:
-                    self._count(self._uncounted.popleft())
+                    self._process(self._pending.popleft())
                 except Exception:
                     log.exception("an observer of measurements failed")
 
     def prepare_fork(self) -> None:
-        """Count all items in this process, and count nothing while the process is copied."""
-        self.count_all()
-        self._counting_lock.acquire()
+        """Process all items, and process nothing more while the process is copied."""
+        self.process_all()
+        self._processing_lock.acquire()
 
     def continue_in_parent(self) -> None:
         """Continue after a fork."""
-        self._counting_lock.release()
+        self._processing_lock.release()
 
     def continue_in_child(self) -> None:
         """Continue after a fork, without items of the parent that ended meanwhile."""
-        self._uncounted.clear()
+        self._pending.clear()
         self._is_scheduled = False
-        self._counting_lock.release()
+        self._processing_lock.release()
 
 
 _instances: weakref.WeakSet[Backlog[Any]] = weakref.WeakSet()
 
 
-def _count_all_instances() -> None:
+def _process_all_instances() -> None:
     for backlog in _instances:
-        backlog.count_all()
+        backlog.process_all()
 
 
 def _prepare_fork_of_all() -> None:
@@ -94,7 +106,7 @@ def _continue_all_in_child() -> None:
         backlog.continue_in_child()
 
 
-atexit.register(_count_all_instances)
+atexit.register(_process_all_instances)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_prepare_fork_of_all,

@@ -39,7 +39,7 @@ from .measurement import (
 )
 from .policy import Policy
 from .processor_wait import processor_wait_ns
-from .prompt_text import argument_of, estimated_tokens
+from .prompt_text import estimate_tokens, passed_argument
 from .rate_limit_headers import (
     REQUEST_ID,
     read_useful_headers,
@@ -331,7 +331,7 @@ class Call:
     def _estimated_tokens(self) -> tuple[int, int]:
         """Return the estimated tokens of the call, and the output tokens among them."""
         try:
-            return estimated_tokens(self._arguments, writes=self.api in WRITING_APIS)
+            return estimate_tokens(self._arguments, has_output=self.api in WRITING_APIS)
         except Exception:
             # A message of an unexpected kind must not fail the call.
             log.exception("the tokens of a call are not estimated")
@@ -530,7 +530,7 @@ class Call:
         """Return the prompt and the completions, for a client that keeps them."""
         prompt = None
         for name in ("messages", "prompt", "input"):
-            prompt = argument_of(self._arguments, name)
+            prompt = passed_argument(self._arguments, name)
             if prompt is not None:
                 break
         return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)

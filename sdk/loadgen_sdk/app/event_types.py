@@ -43,7 +43,10 @@ _EVENTS: tuple[dict[str, Any], ...] = (
 
 @functools.cache
 def build_response_event_types() -> None:
-    """Build the types of the events of a streamed response, once in a process."""
+    """Make openai and pydantic build the types of the events of a streamed response.
+
+    Only the first call in a process does it. Parsing one event of each kind builds its type.
+    """
     try:
         from openai._models import construct_type
         from openai.types.responses import ResponseStreamEvent

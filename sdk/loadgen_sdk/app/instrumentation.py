@@ -107,11 +107,15 @@ def _options_of(client: object) -> InstrumentOptions | None:
 
 
 def _instrument_litellm(litellm: ModuleType, options: InstrumentOptions) -> ModuleType:
-    """Return a module with the measured functions of LiteLLM, and everything else of it."""
+    """Return a module that stands for LiteLLM, and whose functions and Router are measured.
+
+    Every other attribute is looked up in the original module by the module's `__getattr__` (PEP
+    562), so that `litellm` itself is not changed.
+    """
     result: Any = ModuleType("litellm", litellm.__doc__)
 
     def get_attribute(name: str) -> Any:
-        """Return an attribute of LiteLLM, which imports its Router at its first use."""
+        """Return an attribute of LiteLLM. The Router is slow to import and made when it is used."""
         if name != "Router":
             return getattr(litellm, name)
         result.Router = measure_router(litellm.Router, options)
@@ -123,9 +127,10 @@ def _instrument_litellm(litellm: ModuleType, options: InstrumentOptions) -> Modu
 
 
 def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None:
-    """Instrument the client of a fallback as the first one, without its throttle.
+    """Instrument the client of a fallback with the options of the first client.
 
-    A client that is instrumented already is left as it is.
+    The throttle is left out, because its limits are those of the first endpoint. A client that is
+    instrumented already keeps its own options. `fallback.client` is replaced by a copy.
     """
     if OPTIONS_ATTRIBUTE in vars(fallback.client):
         return
@@ -136,7 +141,10 @@ def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None
 
 
 def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -> InstrumentOptions:
-    """Return the options of an instrumented client with new ones in addition.
+    """Combine the options of a client that is instrumented already with new ones.
+
+    Observers and labels are added to those that exist. A new value of any other option replaces the
+    old one if there can be no conflict.
 
     Raises:
         WrongUse: Both have another throttle, retry policy, recorder or budget.
@@ -148,7 +156,8 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
     for name in _SINGLE_OPTIONS:
         old_value = getattr(old_policy, name)
         new_value = getattr(new_policy, name)
-        if old_value is not None and new_value is not None and old_value is not new_value:
+        has_both = old_value is not None and new_value is not None
+        if has_both and old_value is not new_value:
             raise WrongUse(
                 "conflict",
                 f"this client already has another {name}",

@@ -41,7 +41,7 @@ def labelled(**labels: str | int) -> Iterator[None]:
 
 
 def validate_labels(labels: Labels | None) -> dict[str, str]:
-    """Return labels with texts as values.
+    """Return labels with all values as text, if their names and values are valid.
 
     Raises:
         WrongUse: A name or a value is not valid.
@@ -59,10 +59,10 @@ def validate_labels(labels: Labels | None) -> dict[str, str]:
     return {name: str(value) for name, value in labels.items()}
 
 
-def usable_labels(labels: Any) -> dict[str, str]:
-    """Return the valid labels of a call.
+def keep_valid_labels(labels: Any) -> dict[str, str]:
+    """Return the valid labels among those that a call was made with.
 
-    The others are logged, because they must not fail the call.
+    An invalid label is logged and left out, because a label must not fail the call.
     """
     try:
         return validate_labels(labels)

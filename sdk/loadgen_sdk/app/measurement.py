@@ -206,7 +206,7 @@ class Measurement(msgspec.Struct, frozen=True):
         streamed_tokens = measures.streamed_tokens(
             self.output_tokens, self.reasoning_tokens or 0, self.first_token, self.first_answer
         )
-        # Of several choices, it is the time that the reader of one choice sees.
+        # The server writes several choices at the same time. The time is that of one of them.
         tokens_per_choice: float = streamed_tokens
         if self.choices > 1:
             tokens_per_choice = streamed_tokens / self.choices
@@ -229,15 +229,19 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the client waited for a processor for too long.
+        """Whether the thread of the call waited too long for a processor.
 
-        That is more than MAX_DELAY_SHARE of TTFT or of E2E. Then the times may be longer than
-        those of the server by up to `client_delay_ms`. Timestamps of the kernel are not affected.
+        That is longer than MAX_DELAY_SHARE of TTFT or of E2E. Then the measured times may be longer
+        than those of the server by up to `client_delay_ms`. Timestamps of the kernel are not
+        affected.
         """
         if self.kernel_stamps:
             return False
         times_ms = [time_ms for time_ms in (self.ttft_ms, self.e2e_ms) if time_ms is not None]
-        return bool(times_ms) and (self.client_delay_ms or 0.0) > MAX_DELAY_SHARE * min(times_ms)
+        if not times_ms:
+            return False
+        delay_ms = self.client_delay_ms or 0.0
+        return delay_ms > MAX_DELAY_SHARE * min(times_ms)
 
     @property
     def wait_ms(self) -> float | None:
@@ -341,15 +345,23 @@ _LOCAL_KINDS = frozenset(
 
 
 def without_server_text(failure: Failure, code: str = "") -> Failure:
-    """Return a failure without the text of the server.
+    """Return a failure without the text of the server, which may quote the prompt.
 
-    Its text becomes the code of the error, or else the HTTP status or the kind of failure.
+    The text becomes the code of the error, or else the HTTP status or the kind of failure. The text
+    of a failure that this client has found itself stays.
+
+    Args:
+        failure: The failure.
+        code: The code in the error response, such as `context_length_exceeded`, or "".
     """
     if failure.kind in _LOCAL_KINDS:
         return failure
-    text = code
-    if not _is_code(code):
-        text = f"HTTP {failure.http_status}" if failure.http_status else failure.kind
+    if _is_code(code):
+        text = code
+    elif failure.http_status:
+        text = f"HTTP {failure.http_status}"
+    else:
+        text = failure.kind
     return Failure(failure.kind, text, failure.http_status)
 
 
@@ -398,9 +410,10 @@ def _wrapped_stream(wrapper: object) -> object | None:
 
 
 def attach_measurement(owner: object, measurement: Measurement) -> None:
-    """Set `owner.measurement` so that dumping and comparing the owner does not show it.
+    """Set the attribute `measurement` of a response or stream, its owner.
 
-    An object that accepts no attribute is left as it is.
+    It is no field of the object: pydantic neither dumps it nor compares it. An object that accepts
+    no attribute is left as it is.
     """
     owner_type: Any = type(owner)
     is_pydantic_1 = _pydantic_1_types.get(owner_type)
@@ -417,9 +430,10 @@ def attach_measurement(owner: object, measurement: Measurement) -> None:
 
 
 def _attach_to_pydantic_1(owner: object, owner_type: Any, measurement: Measurement) -> None:
-    """Keep a measurement in the set of names beside an object of pydantic 1.
+    """Attach a measurement to an object of pydantic 1, which would dump any new attribute.
 
-    Pydantic 1 dumps every attribute, and has no other reference from an object.
+    The only other thing that such an object refers to is the set of its field names. The set is
+    replaced by one that has the measurement, and the class gets a property that reads it there.
     """
     names = _NamesWithMeasurement(getattr(owner, "__fields_set__", ()))
     names.measurement = measurement
@@ -442,7 +456,7 @@ def _attached_measurement(owner: Any) -> Measurement:
 
 
 def _is_pydantic_1(owner_type: type) -> bool:
-    """Return True for models of pydantic 1, and remember it."""
+    """Return True for a model class of pydantic 1. The answer is cached by class."""
     is_pydantic_1 = any(
         base.__name__ == "BaseModel"
         and base.__module__.startswith("pydantic")
@@ -467,16 +481,26 @@ def set_latest_measurement(measurement: Measurement) -> None:
 
 
 def _waiting_contexts(task: asyncio.Task[Any] | None, depth: int) -> Iterator[Context]:
-    """Yield the contexts of those who wait for a task by `asyncio.wait_for`, to a depth of tasks.
+    """Yield the contexts of the tasks that wait for a task by `asyncio.wait_for`.
 
-    In Python 3.11 `wait_for` creates a task of its own. The callback of that task releases a
-    future, and the task that waits for the future has called `wait_for`.
+    In Python 3.11 `wait_for` runs its awaitable in a new task with a copy of the context, so that
+    the caller does not see what is set there. The callers are found by callbacks: the new task has
+    a callback that releases a future, and the future has one that wakes the caller, a method of the
+    caller's task.
+
+    Args:
+        task: The task, or None.
+        depth: How many `wait_for` inside each other are followed.
     """
-    for release, _ in getattr(task, "_callbacks", None) or ():
-        future = release.args[0] if getattr(release, "func", None) is _RELEASE_WAITER else None
-        for wakeup, context in getattr(future, "_callbacks", None) or ():
+    if task is None:
+        return
+    for release_callback, _ in getattr(task, "_callbacks", None) or ():
+        if getattr(release_callback, "func", None) is not _RELEASE_WAITER:
+            continue
+        future = release_callback.args[0]
+        for wakeup_callback, context in getattr(future, "_callbacks", None) or ():
             yield context
-            waiting_task = getattr(wakeup, "__self__", None)
+            waiting_task = getattr(wakeup_callback, "__self__", None)
             if depth > 1 and isinstance(waiting_task, asyncio.Task):
                 yield from _waiting_contexts(waiting_task, depth - 1)
 
@@ -487,7 +511,7 @@ _MAX_WRAPPING_TASKS = 8
 
 
 def copy_latest_measurement(context: Context) -> None:
-    """Make the latest measurement of a copy of this context the latest one here, too."""
+    """Make the latest measurement of another context the latest one of this context, too."""
     _latest.set(context.get(_latest))
 
 

@@ -1,8 +1,8 @@
-"""Tokens of pictures, sounds and files in a prompt, by the rules that the providers publish. Pure.
+"""Tokens of images, audio and files in a prompt, by the rules that the providers publish. Pure.
 
 Sources, as of autumn 2026: OpenAI, "Images and vision" (tiles and patches) and "Audio" (a token per
 100 ms); Anthropic, "Vision" (squares of 28 pixels) and "PDF support" (1,500 to 3,000 tokens a
-page). Only the head of a picture is decoded, because its size is enough.
+page). Only the head of an image is decoded, because its size is enough.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 
-class PictureSize(NamedTuple):
-    """The size of a picture in pixels."""
+class ImageSize(NamedTuple):
+    """The size of an image in pixels."""
 
     width: int
     height: int
 
 
-UNKNOWN_SIZE = PictureSize(1024, 1024)
-"""Assumed for a picture that is not in the request, but behind a URL or an id."""
+UNKNOWN_SIZE = ImageSize(1024, 1024)
+"""Assumed for an image that is not in the request, but behind a URL or an id."""
 
 _UNKNOWN_AUDIO_S = 10.0
-"""Assumed for a sound that is not in the request."""
+"""Assumed for audio that is not in the request."""
 
 _AUDIO_TOKENS_PER_S = 10
 _AUDIO_BYTES_PER_S = 16_000
-"""Assumed for a sound whose format does not tell its rate: 128 kbit/s."""
+"""Assumed for audio whose format does not tell its rate: 128 kbit/s."""
 
 _TOKENS_PER_PAGE = 2250
 """The middle of the range that Anthropic publishes. A file outside the request has one page."""
 
 _BYTES_PER_PAGE = 50_000
 _MAX_HEAD_CHARS = 1 << 17
-"""How much base64 of a picture is decoded. A preview may come before the size of a JPEG."""
+"""How much base64 of an image is decoded. A preview may come before the size of a JPEG."""
 
 _ROUNDING_DIGITS = 6
 """Sizes are rounded to this many digits, so that an error of a float adds no tile or patch."""
@@ -48,18 +48,18 @@ _TILED_SHORT_SIDE_PX = 768
 class Tiles(NamedTuple):
     """Counts tiles of 512 x 512 pixels.
 
-    The picture is shrunk to fit into 2048 x 2048, and then so that its shorter side is 768 or less.
+    The image is shrunk to fit into 2048 x 2048, and then so that its shorter side is 768 or less.
 
     Attributes:
-        base: The tokens of every picture, and all tokens at a low detail.
+        base: The tokens of every image, and all tokens at a low detail.
         tile: The tokens of each tile.
     """
 
     base: int
     tile: int
 
-    def count_tokens(self, size: PictureSize, detail: str) -> int:
-        """Return the tokens of a picture at a detail, such as "low" or "high"."""
+    def count_tokens(self, size: ImageSize, detail: str) -> int:
+        """Return the tokens of an image at a detail, such as "low" or "high"."""
         if detail == "low":
             return self.base
         scale = min(1.0, _TILED_MAX_SIDE_PX / max(size))
@@ -70,7 +70,7 @@ class Tiles(NamedTuple):
 
 
 class PatchLimits(NamedTuple):
-    """The size to which a picture is shrunk before its patches are counted.
+    """The size to which an image is shrunk before its patches are counted.
 
     Attributes:
         max_side_px: The longest side in pixels.
@@ -106,8 +106,8 @@ class Patches(NamedTuple):
     original: PatchLimits | None = None
     default: PatchLimits | None = None
 
-    def count_tokens(self, size: PictureSize, detail: str) -> int:
-        """Return the tokens of a picture at a detail, such as "low" or "high"."""
+    def count_tokens(self, size: ImageSize, detail: str) -> int:
+        """Return the tokens of an image at a detail, such as "low" or "high"."""
         limits = self._limits_for(detail)
         scale = self._scale(size, limits)
         across = math.ceil(round(size.width * scale / _PATCH_PX, _ROUNDING_DIGITS))
@@ -125,8 +125,8 @@ class Patches(NamedTuple):
             return self.original or self.high
         return self.default or self.high
 
-    def _scale(self, size: PictureSize, limits: PatchLimits) -> float:
-        """Return the factor by which a picture is shrunk to meet its limits."""
+    def _scale(self, size: ImageSize, limits: PatchLimits) -> float:
+        """Return the factor, at most 1, by which an image is shrunk to meet the limits."""
         scale = min(1.0, limits.max_side_px / max(size))
         across = math.ceil(size.width * scale / _PATCH_PX)
         down = math.ceil(size.height * scale / _PATCH_PX)
@@ -134,10 +134,12 @@ class Patches(NamedTuple):
             return scale
         # OpenAI shrinks to the area of the allowed patches, and then a little further, so that one
         # side is a whole number of patches.
-        area = _PATCH_PX * _PATCH_PX * limits.max_patches
-        scale = math.sqrt(area / (size.width * size.height))
+        max_area_px = _PATCH_PX * _PATCH_PX * limits.max_patches
+        scale = math.sqrt(max_area_px / (size.width * size.height))
+        patches_across = size.width * scale / _PATCH_PX
+        patches_down = size.height * scale / _PATCH_PX
         return scale * min(
-            math.floor(side * scale / _PATCH_PX) / (side * scale / _PATCH_PX) for side in size
+            math.floor(patches_across) / patches_across, math.floor(patches_down) / patches_down
         )
 
 
@@ -147,7 +149,7 @@ _SQUARE_PX = 28
 class Squares(NamedTuple):
     """Counts squares of 28 x 28 pixels, each a token.
 
-    A picture is shrunk, without a change of its shape, until it meets both limits.
+    An image is shrunk, without a change of its shape, until it meets both limits.
 
     Attributes:
         max_side_px: The longest side in pixels.
@@ -157,13 +159,19 @@ class Squares(NamedTuple):
     max_side_px: int
     max_squares: int
 
-    def count_tokens(self, size: PictureSize, detail: str) -> int:  # noqa: ARG002 - as the others
-        """Return the tokens of a picture. Anthropic has no details."""
+    def count_tokens(self, size: ImageSize, detail: str) -> int:  # noqa: ARG002 - as the others
+        """Return the tokens of an image. Anthropic has no details.
+
+        The longer side is shrunk to the largest number of pixels at which both limits are met.
+        """
         longer_px = max(size)
         shorter_px = min(size)
 
         def count_squares(longer_side_px: int) -> int:
-            """Return the squares if the longer side is shrunk to this, or too many."""
+            """Return the squares if the longer side has this length.
+
+            A side that is too long counts as more squares than allowed.
+            """
             shorter_side_px = max(1, round(longer_side_px * shorter_px / longer_px))
             across = math.ceil(longer_side_px / _SQUARE_PX)
             if across * _SQUARE_PX > self.max_side_px:
@@ -185,7 +193,7 @@ _CLAUDE_BEFORE_4_7 = (
 )
 _ANY_OTHER_MODEL = ""
 
-PICTURE_RULES: dict[str, Tiles | Patches | Squares] = {
+IMAGE_RULES: dict[str, Tiles | Patches | Squares] = {
     _ANY_OTHER_MODEL: Tiles(85, 170),  # the rule of gpt-4o
     "claude": Squares(2576, 4784),
     **dict.fromkeys(_CLAUDE_BEFORE_4_7, Squares(1568, 1568)),
@@ -208,44 +216,47 @@ PICTURE_RULES: dict[str, Tiles | Patches | Squares] = {
     "o3": Tiles(75, 150),
     "o4-mini": Patches(1.72, _HIGH_6144),
 }
-"""How a model counts the tokens of pictures. The longest name with which its own begins applies."""
+"""How a model counts the tokens of images. The longest name with which its own begins applies."""
 
 
-def picture_tokens(model: str, size: PictureSize, detail: str) -> int:
-    """Return the tokens of a picture in a prompt.
+def estimate_image_tokens(model: str, size: ImageSize, detail: str) -> int:
+    """Return the tokens of an image in a prompt.
 
     Args:
         model: The name of the model, with or without the prefix of a router or of Bedrock.
-        size: The size of the picture.
+        size: The size of the image.
         detail: The requested detail. "" and "auto" stand for what the model does without it.
     """
-    base_name = model.rpartition("/")[2].rpartition("anthropic.")[2]
-    prefix = max((name for name in PICTURE_RULES if base_name.startswith(name)), key=len)
-    return PICTURE_RULES[prefix].count_tokens(size, detail)
+    name_without_router = model.rpartition("/")[2]
+    name = name_without_router.rpartition("anthropic.")[2]  # without the prefix of Bedrock
+    # The empty prefix of _ANY_OTHER_MODEL always matches.
+    matching_prefixes = [prefix for prefix in IMAGE_RULES if name.startswith(prefix)]
+    longest_prefix = max(matching_prefixes, key=len)
+    return IMAGE_RULES[longest_prefix].count_tokens(size, detail)
 
 
-def picture_size(base64: str) -> PictureSize | None:
-    """Return the size of a PNG, GIF, WebP or JPEG picture, or None for anything else."""
+def read_image_size(base64: str) -> ImageSize | None:
+    """Return the size of a PNG, GIF, WebP or JPEG image, or None for anything else."""
     data = _decode_base64(base64[:_MAX_HEAD_CHARS])
-    size: PictureSize | None = None
+    size: ImageSize | None = None
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        size = PictureSize(_big_endian(data[16:20]), _big_endian(data[20:24]))
+        size = ImageSize(_big_endian(data[16:20]), _big_endian(data[20:24]))
     elif data.startswith((b"GIF87a", b"GIF89a")):
-        size = PictureSize(_little_endian(data[6:8]), _little_endian(data[8:10]))
+        size = ImageSize(_little_endian(data[6:8]), _little_endian(data[8:10]))
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = _webp_size(data)
+        size = _read_webp_size(data)
     elif data.startswith(b"\xff\xd8"):
-        size = _jpeg_size(data)
+        size = _read_jpeg_size(data)
     if size is None or min(size) <= 0:
         return None
     return size
 
 
-def sound_tokens(base64: str) -> int:
-    """Return the tokens of a sound.
+def estimate_audio_tokens(base64: str) -> int:
+    """Return the tokens of audio by its duration, which is estimated from its size.
 
-    The duration follows from the rate in the head of a WAV, and from a common rate for other
-    formats. Without data, a usual duration is assumed.
+    The bytes per second are those in the head of a WAV file, and a common rate for other formats.
+    Without data, when the audio is outside of the request, a usual duration is assumed.
     """
     if not base64:
         return round(_UNKNOWN_AUDIO_S * _AUDIO_TOKENS_PER_S)
@@ -257,7 +268,7 @@ def sound_tokens(base64: str) -> int:
     return max(1, round(duration_s * _AUDIO_TOKENS_PER_S))
 
 
-def file_tokens(base64: str) -> int:
+def estimate_file_tokens(base64: str) -> int:
     """Return the tokens of a file: a page for each 50 kB, and at least one page."""
     size_bytes = len(base64) * 3 / 4
     return _TOKENS_PER_PAGE * max(1, round(size_bytes / _BYTES_PER_PAGE))
@@ -272,25 +283,25 @@ def _decode_base64(base64: str) -> bytes:
         return b""
 
 
-def _webp_size(data: bytes) -> PictureSize:
-    """Return the size of a WebP picture, by the kind of its first chunk.
+def _read_webp_size(data: bytes) -> ImageSize:
+    """Return the size of a WebP image, by the kind of its first chunk.
 
     https://developers.google.com/speed/webp/docs/riff_container has the layouts.
     """
     chunk_kind = data[12:16]
     if chunk_kind == b"VP8X":
-        return PictureSize(_little_endian(data[24:27]) + 1, _little_endian(data[27:30]) + 1)
+        return ImageSize(_little_endian(data[24:27]) + 1, _little_endian(data[27:30]) + 1)
     if chunk_kind == b"VP8L":
         bits = _little_endian(data[21:25])
-        return PictureSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
-    return PictureSize(_little_endian(data[26:28]) & 0x3FFF, _little_endian(data[28:30]) & 0x3FFF)
+        return ImageSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+    return ImageSize(_little_endian(data[26:28]) & 0x3FFF, _little_endian(data[28:30]) & 0x3FFF)
 
 
 _JPEG_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """The markers of frame headers. The three others of this range are tables and an extension."""
 
 
-def _jpeg_size(data: bytes) -> PictureSize | None:
+def _read_jpeg_size(data: bytes) -> ImageSize | None:
     """Return the size in the frame header of a JPEG, or None if the header is not in `data`."""
     offset = 2
     while offset + 9 <= len(data) and data[offset] == 0xFF:
@@ -298,7 +309,7 @@ def _jpeg_size(data: bytes) -> PictureSize | None:
         if marker in _JPEG_FRAME_HEADERS:
             height = _big_endian(data[offset + 5 : offset + 7])
             width = _big_endian(data[offset + 7 : offset + 9])
-            return PictureSize(width, height)
+            return ImageSize(width, height)
         if marker == 0xFF:  # a fill byte before a marker
             offset += 1
         else:

@@ -396,8 +396,8 @@ class ObservedCall:
         # All tokens of a response that is not streamed come at once.
         first_event_tokens = tracker.first_event_tokens if self.is_streamed else usage.output or 0
         choices: tuple[Choice, ...] = ()
-        if tracker.contents is not None:
-            choices = tracker.contents.choices(tracker.finish_reason)
+        if tracker.content is not None:
+            choices = tracker.content.choices(tracker.finish_reason)
         return CallObservation(  # by position, in the order of the fields, which is faster
             self.call.attempt_started,
             first_token,

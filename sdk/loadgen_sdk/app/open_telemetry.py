@@ -196,11 +196,11 @@ class OpenTelemetry:
             self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL)
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
         self._create_instruments(meter, chunks)
-        self._backlog = Backlog(self._count)
-        # This instrument has no value. A reader asks observable instruments first, so that it makes
-        # this object count what is not counted yet.
+        self._backlog = Backlog(self._record_metrics)
+        # This instrument has no value. A reader of metrics calls the callbacks of observable
+        # instruments first, so that the calls in the backlog are recorded before it reads.
         meter.create_observable_counter(
-            "loadgen.client.uncounted", callbacks=[self._count_before_reading]
+            "loadgen.client.uncounted", callbacks=[self._record_before_reading]
         )
 
     def workflow(self, name: str) -> AbstractContextManager[Any]:
@@ -241,11 +241,13 @@ class OpenTelemetry:
     def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call.
 
-        The returned value is passed to `__call__` when the call ends.
+        The policy of the client calls this when a call starts, and passes the returned value to
+        `__call__` when it ends. It is an empty CallSpan if another instrumentation reports the
+        call, and None if calls have no spans.
         """
-        other = _active_instrumentation(call.settings.package)
-        if other:
-            self._report_instrumentation(other, call.settings.package)
+        other_instrumentation = _active_instrumentation(call.settings.package)
+        if other_instrumentation:
+            self._log_other_instrumentation(other_instrumentation, call.settings.package)
             return CallSpan()
         if self._tracer is None:
             return None
@@ -265,11 +267,14 @@ class OpenTelemetry:
         return CallSpan(span, self._trace, self._context)
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
-        """Report a call, unless another instrumentation does.
+        """Report a call that has ended: its span ends now, and metrics follow in the background.
 
-        Its span ends now, and its metrics are recorded in the background.
+        Args:
+            measurement: The measurement of the call.
+            call_span: What `begin_call` has returned.
         """
-        if call_span is not None and call_span.span is None:
+        is_reported_elsewhere = call_span is not None and call_span.span is None
+        if is_reported_elsewhere:
             return
         self._backlog.add((measurement, self._context.get_current()))
         if call_span is not None:
@@ -277,10 +282,15 @@ class OpenTelemetry:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Record every call that has ended. Return False if that takes longer than `timeout_s`."""
-        self._backlog.count_all()
+        self._backlog.process_all()
         return flush(timeout_s)
 
     def _create_instruments(self, meter: Any, chunks: bool) -> None:
+        """Create the histograms with the names and bucket bounds of the semantic conventions.
+
+        `chunks` says whether the gaps between output events get a histogram.
+        """
+
         def histogram(name: str, unit: str, text: str, bounds: tuple[float, ...]) -> Any:
             return meter.create_histogram(
                 name, unit=unit, description=text, explicit_bucket_boundaries_advisory=bounds
@@ -323,7 +333,7 @@ class OpenTelemetry:
         }
         self._operations = OperationRecorder(self._trace, self._tracer, durations)
 
-    def _report_instrumentation(self, other: str, package: str) -> None:
+    def _log_other_instrumentation(self, other: str, package: str) -> None:
         """Log once that another instrumentation reports the calls of a package."""
         if other in self._reported_instrumentations:
             return
@@ -334,18 +344,23 @@ class OpenTelemetry:
             package,
         )
 
-    def _count_before_reading(self, _options: object) -> Sequence[Any]:
-        self._backlog.count_all()
+    def _record_before_reading(self, _options: object) -> Sequence[Any]:
+        """Record the metrics of all calls that have ended. This observes no value itself."""
+        self._backlog.process_all()
         return ()
 
-    def _count(self, ended_call: tuple[Measurement, Any]) -> None:
-        """Record the metrics of a call in the context in which it ended."""
+    def _record_metrics(self, ended_call: tuple[Measurement, Any]) -> None:
+        """Record the metrics of a call that has ended.
+
+        `ended_call` is its measurement and the context of OpenTelemetry in which it ended, by which
+        exemplars refer to its trace. Only token counts of the server are recorded.
+        """
         measurement, context = ended_call
         attributes = self._metric_attributes(measurement)
         duration_s = (measurement.done - measurement.started) / 1e9
         self._duration.record(duration_s, {**attributes, **_error_attributes(measurement)}, context)
         if measurement.streamed:
-            self._count_stream(measurement, attributes, context)
+            self._record_stream_metrics(measurement, attributes, context)
         if measurement.input_tokens is not None:
             input_attributes = {**attributes, "gen_ai.token.type": "input"}
             self._tokens.record(measurement.input_tokens, input_attributes, context)
@@ -353,9 +368,10 @@ class OpenTelemetry:
             output_attributes = {**attributes, "gen_ai.token.type": "output"}
             self._tokens.record(measurement.output_tokens, output_attributes, context)
 
-    def _count_stream(
+    def _record_stream_metrics(
         self, measurement: Measurement, attributes: dict[str, Any], context: Any
     ) -> None:
+        """Record the times of the output events of a streamed call, in seconds."""
         if measurement.ttft_from_sent_ms is not None:
             self._first_chunk.record(measurement.ttft_from_sent_ms / 1e3, attributes, context)
         if self._chunk_gap is not None:
@@ -374,7 +390,10 @@ class OpenTelemetry:
         return attributes
 
     def _call_attributes(self, call: Call | Measurement) -> dict[str, Any]:
-        """Return the attributes that spans and metrics of a call have in common."""
+        """Return the attributes that spans and metrics of a call have in common.
+
+        `call.server` is "HOST:PORT", where an IPv6 address is in brackets.
+        """
         host, _, port = call.server.rpartition(":")
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": _OPERATIONS[call.api],
@@ -392,14 +411,17 @@ class OpenTelemetry:
         span.set_attributes(_response_attributes(measurement))
         if self._keeps_content:
             span.set_attributes(_content_attributes(measurement))
-        self._add_events(measurement, span)
+        self._add_span_events(measurement, span)
         if measurement.status == "failed":
             # The text of the failure may quote the prompt, so that the span gets its type only.
             span.set_status(self._trace.StatusCode.ERROR, error_type_of(measurement))
         span.end(_unix_ns(measurement, measurement.done))
 
-    def _add_events(self, measurement: Measurement, span: Any) -> None:
-        """Add the first token and the retries to a span."""
+    def _add_span_events(self, measurement: Measurement, span: Any) -> None:
+        """Add an event for the first token and one for each retry to a span.
+
+        The event of a retry has the time at which the attempt before it failed.
+        """
         if measurement.streamed and measurement.first_token != NEVER:
             timestamp = _unix_ns(measurement, measurement.first_token)
             span.add_event("first_token", timestamp=timestamp)
@@ -436,7 +458,10 @@ def _unix_ns(measurement: Measurement, timestamp: int) -> int:
 
 
 def _response_attributes(measurement: Measurement) -> dict[str, Any]:
-    """Return the attributes of a span that are known at the end of its call."""
+    """Return the attributes of a span that are known at the end of its call.
+
+    Those without a value (None or "") are left out.
+    """
     first_chunk_ms = measurement.ttft_from_sent_ms if measurement.streamed else None
     attributes = {
         "gen_ai.response.model": measurement.response_model,
@@ -453,8 +478,10 @@ def _response_attributes(measurement: Measurement) -> dict[str, Any]:
         "loadgen.cost": measurement.cost,
         "loadgen.token_source": measurement.token_source,
     }
-    known = {name: value for name, value in attributes.items() if value not in (None, "")}
-    return {**_error_attributes(measurement), **known}
+    known_attributes = {
+        name: value for name, value in attributes.items() if value not in (None, "")
+    }
+    return {**_error_attributes(measurement), **known_attributes}
 
 
 def _finish_reasons(measurement: Measurement) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..request import NEVER, Usage
-from .kept_content import KeptContent
+from .content_collector import ContentCollector
 from .measurement import WRITING_APIS, Api
 from .package_usage import MESSAGES_INPUT_FIELDS, read_usage
 
@@ -40,7 +40,7 @@ class OutputTracker:
 
     Attributes:
         instants: The timestamps of the events with output.
-        contents: The texts and tool calls, if they are kept.
+        content: The texts and tool calls, if they are kept.
         first_answer: The timestamp of the first output that is not reasoning.
         finished: The timestamp of the last event that ends a completion. Output may come after it.
         first_event_tokens: The tokens of the first output event, or 0.
@@ -69,7 +69,7 @@ class OutputTracker:
         self._is_streamed = is_streamed
         self._is_chat = api == "chat"
         self.instants: list[int] = []
-        self.contents = KeptContent() if keep_content else None
+        self.content = ContentCollector() if keep_content else None
 
     @property
     def event_observer(self) -> Callable[[Any, int], None]:
@@ -139,8 +139,8 @@ class OutputTracker:
         """Observe one event of chat or completions."""
         with suppress(Exception):
             has_output = self._observe_choices(chunk.choices, arrived_at)
-            if self.contents is not None:
-                self.contents.add_choices(chunk.choices)
+            if self.content is not None:
+                self.content.add_choices(chunk.choices)
             if has_output:
                 self.instants.append(arrived_at)
             elif self._is_chat and not self.instants:
@@ -151,7 +151,7 @@ class OutputTracker:
                 self.response_model = chunk.model or ""
             has_identity = bool(self.response_id)
             has_answer_begun = self.first_answer != NEVER
-            self._is_in_text = has_identity and has_answer_begun and self.contents is None
+            self._is_in_text = has_identity and has_answer_begun and self.content is None
 
     def _observe_choices(self, choices: Any, arrived_at: int) -> bool:
         """Note the start of the answer and the finish reasons. Return True if there is output."""
@@ -203,8 +203,8 @@ class OutputTracker:
                 self.instants.append(arrived_at)
                 if self.first_answer == NEVER and "reasoning" not in event_type:
                     self.first_answer = arrived_at
-                if self.contents is not None and event_type == "response.output_text.delta":
-                    self.contents.add_text(event.delta)
+                if self.content is not None and event_type == "response.output_text.delta":
+                    self.content.add_text(event.delta)
             elif event_type in _RESPONSE_EVENTS:
                 self._read_responses_object(event.response)
                 if event_type != "response.created":
@@ -230,8 +230,8 @@ class OutputTracker:
             event_type = event.type
             if event_type == "content_block_delta":
                 self._observe_block_delta(event, arrived_at)
-            elif event_type == "content_block_start" and self.contents is not None:
-                self.contents.add_block(event.index, event.content_block)
+            elif event_type == "content_block_start" and self.content is not None:
+                self.content.add_block(event.index, event.content_block)
             elif event_type == "content_block_stop":
                 self._is_text_complete = True
             elif event_type == "message_start":
@@ -249,8 +249,8 @@ class OutputTracker:
         self.instants.append(arrived_at)
         if self.first_answer == NEVER and event.delta.type != "thinking_delta":
             self.first_answer = arrived_at
-        if self.contents is not None:
-            self.contents.add_block_delta(event.index, event.delta)
+        if self.content is not None:
+            self.content.add_block_delta(event.index, event.delta)
 
     def _update_message_usage(self, usage: Any) -> None:
         """Replace the counts from the start of a message by those from its end."""
@@ -263,16 +263,16 @@ class OutputTracker:
         for choice in choices:
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
-        if self.contents is not None:
-            self.contents.add_choices(choices)
+        if self.content is not None:
+            self.content.add_choices(choices)
 
     def _read_message(self, message: Any) -> None:
         self.response_id = message.id or ""
         self.response_model = message.model or ""
         self.finish_reason = message.stop_reason or ""
-        if self.contents is not None:
+        if self.content is not None:
             for position, block in enumerate(message.content):
-                self.contents.add_block(position, block)
+                self.content.add_block(position, block)
 
     def _read_batch(self, batch: Any) -> None:
         """Read the status of a batch of files. Its tokens count when it is first complete."""
@@ -296,10 +296,8 @@ class OutputTracker:
             self.finish_reason = response.incomplete_details.reason or "incomplete"
         if response.status == "failed":
             self.error = str(getattr(response.error, "message", "") or "the response failed")
-        if self.contents is not None:
-            self.contents.add_response(
-                response, self.finish_reason, with_text=not self._is_streamed
-            )
+        if self.content is not None:
+            self.content.add_response(response, self.finish_reason, with_text=not self._is_streamed)
 
 
 _NO_OUTPUT = "no output"

@@ -45,7 +45,10 @@ _APIS_WITH_RESPONSE_NAMES = ("responses", "batches", "images", "transcriptions")
 
 
 def read_usage(api: Api, usage: Any) -> Usage:
-    """Return the token counts of a usage object. It is empty for None."""
+    """Return the token counts in the `usage` of a response, which may be None.
+
+    Counts that contradict each other are marked (`check_usage`).
+    """
     if usage is None:
         return Usage()
     if api == "messages":
@@ -54,22 +57,26 @@ def read_usage(api: Api, usage: Any) -> Usage:
     counts = _fields_of(usage)
     prompt_details = _fields_of(counts.get(names.prompt_details))
     output_details = _fields_of(counts.get(names.output_details))
-    # OpenAI has this count in the details, and gateways in front of Anthropic beside them.
-    written = prompt_details.get("cache_write_tokens")
-    if written is None:
-        written = counts.get("cache_creation_input_tokens")
-    read = Usage(
+    # OpenAI has this count in the details, and gateways in front of Anthropic have it outside.
+    cache_written = prompt_details.get("cache_write_tokens")
+    if cache_written is None:
+        cache_written = counts.get("cache_creation_input_tokens")
+    server_usage = Usage(
         input=token_count(counts.get(names.prompt)),
         output=0 if api == "embeddings" else token_count(counts.get(names.output)),
         cached=token_count(_cached_tokens(prompt_details, counts)),
         reasoning=token_count(output_details.get("reasoning_tokens")),
-        cache_written=token_count(written),
+        cache_written=token_count(cache_written),
     )
-    return check_usage(read, token_count(counts.get("total_tokens")))
+    return check_usage(server_usage, token_count(counts.get("total_tokens")))
 
 
 def _read_messages_usage(usage: Any) -> Usage:
-    """Return the counts of a message of Anthropic, whose prompt is the sum of three counts."""
+    """Return the counts of a message of Anthropic.
+
+    Its prompt is the sum of three counts: tokens from the cache, tokens written to the cache, and
+    all others.
+    """
     uncached, cached, written = (
         token_count(getattr(usage, name, None)) for name in MESSAGES_INPUT_FIELDS
     )
@@ -96,10 +103,10 @@ def _cached_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any])
 
 
 def _fields_of(counts: Any) -> Mapping[str, Any]:
-    """Return the fields of an object by their names, also those that pydantic keeps apart.
+    """Return the fields of a usage object or of its details, by their names. None has no fields.
 
-    `getattr` is not used for each field, because pydantic takes 1 us to say that it has none of a
-    name.
+    Pydantic keeps fields that its class does not declare in `__pydantic_extra__`. `getattr` is not
+    used for each field, because pydantic takes 1 us for a field that an object does not have.
     """
     if isinstance(counts, dict):
         return counts

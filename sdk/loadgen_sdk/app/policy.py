@@ -20,7 +20,7 @@ from ..errors import WrongUse
 from ..prices import Prices, TokenPrice, validate_prices
 from .background import run_in_background
 from .budget import Budget, BudgetOption, validate_budget
-from .labels import Labels, current_labels, usable_labels, validate_labels
+from .labels import Labels, current_labels, keep_valid_labels, validate_labels
 from .measurement import Measurement, set_latest_measurement
 from .retry import Retry
 from .throttle import Throttle
@@ -77,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True):
         """
         context_labels = current_labels.get()
         if call_labels:
-            return {**self.labels, **context_labels, **usable_labels(call_labels)}
+            return {**self.labels, **context_labels, **keep_valid_labels(call_labels)}
         if context_labels and self.labels:
             return {**self.labels, **context_labels}
         return context_labels or self.labels

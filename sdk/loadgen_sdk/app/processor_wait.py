@@ -26,9 +26,10 @@ _last = _LastValue()
 
 
 def processor_wait_ns() -> int | None:
-    """Return how long this thread was ready to run and waited for a processor since its start.
+    """Return how long this thread has waited for a processor, although it was ready to run.
 
-    The value may be REFRESH_NS old. It is None where the system does not count it.
+    This is the sum since the start of the thread. The value may be REFRESH_NS old. It is None where
+    the system does not count it.
     """
     now = monotonic_ns()
     if now - _last.read_at >= REFRESH_NS:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import WrongUse
-from .backlog import MAX_UNCOUNTED, Backlog
+from .backlog import MAX_PENDING, Backlog
 from .measurement import Measurement
 from .metric_labels import (
     DURATION_BOUNDS_S,
@@ -74,8 +74,10 @@ class Prometheus:
         self._tpot = self._add_histogram(
             "time_per_output_token", "Per output token after the first, streams.", TPOT_BOUNDS_S
         )
+        # With this variable, another process reads the metrics from files. Nobody then calls
+        # `collect` of this object, which would process the backlog.
         has_other_reader = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        self._backlog = Backlog(self._count, 1 if has_other_reader else MAX_UNCOUNTED)
+        self._backlog = Backlog(self._record, 1 if has_other_reader else MAX_PENDING)
         (client.REGISTRY if registry is None else registry).register(self)
 
     def __call__(self, measurement: Measurement) -> None:
@@ -89,7 +91,7 @@ class Prometheus:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics with every call that has ended, for the registry."""
-        self._backlog.count_all()
+        self._backlog.process_all()
         for metric in self._metrics:
             yield from metric.collect()
 
@@ -100,6 +102,11 @@ class Prometheus:
         return counter
 
     def _add_histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Any:
+        """Return a new histogram of seconds by API, model and the chosen labels of calls.
+
+        It is added to the metrics that `collect` returns, and not to a registry, because this
+        collector is registered as a whole.
+        """
         histogram = self._client.Histogram(
             f"llm_client_{name}_seconds",
             text,
@@ -110,8 +117,8 @@ class Prometheus:
         self._metrics.append(histogram)
         return histogram
 
-    def _count(self, measurement: Measurement) -> None:
-        """Count one call."""
+    def _record(self, measurement: Measurement) -> None:
+        """Add one call that has ended to the metrics. Only token counts of the server are added."""
         labels = (
             measurement.api,
             measurement.model,

@@ -48,61 +48,52 @@ _HASH_VALUE_BYTES = 6
 """48 bits are exact in every JSON reader."""
 
 
-class _Turn:
-    """A call that is kept so that the next turn of its conversation is recognised.
+class _Turn(msgspec.Struct):
+    """The place of a call in its conversation. It is kept to recognise the next turn.
 
     Attributes:
         session: The id of the conversation.
-        turn: The number of the turn, from 0.
+        number: The number of the turn, from 0.
         ended: When the call ended, in monotonic ns, or None if it has not ended.
     """
 
-    __slots__ = ("ended", "session", "turn")
-
-    def __init__(self, session: str, turn: int) -> None:
-        self.session = session
-        self.turn = turn
-        self.ended: int | None = None
+    session: str
+    number: int
+    ended: int | None = None
 
 
-class CallShape:
-    """The shape of a call between its begin and its end.
+class CallShape(msgspec.Struct):
+    """What a recorder keeps of a call between its start and its end.
 
     Attributes:
-        started: When the call began.
+        started: When the call began, in monotonic ns.
         prompt: The prompt, until it is hashed in the background.
-        messages_argument: The name of the argument with the messages of a conversation. It is ""
-            if there is none, and None for a bare prompt, which continues nothing.
-        previous_id: The id of the previous response, or "".
-        turn: The turn of the call in its conversation.
+        prompt_tokens: The estimated tokens of the prompt.
+        conversation: Where the call has its conversation, or None for a prompt without one.
+        turn: The turn of the call in its conversation, or None if it has none.
         delay_ns: The time since the end of the previous turn, or None if there is none.
-        hashes: The hashes of the blocks of the prompt.
-        tokens: The estimated tokens of the prompt.
+        block_hashes: The hashes of the blocks of the prompt.
     """
 
-    __slots__ = (
-        "delay_ns",
-        "hashes",
-        "messages_argument",
-        "previous_id",
-        "prompt",
-        "started",
-        "tokens",
-        "turn",
-    )
+    started: int
+    prompt: Prompt | None
+    prompt_tokens: int
+    conversation: _ConversationFields | None
+    turn: _Turn | None = None
+    delay_ns: int | None = None
+    block_hashes: list[int] = []
 
-    def __init__(
-        self, started: int, prompt: Prompt, messages_argument: str | None, previous_id: str
-    ) -> None:
-        """Keep the prompt of a call."""
-        self.started = started
-        self.prompt: Prompt | None = prompt
-        self.messages_argument = messages_argument
-        self.previous_id = previous_id
-        self.turn: _Turn | None = None
-        self.delay_ns: int | None = None
-        self.hashes: list[int] = []
-        self.tokens = prompt.tokens
+
+class _ConversationFields(msgspec.Struct, frozen=True):
+    """The fields of a request that say to which conversation it belongs.
+
+    Attributes:
+        messages_argument: The name of the argument with a list of messages, or "" if there is none.
+        previous_response_id: The id of the response that the request continues, or "".
+    """
+
+    messages_argument: str
+    previous_response_id: str
 
 
 class ShapeRecorder:
@@ -129,7 +120,10 @@ class ShapeRecorder:
         salt: str | bytes | None = None,
         labels: Sequence[str] = (),
     ) -> None:
-        """Open the file. The arguments are those of `record_shape`."""
+        """Open the file, and write the waiting rows at exit if it is not closed before.
+
+        The arguments are those of `record_shape`.
+        """
         self.path = Path(path)
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
             raise WrongUse(
@@ -138,21 +132,23 @@ class ShapeRecorder:
                 'give the names of labels to write: labels=("feature",)',
             )
         self._labels = tuple(labels)
-        self._key = _hash_key(salt)
+        self._hash_key = _derive_hash_key(salt)
         self._file_descriptor: int | None = _open_for_append(self.path)
-        self._backlog: Backlog[Callable[[], None]] = Backlog(_run)
+        self._backlog: Backlog[Callable[[], None]] = Backlog(_call)
         self._reset()
         _recorders.add(self)
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        """Start the sessions and rows of this process. A forked child has none of its parent."""
+        """Start without sessions and rows, also in a forked child, which has none of its parent."""
         self.lost = 0
         self.written = 0
+        # Session ids are unique among the processes that append to the file.
         self._session_prefix = secrets.token_hex(3)
         self._session_count = 0
+        # By a hash of all messages up to the turn, or of the id of its response; oldest first.
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
-        self._rows: deque[bytes] = deque()
+        self._rows: deque[bytes] = deque()  # not written yet; the first one may be partly written
         self._flushed_at = 0
         self._retry_at = 0
         self._scheduled_at = 0
@@ -160,24 +156,29 @@ class ShapeRecorder:
         self._lock = threading.RLock()
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
-        """Note that a call began, with its arguments: messages, prompt or input."""
+        """Keep the prompt of a call that begins. It is hashed in the background.
+
+        Args:
+            started: When the call began, in monotonic ns.
+            arguments: The fields of the request, such as messages, prompt or input.
+        """
         prompt = read_prompt(arguments)
-        previous_id = str(arguments.get("previous_response_id") or "")
-        shape = CallShape(started, prompt, _messages_argument(arguments, previous_id), previous_id)
-        self._backlog.add(partial(self._hash, shape))
+        shape = CallShape(started, prompt, prompt.tokens, _conversation_fields(arguments))
+        self._backlog.add(partial(self._hash_prompt, shape))
         return shape
 
     def end(self, shape: CallShape, measurement: Measurement) -> None:
         """Queue the row of a call that has ended. It is written in the background."""
         self._backlog.add(partial(self._add_row, shape, measurement))
-        # To wake the thread takes longer than all the rest here.
+        # To wake the background thread takes longer than all the rest here, so that this is done
+        # only so often.
         if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
             self._scheduled_at = measurement.done
-            run_in_background(self._backlog.count_all)
+            run_in_background(self._backlog.process_all)
 
     def flush(self) -> None:
         """Write all waiting rows now."""
-        self._catch_up()
+        self._process_ended_calls()
         with self._lock:
             self._write(monotonic_ns())
 
@@ -186,17 +187,17 @@ class ShapeRecorder:
 
         Rows that cannot be written count as lost, and a warning says so.
         """
-        self._catch_up()
+        self._process_ended_calls()
         with self._lock:
             if self._file_descriptor is None:
                 return
             self._write(monotonic_ns())
-            unwritten = len(self._rows)
-            if unwritten:
-                self.lost += unwritten
+            unwritten_count = len(self._rows)
+            if unwritten_count:
+                self.lost += unwritten_count
                 self._rows.clear()
                 warn(
-                    f"{unwritten} calls are missing in {self.path}: it could not be written",
+                    f"{unwritten_count} calls are missing in {self.path}: it could not be written",
                     stacklevel=3,
                 )
             os.close(self._file_descriptor)
@@ -211,34 +212,40 @@ class ShapeRecorder:
         """Close the file."""
         self.close()
 
-    def _catch_up(self) -> None:
+    def _process_ended_calls(self) -> None:
         """Process all calls that have ended, also those that are being ended in the background."""
         flush()
-        self._backlog.count_all()
+        self._backlog.process_all()
 
-    def _hash(self, shape: CallShape) -> None:
-        """Hash the prompt of a call, and drop it."""
+    def _hash_prompt(self, shape: CallShape) -> None:
+        """Hash the prompt of a call, find its turn in a conversation, and drop the prompt.
+
+        This runs once for each call in the background, before `_add_row`.
+        """
         assert shape.prompt is not None
-        texts_by_argument = shape.prompt.texts
+        texts_by_argument = shape.prompt.joined_texts
         shape.prompt = None
         encoded_texts = [
             text.encode("utf-8", "surrogatepass")
             for texts in texts_by_argument.values()
             for text in texts
         ]
-        shape.hashes = self._hash_blocks(_MESSAGE_SEPARATOR.join(encoded_texts))
-        if shape.messages_argument is not None:
-            self._find_turn(shape, texts_by_argument.get(shape.messages_argument, []))
+        shape.block_hashes = self._hash_blocks(_MESSAGE_SEPARATOR.join(encoded_texts))
+        if shape.conversation is not None:
+            messages = texts_by_argument.get(shape.conversation.messages_argument, [])
+            self._find_turn(shape, messages, shape.conversation.previous_response_id)
 
     def _add_row(self, shape: CallShape, measurement: Measurement) -> None:
-        """Add the row of a call that has ended, and write the rows if it is time."""
+        """Queue the row of a call that has ended, and write all queued rows if it is time.
+
+        If the file cannot be written and MAX_WAITING_ROWS rows wait, the row is lost.
+        """
         if shape.turn is not None:
             shape.turn.ended = measurement.done
         row = msgspec.json.encode(self._make_row(shape, measurement)) + b"\n"
         with self._lock:
             if shape.turn is not None and measurement.response_id:
-                key = self._digest(_RESPONSE_ID_PREFIX + measurement.response_id.encode())
-                self._remember(key, shape.turn)
+                self._remember_turn(self._response_id_key(measurement.response_id), shape.turn)
             # The newest row is dropped, because the oldest one may be partly written.
             if len(self._rows) >= MAX_WAITING_ROWS:
                 self.lost += 1
@@ -249,17 +256,23 @@ class ShapeRecorder:
                 self._write(now)
 
     def _make_row(self, shape: CallShape, measurement: Measurement) -> dict[str, Any]:
-        """Return the row of a call."""
+        """Return the row of a call in the format of `loadgen run --trace`.
+
+        Times are in ms. The server's count of the prompt is used if there is one, else an estimate;
+        `input_source` says which. `block_size` is the tokens of the prompt per hash.
+        """
         is_counted_by_server = measurement.input_tokens is not None
         input_tokens = measurement.input_tokens
         if input_tokens is None:
-            input_tokens = max(1, shape.tokens)
-        block_tokens = input_tokens / len(shape.hashes) if shape.hashes else 0
+            input_tokens = max(1, shape.prompt_tokens)
+        block_tokens = 0.0
+        if shape.block_hashes:
+            block_tokens = input_tokens / len(shape.block_hashes)
         row: dict[str, Any] = {
             "timestamp": round(measurement.started_unix_ns / 1e6, 3),
             "input_length": input_tokens,
             "output_length": measurement.output_tokens or 0,
-            "hash_ids": shape.hashes,
+            "hash_ids": shape.block_hashes,
             "block_size": round(block_tokens, 3),
             "input_source": "server" if is_counted_by_server else "estimate",
             "output_source": measurement.token_source,
@@ -273,18 +286,21 @@ class ShapeRecorder:
             row["labels"] = labels
         if shape.turn is not None:
             row["session_id"] = shape.turn.session
-            row["turn"] = shape.turn.turn
+            row["turn"] = shape.turn.number
         if shape.delay_ns is not None:
             row["delay"] = round(shape.delay_ns / 1e6, 3)
         return row
 
     def _digest(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
+        """Return the keyed hash of some bytes. Without the salt, nobody can guess them by it."""
+        return hashlib.blake2b(data, digest_size=16, key=self._hash_key).digest()
 
     def _hash_blocks(self, text: bytes) -> list[int]:
-        """Return a number per block of the text.
+        """Return a hash for each block of BLOCK_BYTES of a prompt.
 
-        Equal numbers mean equal text from the start of the prompt to the end of that block.
+        A hash covers all text from the start of the prompt to the end of its block, so that equal
+        hashes mean an equal prefix, which a server's prefix cache can reuse. Each hash includes the
+        one before, and the length of its block, because the last block may be shorter.
         """
         block_hashes = []
         digest = b""
@@ -294,29 +310,41 @@ class ShapeRecorder:
             block_hashes.append(int.from_bytes(digest[:_HASH_VALUE_BYTES], "little"))
         return block_hashes
 
-    def _find_turn(self, shape: CallShape, messages: list[str]) -> None:
-        """Find the turn of a call in its conversation, and the delay since the previous turn.
+    def _find_turn(self, shape: CallShape, messages: list[str], previous_id: str) -> None:
+        """Set the turn of a call in its conversation, and the delay since the previous turn.
 
-        The previous turn is the one that `previous_response_id` names, or else the longest earlier
+        The previous turn is the one whose response `previous_id` names, or else the longest earlier
         call whose messages are the first messages of this one. Without any, a new conversation
         starts.
+
+        Args:
+            shape: The call, which is changed.
+            messages: Its messages, or [] if it has none.
+            previous_id: The id of the response that the call continues, or "".
         """
-        prefix_hashes = self._hash_prefixes(messages)
-        candidates = prefix_hashes[-2::-1]
-        if shape.previous_id:
-            candidates.insert(0, self._digest(_RESPONSE_ID_PREFIX + shape.previous_id.encode()))
+        prefix_keys = self._hash_prefixes(messages)
+        candidate_keys: list[bytes] = []
+        if previous_id:
+            candidate_keys.append(self._response_id_key(previous_id))
+        # All messages but the last one come first, since the longest match is wanted.
+        candidate_keys += reversed(prefix_keys[:-1])
         with self._lock:
-            previous = next((self._turns[key] for key in candidates if key in self._turns), None)
-            if previous is None:
+            known_keys = (key for key in candidate_keys if key in self._turns)
+            previous_key = next(known_keys, None)
+            if previous_key is None:
+                previous_turn = None
                 self._session_count += 1
                 shape.turn = _Turn(f"{self._session_prefix}-{self._session_count}", 0)
             else:
-                shape.turn = _Turn(previous.session, previous.turn + 1)
-            if prefix_hashes:
-                self._remember(prefix_hashes[-1], shape.turn)
-        previous_end = None if previous is None else previous.ended
-        if previous_end is not None and previous_end <= shape.started:
-            shape.delay_ns = shape.started - previous_end
+                previous_turn = self._turns[previous_key]
+                shape.turn = _Turn(previous_turn.session, previous_turn.number + 1)
+            if prefix_keys:
+                self._remember_turn(prefix_keys[-1], shape.turn)
+
+        if previous_turn is not None and previous_turn.ended is not None:
+            # A turn that began before the previous one ended has no delay.
+            if previous_turn.ended <= shape.started:
+                shape.delay_ns = shape.started - previous_turn.ended
 
     def _hash_prefixes(self, messages: list[str]) -> list[bytes]:
         """Return a hash of the first message, of the first two messages, and so on."""
@@ -327,17 +355,22 @@ class ShapeRecorder:
             hashes.append(digest)
         return hashes
 
-    def _remember(self, key: bytes, turn: _Turn) -> None:
-        """Remember a turn, and forget the oldest one if there are too many."""
+    def _response_id_key(self, response_id: str) -> bytes:
+        """Return the key under which the turn of a response is remembered."""
+        return self._digest(_RESPONSE_ID_PREFIX + response_id.encode())
+
+    def _remember_turn(self, key: bytes, turn: _Turn) -> None:
+        """Remember a turn by a key, and forget the oldest one if there are too many."""
         self._turns[key] = turn
         self._turns.move_to_end(key)
         if len(self._turns) > MAX_REMEMBERED_TURNS:
             self._turns.popitem(last=False)
 
     def _write(self, now: int) -> None:
-        """Write as many rows as the file takes.
+        """Write as many of the queued rows as the file takes.
 
-        A row that is cut by a full disk is continued at the next write.
+        The operating system may write only a part of a row, for example on a full disk. The rest of
+        the row stays first in the queue, and the next write continues it.
         """
         self._flushed_at = now
         if self._file_descriptor is None:
@@ -348,8 +381,10 @@ class ShapeRecorder:
         rows = self._rows
         try:
             while rows:
-                rows[0] = rows[0][os.write(self._file_descriptor, rows[0]) :]
-                if not rows[0]:
+                written_bytes = os.write(self._file_descriptor, rows[0])
+                rows[0] = rows[0][written_bytes:]
+                is_complete = not rows[0]
+                if is_complete:
                     rows.popleft()
                     self.written += 1
         except OSError as error:
@@ -386,7 +421,7 @@ def record_shape(
     return ShapeRecorder(path, salt=salt, labels=labels)
 
 
-def _hash_key(salt: str | bytes | None) -> bytes:
+def _derive_hash_key(salt: str | bytes | None) -> bytes:
     """Return the key of the hashes for a salt. Raises WrongUse for an empty one."""
     if salt is None:
         secret = secrets.token_bytes(16)
@@ -410,20 +445,24 @@ def _open_for_append(path: Path) -> int:
         raise WrongUse("unwritable_file", message, "give a file that can be written") from None
 
 
-def _messages_argument(arguments: Mapping[str, Any], previous_id: str) -> str | None:
-    """Return the name of the argument with the messages of a conversation.
+def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | None:
+    """Return the fields of a request by which the previous turn of its conversation is found.
 
-    Return "" for a text that continues or may begin a conversation, and None for a bare prompt.
+    Return None for a request that has no conversation: one with a plain prompt. A text as `input`
+    may begin a conversation, which a later request continues by the id of the response.
     """
+    previous_id = str(arguments.get("previous_response_id") or "")
     name = "input" if arguments.get("messages") is None else "messages"
     messages = arguments.get(name)
     if isinstance(messages, list | tuple):
-        return name
-    return "" if isinstance(messages, str) or previous_id else None
+        return _ConversationFields(name, previous_id)
+    if isinstance(messages, str) or previous_id:
+        return _ConversationFields("", previous_id)
+    return None
 
 
-def _run(work: Callable[[], None]) -> None:
-    work()
+def _call(function: Callable[[], None]) -> None:
+    function()
 
 
 def _reset_after_fork() -> None:

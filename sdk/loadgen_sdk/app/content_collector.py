@@ -13,29 +13,41 @@ from .measurement import Choice
 
 
 class _Completion(msgspec.Struct):
-    """One completion while it grows. Tool calls are kept by their position in it."""
+    """One completion while it arrives.
+
+    Attributes:
+        texts: Its pieces of text.
+        finish_reason: Its finish reason, or "".
+        tool_calls: Its tool calls by position, each with the fields id, name and arguments.
+    """
 
     texts: list[str] = []
     finish_reason: str = ""
     tool_calls: dict[int, dict[str, str]] = {}
 
     def add_tool_call(self, position: int, call_id: Any, function: Any) -> None:
-        """Add a piece of a tool call."""
+        """Add a piece of the tool call at a position, or the whole of it.
+
+        Only the first piece has the id and the name. The arguments of all pieces are joined.
+        """
         call = self.tool_calls.setdefault(position, {"id": "", "name": "", "arguments": ""})
         call["id"] = call["id"] or str(call_id or "")
         call["name"] = call["name"] or str(getattr(function, "name", "") or "")
         call["arguments"] += str(getattr(function, "arguments", "") or "")
 
 
-class KeptContent:
-    """The completions of one call. It reads the objects of the openai and anthropic packages."""
+class ContentCollector:
+    """Collects the completions of one call from the objects of openai and anthropic."""
 
     def __init__(self) -> None:
         """Start without completions."""
         self._completions: defaultdict[int, _Completion] = defaultdict(_Completion)
 
     def choices(self, finish_reason: str) -> tuple[Choice, ...]:
-        """Return the completions. `finish_reason` is for those without one of their own."""
+        """Return the completions in the order of their index.
+
+        `finish_reason` is that of the call. It is used for a completion that has none itself.
+        """
         completions = [self._completions[index] for index in sorted(self._completions)]
         return tuple(
             Choice(
@@ -51,24 +63,33 @@ class KeptContent:
         self._completions[0].texts.append(text)
 
     def add_choices(self, choices: Iterable[Any]) -> None:
-        """Add the choices of an event or of a whole response of chat or completions."""
+        """Add the choices of an event, or of a whole response, of chat or completions.
+
+        A choice of chat has its content in `delta` (event) or `message` (response), and one of
+        completions in itself.
+        """
         for position, choice in enumerate(choices):
             index = getattr(choice, "index", position) or 0
-            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            message = getattr(choice, "delta", None) or getattr(choice, "message", None)
             completion = self._completions[index]
-            text = choice.text if part is None else part.content
+            text = choice.text if message is None else message.content
             completion.texts.append(text or "")
             completion.finish_reason = choice.finish_reason or completion.finish_reason
-            for tool_position, tool_call in enumerate(getattr(part, "tool_calls", None) or ()):
+            for tool_position, tool_call in enumerate(getattr(message, "tool_calls", None) or ()):
+                # Only a tool call of an event has an index.
                 tool_index = getattr(tool_call, "index", None)
+                if tool_index is None:
+                    tool_index = tool_position
                 completion.add_tool_call(
-                    tool_position if tool_index is None else tool_index,
-                    tool_call.id,
-                    getattr(tool_call, "function", None),
+                    tool_index, tool_call.id, getattr(tool_call, "function", None)
                 )
 
     def add_response(self, response: Any, finish_reason: str, *, with_text: bool) -> None:
-        """Add a response of the Responses API. The text of a stream has come in pieces."""
+        """Add a response of the Responses API, at the end of a stream or as a whole.
+
+        Its tool calls replace those collected before. `with_text` is False for a stream, whose text
+        was added in pieces (`add_text`).
+        """
         completion = self._completions[0]
         if with_text:
             completion.texts.append(response.output_text)
@@ -87,7 +108,11 @@ class KeptContent:
             self.add_text(block.text)
 
     def add_block_delta(self, position: int, delta: Any) -> None:
-        """Add a piece of a block of a message of Anthropic."""
+        """Add a piece of a content block of a message of Anthropic.
+
+        It has a piece of text, or of the arguments of a tool call as JSON (`partial_json`). A block
+        of a response that is not streamed has the arguments as an object (`input`).
+        """
         text = getattr(delta, "text", None)
         if text:
             self.add_text(text)
