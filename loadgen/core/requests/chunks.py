@@ -60,17 +60,19 @@ class Corpus:
         """Draw the chunks of a prompt, none of them twice.
 
         Chunks are drawn with repetition until there are enough different ones. If the popularity is
-        so uneven that this does not happen, the most popular missing chunks are added.
+        so uneven that this does not happen, the most popular other chunks are added. These have the
+        lowest numbers.
         """
-        chosen: dict[int, None] = {}  # used as a set that keeps its order
+        chunks: dict[int, None] = {}  # The keys are used as a set that keeps its order.
         for attempt in range(MAX_DRAWS):
-            chosen.update(dict.fromkeys(self._draw_with_repeats(number, attempt)))
-            if len(chosen) >= self._count:
-                return tuple(chosen)[: self._count]
-        missing = (chunk for chunk in range(len(self._cumulative_shares)) if chunk not in chosen)
-        while len(chosen) < self._count:
-            chosen[next(missing)] = None
-        return tuple(chosen)
+            chunks.update(dict.fromkeys(self._draw_with_repeats(number, attempt)))
+            if len(chunks) >= self._count:
+                return tuple(chunks)[: self._count]
+        for popular_chunk in range(len(self._cumulative_shares)):
+            if len(chunks) == self._count:
+                break
+            chunks[popular_chunk] = None
+        return tuple(chunks)
 
     def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
         """Draw as many chunks as a prompt has. A chunk may be drawn several times.

@@ -268,11 +268,13 @@ class _OneTokenWords(NamedTuple):
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return the candidates that are one token each at the start of a text, or inside it.
+    """Return the candidates that are one token each at the start of a text, and those inside it.
 
-    A word is accepted if two copies of it after another word (the anchor) add two tokens. The
-    second copy shows that it is also one token after itself. The anchor is the candidate with the
-    fewest tokens. A start is accepted if it and one accepted word after it are two tokens.
+    The count of a word alone does not show this, because a tokenizer may merge a word with the text
+    around it. So a word is tried after another word, the anchor, which is the candidate with the
+    fewest tokens. It is accepted for the inside if two copies of it add two tokens: the second copy
+    shows that it is also one token after itself. It is accepted for the start if it and one
+    accepted word after it are two tokens.
     """
 
     # Not the batch method of the library: it would start threads, and this process could then not

@@ -724,9 +724,11 @@ class Dispatcher:
     # Slots that were never sent
 
     def _unsent_pending_slots(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the slots whose due time was known, and the later sessions of their users.
+        """Yield the pending slots, whose due time was known, and the later sessions of their users.
 
-        A later turn in a stage that a duration ends was not scheduled yet, so it is left out.
+        A pending slot is the first turn of a session of a virtual user, or a later turn. A later
+        turn of a closed loop with a duration is left out, because such a stage schedules only the
+        slots that it reaches.
         """
         for slot in (*self._pending, *self._waiting_for_prefill):
             stage = self.schedule.stages[slot.stage]

@@ -336,10 +336,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def slot(self, slot_id: int) -> Slot:
         """Return the slot with this id. Raises IndexError if the run has no such slot.
 
-        The slot is computed from the columns of its session alone.
+        The stage of the slot is the one whose range of session numbers contains its session. The
+        slot is computed from the columns of this one session.
         """
         session_index = slot_id // self.max_turns
         for stage in self.stages:
+            # A stage without a count has a large range of numbers that no other stage uses.
             session_count = (
                 RESERVED_SESSIONS if stage.session_count is None else stage.session_count
             )

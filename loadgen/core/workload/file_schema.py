@@ -32,12 +32,20 @@ def file_json_schema(model: type[Part], title: str) -> dict[str, Any]:
 
 
 def workload_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a workload file."""
+    """Return the JSON Schema of a workload file, for editors.
+
+    pydantic generates the schema of the model, in which a workload has the key `requests`. Two
+    other forms are added that `WorkloadFile` converts to it: `classes` and `trace`.
+    """
     schema = file_json_schema(WorkloadFile, "A workload of loadgen")
     properties = schema["properties"]
     properties["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
-    properties["trace"] = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
-    del properties["trace"]["anyOf"][1]["required"]  # --trace FILE names the file
+    # A `trace` is the name of a file or a mapping, as in the arrival process `trace`. In a workload
+    # the mapping need not name the file, because `--trace FILE` may do so.
+    trace_schema = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
+    _, mapping_schema = trace_schema["anyOf"]
+    del mapping_schema["required"]
+    properties["trace"] = trace_schema
     schema["required"].remove("requests")
     schema["oneOf"] = [{"required": [key]} for key in ("requests", "classes", "trace")]
     return schema

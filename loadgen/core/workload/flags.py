@@ -334,7 +334,7 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     example = "ttft:2000 tpot:200 (milliseconds)"
     if default_unit is None:
         example = "ttft:2s, ttft:2s:p95, attainment:99%"
-    known = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
+    hint = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
     name, colon, limit_text = text.partition(":")
     if not colon:
         raise units.InvalidValueError(
@@ -346,13 +346,13 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     if metric not in metrics():
         suggestion = _suggest_slo_term(name, limit_text)
         raise units.InvalidValueError(
-            "unknown_name", f'names no metric: "{name}"', suggestion + known
+            "unknown_name", f'names no metric: "{name}"', suggestion + hint
         )
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else DEFAULT_QUANTILE
     limit_ns = units.duration_ns(limit, default_unit)
     if limit_ns == 0:
-        raise units.InvalidValueError("out_of_range", "has a limit of zero", known)
+        raise units.InvalidValueError("out_of_range", "has a limit of zero", hint)
     return Slo(terms=(Term(metric=metric, limit_ns=limit_ns, quantile=quantile),))
 
 

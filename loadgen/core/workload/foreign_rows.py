@@ -6,7 +6,7 @@ Recorded responses are separated from what is sent. They only tell how long a re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from loadgen.core.format import shortened
 from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
@@ -81,9 +81,11 @@ def _convert_conversation(row: Row, field: str) -> ConvertedRow:
 
 
 def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
-    """Convert a row with a prompt, a system prompt and a response under other names.
+    """Convert a row whose prompt, and maybe system prompt and response, have other names.
 
-    A system prompt makes the row a chat. The response is a field that is not used otherwise.
+    With a system prompt, the row becomes a chat of two messages. The response is the first field
+    with a name for responses that is not used for one of the others. The note says which fields
+    were used.
     """
     text = row[prompt_field]
     used_fields = [prompt_field]
@@ -113,18 +115,17 @@ def _separate_response(row: Row) -> ConvertedRow:
     """Separate the recorded response from a row with `prompt` or `messages`.
 
     The response is the last message if it is one of the assistant, unless the server is to continue
-    it. Otherwise it is in a field such as `completion`.
+    it. Otherwise it is in a field such as `completion`. A recorded response is not sent, but its
+    length is requested.
     """
     messages = row.get("messages")
-    if isinstance(messages, list) and len(messages) > 1 and not _continues_last_message(row):
-        last = messages[-1]
-        if isinstance(last, dict) and last.get("role") == "assistant" and not last.get("prefix"):
-            content = last.get("content")
-            return ConvertedRow(
-                row | {"messages": messages[:-1]},
-                "the response at the end of `messages` is not sent",
-                content if isinstance(content, str) else "",
-            )
+    if _ends_with_response(messages) and not _continues_last_message(row):
+        content = messages[-1].get("content")
+        return ConvertedRow(
+            row | {"messages": messages[:-1]},
+            "the response at the end of `messages` is not sent",
+            content if isinstance(content, str) else "",
+        )
     response_field = _first_text_field(row, RESPONSE_FIELDS)
     if response_field is None:
         return ConvertedRow(row)
@@ -137,6 +138,18 @@ def _continues_last_message(row: Row) -> bool:
     extra_body = row.get("extra_body")
     fields = row | extra_body if isinstance(extra_body, dict) else row
     return any(field in fields for field in CONTINUATION_FIELDS)
+
+
+def _ends_with_response(messages: Any) -> TypeGuard[list[Any]]:
+    """Return True for a list of messages whose last one is a complete one of the assistant.
+
+    A message with `prefix` is the beginning of a response, which the server continues.
+    """
+    if not isinstance(messages, list) or len(messages) < 2:
+        return False
+    last = messages[-1]
+    is_of_assistant = isinstance(last, dict) and last.get("role") == "assistant"
+    return is_of_assistant and not last.get("prefix")
 
 
 def _batch_body(row: Row) -> Row:

@@ -74,9 +74,10 @@ def load(
 
     Args:
         path_or_name: The path of the file or the name of the packaged workload.
-        overrides: The options.
+        overrides: The options of the command line.
         env: The environment variables that the file may refer to.
-        changes: Checked fields that replace those of the file before the options apply.
+        changes: Fields that replace those of the file before the options apply, such as the
+            requests of a trace. They must have been checked.
 
     Raises:
         CombinedError: All mistakes in the file, in the order of its lines, and in the options.

@@ -228,9 +228,9 @@ class TraceBuilder:
             column.add_defaults(added_rows)
 
     def _add_hashes(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the hashes of rows, and where the hashes of each row end.
+        """Add the hashes of rows, and where those of each row end, which is where the next start.
 
-        Nothing is stored before the first row with hashes.
+        Nothing is stored before the first row with hashes. Then all rows before it get 0 hashes.
         """
         if columns.hashes and self._hash_starts is None:
             self._hash_starts = array("q", [0]) * (rows_before + 1)
@@ -408,11 +408,12 @@ def _count_tokens_by_hash(
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
-    """Return the size of blocks with which most prompts have the number of hashes that they have.
+    """Infer the tokens per block of a trace from the tokens and the number of hashes of prompts.
 
-    A prompt has one hash for each block, the last of which may be incomplete. If no size of
-    BLOCK_SIZES fits at least half of the prompts, return the mean of tokens per hash. Without any
-    hashes in the first rows, return the smallest size.
+    A prompt has one hash for each block, the last of which may be incomplete. So a block size fits
+    a prompt if it gives the number of hashes that the prompt has. The size of BLOCK_SIZES that fits
+    most of the first prompts is returned. If it fits less than half of them, the mean of tokens per
+    hash is returned. Without any hashes in the first rows, the smallest size is returned.
     """
     sample = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
     if not len(sample):
@@ -424,6 +425,8 @@ def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) 
         blocks = (tokens + size - 1) // size  # rounded up
         fitting_prompts[size] = int((counts == blocks).sum())
     best_size = max(BLOCK_SIZES, key=fitting_prompts.__getitem__)
-    if fitting_prompts[best_size] * 2 >= len(sample):
+    fits_at_least_half = fitting_prompts[best_size] * 2 >= len(sample)
+    if fits_at_least_half:
         return best_size
-    return max(1, round(float(tokens.sum() / counts.sum())))
+    mean_tokens_per_hash = float(tokens.sum() / counts.sum())
+    return max(1, round(mean_tokens_per_hash))

@@ -209,7 +209,11 @@ class _BatchChecker:
         self._rows_read = 0
 
     def check(self, batch: Any) -> CheckedBatch:
-        """Return the valid rows of the next batch and the first mistakes in it."""
+        """Return the valid rows of the next batch and the first mistakes in it.
+
+        The batches must be checked in the order of the file, because times are compared with those
+        of the rows before.
+        """
         values = self._read_values(batch)
         checks = [*self._value_checks(values), *self._time_checks(values)]
         is_valid = np.logical_and.reduce([check.is_met for check in checks])
