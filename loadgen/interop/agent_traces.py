@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from loadgen.core.format import shortened
 from loadgen.core.units import NS_PER_S, InvalidValueError
-from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceRow, time_ns, token_count
+from loadgen.core.workload.trace_formats import (
+    UNKNOWN_NS,
+    TraceRow,
+    parse_time_ns,
+    parse_token_count,
+)
 from loadgen.interop.trace_values import (
     REQUEST_FIELDS,
     dicts_in,
@@ -109,7 +114,7 @@ def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _weka_time_ns(entry: dict[str, Any]) -> int:
     """Return the ns of an entry from the start of its trace."""
-    return time_ns(entry.get("t"), float(NS_PER_S))
+    return parse_time_ns(entry.get("t"), float(NS_PER_S))
 
 
 def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[int]:
@@ -131,14 +136,14 @@ def _parse_weka_call(trace: _WekaTrace, call: dict[str, Any], at_ns: int, sessio
     block_ids = parse_hash_ids(call)
     return TraceRow(
         at_ns=at_ns,
-        input_tokens=token_count(call.get("in"), "in", least=1),
-        output_tokens=token_count(call.get("out"), "out", least=0),
+        input_tokens=parse_token_count(call.get("in"), "in", minimum=1),
+        output_tokens=parse_token_count(call.get("out"), "out", minimum=0),
         hashes=[trace.id_prefix << 32 | block_id & WEKA_ID_BITS for block_id in block_ids],
-        block=trace.block_tokens,
+        block_tokens=trace.block_tokens,
         session=session,
         group=trace.name,
         fields=parse_request_fields(call, WEKA_REQUEST_FIELDS),
-        took_ns=parse_duration(call, "api_time", NS_PER_S),
+        duration_ns=parse_duration(call, "api_time", NS_PER_S),
         pause_ns=parse_duration(call, "think_time", NS_PER_S),
     )
 
@@ -158,18 +163,22 @@ class TraceLabParser:
         """Return the request of a row. Raises InvalidValueError."""
         sent_ns = _tracelab_sent_ns(row)
         end_ns = max(_tracelab_times_ns(row, TRACELAB_OUTPUTS), default=None)
-        prompt_tokens = token_count(row.get("input_tokens_total"), "input_tokens_total", least=1)
-        cached_tokens = token_count(row.get("prefix_tokens"), "prefix_tokens", least=0)
+        prompt_tokens = parse_token_count(
+            row.get("input_tokens_total"), "input_tokens_total", minimum=1
+        )
+        cached_tokens = parse_token_count(row.get("prefix_tokens"), "prefix_tokens", minimum=0)
         session = parse_session(row)
         return TraceRow(
             at_ns=sent_ns,
             input_tokens=prompt_tokens,
             # Tokens of reasoning are part of this number.
-            output_tokens=token_count(row.get("output_tokens") or 0, "output_tokens", least=0),
+            output_tokens=parse_token_count(
+                row.get("output_tokens") or 0, "output_tokens", minimum=0
+            ),
             hashes=self._assign_blocks(session, prompt_tokens, cached_tokens),
-            block=float(TRACELAB_BLOCK_TOKENS),
+            block_tokens=float(TRACELAB_BLOCK_TOKENS),
             session=session,
-            took_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - sent_ns),
+            duration_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - sent_ns),
         )
 
     def _assign_blocks(self, session: str, prompt_tokens: int, cached_tokens: int) -> list[int]:

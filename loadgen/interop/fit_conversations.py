@@ -173,7 +173,7 @@ def _think_ns(trace: Trace, later: Indices, previous: Indices) -> NDArray[np.int
     A trace contains either this pause or the end of responses, from which it follows.
     """
     recorded_ns = trace.pause_ns[later]
-    took_ns = trace.took_ns[previous]
+    duration_ns = trace.duration_ns[previous]
     elapsed_ns = trace.due_ns[later] - trace.due_ns[previous]
-    computed_ns = np.where(took_ns >= 0, np.maximum(0, elapsed_ns - took_ns), UNKNOWN_NS)
+    computed_ns = np.where(duration_ns >= 0, np.maximum(0, elapsed_ns - duration_ns), UNKNOWN_NS)
     return np.where(recorded_ns >= 0, recorded_ns, computed_ns)

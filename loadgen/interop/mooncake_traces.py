@@ -23,7 +23,7 @@ from loadgen.core.workload.trace_formats import (
     TraceFormat,
     TraceRow,
     one_request_per_line,
-    time_ns,
+    parse_time_ns,
 )
 from loadgen.interop.trace_values import (
     MAX_HASH_ID,
@@ -104,7 +104,7 @@ class _DeltaSessions:
         self._states[row.session] = _SessionState(
             tokens + row.output_tokens, block_tokens, block_ids
         )
-        return row._replace(input_tokens=tokens, hashes=block_ids, block=block_tokens)
+        return row._replace(input_tokens=tokens, hashes=block_ids, block_tokens=block_tokens)
 
     def _create_ids(self, session: str, count: int) -> list[int]:
         first = self._new_id_count
@@ -123,9 +123,9 @@ def mooncake_format(*, has_sessions: bool, unit: TimeUnit) -> TraceFormat:
     return TraceFormat(
         "Mooncake",
         one_request_per_line(functools.partial(_parse_row, unit_ns, _DeltaSessions())),
-        in_order=not has_sessions,
+        must_be_ordered=not has_sessions,
         parse_lines=functools.partial(_parse_plain_lines, unit_ns),
-        in_unit=lambda unit: mooncake_format(has_sessions=has_sessions, unit=unit),
+        with_unit=lambda unit: mooncake_format(has_sessions=has_sessions, unit=unit),
     )
 
 
@@ -138,11 +138,13 @@ def _parse_row(unit_ns: int, sessions: _DeltaSessions, row: dict[str, Any]) -> T
     pause_ns = parse_delay(row)
     is_timed = not session or row.get("timestamp") is not None
     if is_timed:
-        at_ns = time_ns(row.get("timestamp"), float(unit_ns))
+        at_ns = parse_time_ns(row.get("timestamp"), float(unit_ns))
     else:
         at_ns = sessions.last_time_ns(session)
         pause_ns = max(pause_ns, 0)
-    request = parse_request(row, at_ns)._replace(session=session, pause_ns=pause_ns, timed=is_timed)
+    request = parse_request(row, at_ns)._replace(
+        session=session, pause_ns=pause_ns, has_time=is_timed
+    )
     return sessions.complete_prompt(request) if session else request
 
 
@@ -180,8 +182,8 @@ def _parse_plain_lines(unit_ns: int, lines: Sequence[str]) -> TraceColumns | Non
     is_plain = (
         len(rows) == len(lines)
         and _are_times_valid(times, unit_ns)
-        and _are_counts_valid(input_tokens, least=1)
-        and _are_counts_valid(output_tokens, least=0)
+        and _are_counts_valid(input_tokens, minimum=1)
+        and _are_counts_valid(output_tokens, minimum=0)
         and _are_ids_valid(block_ids)
     )
     if not is_plain:
@@ -199,8 +201,8 @@ def _are_times_valid(times: NDArray[np.float64], unit_ns: int) -> bool:
     return float(np.abs(times).max()) * float(unit_ns) <= MAX_TIME_NS
 
 
-def _are_counts_valid(tokens: NDArray[np.int64], least: int) -> bool:
-    return bool(tokens.min() >= least and tokens.max() <= MOST_TOKENS)
+def _are_counts_valid(tokens: NDArray[np.int64], minimum: int) -> bool:
+    return bool(tokens.min() >= minimum and tokens.max() <= MOST_TOKENS)
 
 
 def _are_ids_valid(block_ids: Sequence[int]) -> bool:

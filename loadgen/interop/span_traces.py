@@ -10,7 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceRow, time_ns, token_count
+from loadgen.core.workload.trace_formats import (
+    UNKNOWN_NS,
+    TraceRow,
+    parse_time_ns,
+    parse_token_count,
+)
 from loadgen.interop.trace_values import dicts_in, parse_utc_date
 
 MODEL_CALL_OPERATIONS = ("chat", "text_completion", "generate_content")
@@ -66,7 +71,7 @@ def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
         if overlaps_previous:
             yield call._replace(session=f"{session}::{index}")
         else:
-            end_ns[session] = call.at_ns + max(call.took_ns, 0)
+            end_ns[session] = call.at_ns + max(call.duration_ns, 0)
             yield call._replace(session=session)
 
 
@@ -114,9 +119,9 @@ def _parse_call(span: _Span) -> TraceRow:
     assert start_ns is not None
     return TraceRow(
         at_ns=start_ns,
-        input_tokens=token_count(input_tokens, INPUT_TOKEN_NAMES[0], least=1),
-        output_tokens=token_count(output_tokens, OUTPUT_TOKEN_NAMES[0], least=0),
-        took_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - start_ns),
+        input_tokens=parse_token_count(input_tokens, INPUT_TOKEN_NAMES[0], minimum=1),
+        output_tokens=parse_token_count(output_tokens, OUTPUT_TOKEN_NAMES[0], minimum=0),
+        duration_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - start_ns),
     )
 
 
@@ -224,4 +229,4 @@ def _parse_span_time(fields: dict[str, Any], side: Literal["start", "end"]) -> i
         return parse_utc_date(str(date))
     if isinstance(unix_ns, str) and unix_ns.isdecimal() and len(unix_ns) <= MAX_NS_DIGITS:
         return int(unix_ns)
-    return time_ns(unix_ns, 1.0)
+    return parse_time_ns(unix_ns, 1.0)

@@ -22,10 +22,10 @@ from loadgen.core.workload.trace_formats import (
     MAX_TIME_NS,
     UNKNOWN_NS,
     TraceRow,
-    duration_ns,
+    parse_duration_ns,
     parse_number,
-    time_ns,
-    token_count,
+    parse_time_ns,
+    parse_token_count,
 )
 
 REQUEST_FIELDS = ("model", *BODY_FIELDS)
@@ -41,7 +41,7 @@ _FRACTION_DIGITS = 9
 
 def parse_seconds(text: str) -> int:
     """Return the ns of a time in seconds, as it is written in a table."""
-    return time_ns(parse_number(text), float(NS_PER_S))
+    return parse_time_ns(parse_number(text), float(NS_PER_S))
 
 
 def parse_utc_date(text: str) -> int:
@@ -87,7 +87,7 @@ def parse_duration(row: dict[str, Any], field: str, unit_ns: int) -> int:
         InvalidValueError: It is no duration.
     """
     value = row.get(field)
-    return UNKNOWN_NS if value is None else duration_ns(value, field, float(unit_ns))
+    return UNKNOWN_NS if value is None else parse_duration_ns(value, field, float(unit_ns))
 
 
 def parse_request(row: dict[str, Any], at_ns: int) -> TraceRow:
@@ -102,8 +102,8 @@ def parse_request(row: dict[str, Any], at_ns: int) -> TraceRow:
     """
     return TraceRow(
         at_ns=at_ns,
-        input_tokens=token_count(row.get("input_length"), "input_length", least=1),
-        output_tokens=token_count(row.get("output_length"), "output_length", least=0),
+        input_tokens=parse_token_count(row.get("input_length"), "input_length", minimum=1),
+        output_tokens=parse_token_count(row.get("output_length"), "output_length", minimum=0),
         hashes=parse_hash_ids(row),
         fields=parse_request_fields(row),
     )

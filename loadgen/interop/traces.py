@@ -16,10 +16,10 @@ from loadgen.core.units import NS_PER_S, UNIT_NS, InvalidValueError
 from loadgen.core.workload.trace_formats import (
     TraceFormat,
     TraceRow,
-    json_object,
     one_request_per_line,
-    time_ns,
-    token_count,
+    parse_json_object,
+    parse_time_ns,
+    parse_token_count,
 )
 from loadgen.core.workload.trace_units import TRIAL_UNIT
 from loadgen.interop.agent_traces import TraceLabParser, parse_weka_trace
@@ -41,7 +41,7 @@ def detect_shape_trace(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Recognise a shape trace, which the SDK records without texts."""
     if not {"block_size", "input_source"} <= first_row.keys():
         return None
-    return TraceFormat("shape trace", one_request_per_line(_parse_shape_row), in_order=False)
+    return TraceFormat("shape trace", one_request_per_line(_parse_shape_row), must_be_ordered=False)
 
 
 def detect_bailian(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -68,7 +68,7 @@ def detect_weka(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Recognise Weka's traces, in which one line is the session of an agent."""
     if not {"requests", "block_size"} <= first_row.keys():
         return None
-    return TraceFormat("Weka", _many_requests_per_line(parse_weka_trace), in_order=False)
+    return TraceFormat("Weka", _many_requests_per_line(parse_weka_trace), must_be_ordered=False)
 
 
 def detect_tracelab(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -76,7 +76,7 @@ def detect_tracelab(first_row: Mapping[str, Any]) -> TraceFormat | None:
     if not {"prefix_tokens", "newly_append_tokens", "timing_events"} <= first_row.keys():
         return None
     parser = TraceLabParser()
-    return TraceFormat("TraceLab", one_request_per_line(parser.parse_round), in_order=False)
+    return TraceFormat("TraceLab", one_request_per_line(parser.parse_round), must_be_ordered=False)
 
 
 def detect_otel_spans(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -87,7 +87,7 @@ def detect_otel_spans(first_row: Mapping[str, Any]) -> TraceFormat | None:
     if not (is_otlp_export or is_span or is_list):
         return None
     return TraceFormat(
-        "OpenTelemetry GenAI", _many_requests_per_line(parse_span_line), in_order=False
+        "OpenTelemetry GenAI", _many_requests_per_line(parse_span_line), must_be_ordered=False
     )
 
 
@@ -96,7 +96,7 @@ def detect_sagemaker(first_row: Mapping[str, Any]) -> TraceFormat | None:
     if "captureData" not in first_row:
         return None
     return TraceFormat(
-        "SageMaker data capture", one_request_per_line(_parse_sagemaker_row), in_order=False
+        "SageMaker data capture", one_request_per_line(_parse_sagemaker_row), must_be_ordered=False
     )
 
 
@@ -104,7 +104,7 @@ def _many_requests_per_line(
     parse: Callable[[dict[str, Any]], Iterator[TraceRow]],
 ) -> Callable[[str], Sequence[TraceRow]]:
     """Return a parser of lines for a format with several requests in each line."""
-    return lambda line: tuple(parse(json_object(line)))
+    return lambda line: tuple(parse(parse_json_object(line)))
 
 
 def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
@@ -113,7 +113,7 @@ def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
     Its label consists of the values of all labels that the application attached to the request.
     """
     # Times are written in ms with three decimals. A float adds digits that mean nothing.
-    microseconds = (time_ns(row.get("timestamp"), float(UNIT_NS["ms"])) + 500) // 1000
+    microseconds = (parse_time_ns(row.get("timestamp"), float(UNIT_NS["ms"])) + 500) // 1000
     pause_ns = parse_delay(row)
     block_size = row.get("block_size")
     labels = row.get("labels")
@@ -121,7 +121,7 @@ def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
     if isinstance(labels, dict):
         label = " ".join(str(value) for _, value in sorted(labels.items()))
     return parse_request(row, at_ns=microseconds * UNIT_NS["us"])._replace(
-        block=float(block_size) if is_finite_number(block_size) else 0.0,
+        block_tokens=float(block_size) if is_finite_number(block_size) else 0.0,
         session=parse_session(row),
         pause_ns=pause_ns,
         label=label,
@@ -139,8 +139,10 @@ def _parse_bailian_row(session_of_chat: dict[str, str], row: dict[str, Any]) -> 
     parent_id = str(row.get("parent_chat_id"))
     session = session_of_chat.get(parent_id, chat_id)
     session_of_chat[chat_id] = session
-    at_ns = time_ns(row.get("timestamp"), float(NS_PER_S))
-    return parse_request(row, at_ns)._replace(block=float(BAILIAN_BLOCK_TOKENS), session=session)
+    at_ns = parse_time_ns(row.get("timestamp"), float(NS_PER_S))
+    return parse_request(row, at_ns)._replace(
+        block_tokens=float(BAILIAN_BLOCK_TOKENS), session=session
+    )
 
 
 def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
@@ -157,9 +159,11 @@ def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
     inference_time = metadata.get("inferenceTime") if isinstance(metadata, dict) else None
     return TraceRow(
         at_ns=parse_utc_date(str(inference_time)),
-        input_tokens=token_count(usage.get("prompt_tokens"), "usage.prompt_tokens", least=1),
-        output_tokens=token_count(
-            usage.get("completion_tokens"), "usage.completion_tokens", least=0
+        input_tokens=parse_token_count(
+            usage.get("prompt_tokens"), "usage.prompt_tokens", minimum=1
+        ),
+        output_tokens=parse_token_count(
+            usage.get("completion_tokens"), "usage.completion_tokens", minimum=0
         ),
     )
 
@@ -187,7 +191,7 @@ def _decode_capture(
                 "invalid_value", f"{path} is not base64 of a text", "", path
             ) from None
     try:
-        return json_object(data)
+        return parse_json_object(data)
     except InvalidValueError as error:
         raise InvalidValueError(
             error.code, f"{path} is {error}", "a captured chat completion", path

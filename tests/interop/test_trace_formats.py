@@ -234,7 +234,11 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
         "12.5,s-1,4,ChatGPT,500,20,520,Conversation log",
     )
     trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
-    assert trace.session.tolist() == [0, -1, 0] and trace.took_ns.tolist() == [2_500 * MS, S, 4 * S]
+    assert trace.session.tolist() == [0, -1, 0] and trace.duration_ns.tolist() == [
+        2_500 * MS,
+        S,
+        4 * S,
+    ]
     sessions = trace_sessions.build_sessions(trace)
     assert sessions.turn_counts.tolist() == [2, 1]
     assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), (
@@ -248,7 +252,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
         "Response tokens": [18, 9, 0, 20],
     }
     table = traces.read_trace(parquet(tmp_path / "burst.parquet", **columns))
-    for name in ("due_ns", "session", "group", "took_ns", "input_tokens"):
+    for name in ("due_ns", "session", "group", "duration_ns", "input_tokens"):
         assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
     with pytest.raises(CombinedError) as found:
@@ -419,13 +423,13 @@ def test_a_date_beyond_64_bits_is_an_error_with_its_line(tmp_path: Path) -> None
 def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, Any]]) -> None:
     import tempfile
 
-    plain = functools.partial(trace_formats.TraceFormat, "x", in_order=True)
+    plain = functools.partial(trace_formats.TraceFormat, "x", must_be_ordered=True)
     made = []
     for one_by_one in (False, True):
         finding = trace_formats.find_json_format(rows[0])  # it remembers sessions
         assert finding is not None and finding.parse_lines is not None
         with tempfile.NamedTemporaryFile("w") as file:
-            builder = TraceBuilder(Path(file.name), skip_bad=True, in_order=True)
+            builder = TraceBuilder(Path(file.name), skip_bad=True, must_be_ordered=True)
             lines = iter([(number, json.dumps(row)) for number, row in enumerate(rows, 1)])
             traces.add_lines(builder, plain(finding.parse_line) if one_by_one else finding, lines)
             try:

@@ -26,7 +26,7 @@ _COLUMNS = (
     "output_tokens",
     "session",
     "group",
-    "took_ns",
+    "duration_ns",
     "pause_ns",
     "label",
     "fields_index",
@@ -51,7 +51,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
             end.
         tokens_by_hash: The tokens of the block that each hash stands for.
         group: The number of the session with all its sub-agents, NO_VALUE if there is none.
-        took_ns: The time from each request to the end of its response, UNKNOWN_NS if not known.
+        duration_ns: The time from each request to the end of its response, UNKNOWN_NS if not known.
         pause_ns: The time from the end of the response before it in its session, UNKNOWN_NS if not
             known.
         label: The number of its kind of request in `labels`, NO_VALUE if the trace names none.
@@ -75,7 +75,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     hash_starts: Integers
     tokens_by_hash: dict[int, int]
     group: Integers
-    took_ns: Integers
+    duration_ns: Integers
     pause_ns: Integers
     label: Integers
     fields_index: Integers

@@ -83,14 +83,14 @@ class TraceBuilder:
     Args:
         path: The file of the trace.
         skip_bad: Leave out rows with mistakes, and count them.
-        in_order: Whether rows must be in order of arrival.
+        must_be_ordered: Whether rows must be in order of arrival.
     """
 
-    def __init__(self, path: Path, *, skip_bad: bool, in_order: bool) -> None:
+    def __init__(self, path: Path, *, skip_bad: bool, must_be_ordered: bool) -> None:
         """Start with an empty trace."""
         self.path = path
         self._skip_bad = skip_bad
-        self._in_order = in_order
+        self._must_be_ordered = must_be_ordered
 
         # Columns with one value per row.
         self._at_ns = array("q")
@@ -98,7 +98,7 @@ class TraceBuilder:
         self._output_tokens = array("i")
         self._session = _OptionalColumn(NO_VALUE)
         self._group = _OptionalColumn(NO_VALUE)
-        self._took_ns = _OptionalColumn(UNKNOWN_NS)
+        self._duration_ns = _OptionalColumn(UNKNOWN_NS)
         self._pause_ns = _OptionalColumn(UNKNOWN_NS)
         self._label = _OptionalColumn(NO_VALUE)
         self._fields_index = _OptionalColumn(NO_VALUE)
@@ -137,7 +137,7 @@ class TraceBuilder:
             # BurstGPT marks failures this way. There is no output to request.
             self._rows_without_output += 1
             return
-        if not row.timed:
+        if not row.has_time:
             self._untimed_rows += 1
         rows_before = len(self)
         self._at_ns.append(row.at_ns)
@@ -147,8 +147,8 @@ class TraceBuilder:
         # A session without sub-agents has no name for the group of all its agents.
         group_name = row.group or row.session
         self._group.add(self._group_numbers.number_of(group_name), rows_before)
-        self._block_tokens.add(row.block, rows_before)
-        self._took_ns.add(row.took_ns, rows_before)
+        self._block_tokens.add(row.block_tokens, rows_before)
+        self._duration_ns.add(row.duration_ns, rows_before)
         self._pause_ns.add(row.pause_ns, rows_before)
         self._label.add(self._label_numbers.number_of(row.label), rows_before)
         self._fields_index.add(self._fields_numbers.number_of(row.fields), rows_before)
@@ -163,7 +163,7 @@ class TraceBuilder:
         if self._first_ns is None:
             self._first_ns = at_ns
             self._latest_ns = at_ns
-        if at_ns < self._latest_ns and self._in_order:
+        if at_ns < self._latest_ns and self._must_be_ordered:
             problem = f"the time goes back by {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s"
             hint = "sort the rows by time, or leave such rows out: on_bad_row skip"
             raise InvalidValueError("unordered", problem, hint)
@@ -219,11 +219,11 @@ class TraceBuilder:
         else:
             self._session.add_defaults(added_rows)
             self._group.add_defaults(added_rows)
-        if columns.took_ns:
-            for index, took_ns in enumerate(columns.took_ns):
-                self._took_ns.add(took_ns, rows_before + index)
+        if columns.duration_ns:
+            for index, duration_ns in enumerate(columns.duration_ns):
+                self._duration_ns.add(duration_ns, rows_before + index)
         else:
-            self._took_ns.add_defaults(added_rows)
+            self._duration_ns.add_defaults(added_rows)
         for column in (self._block_tokens, self._pause_ns, self._label, self._fields_index):
             column.add_defaults(added_rows)
 
@@ -308,7 +308,7 @@ class TraceBuilder:
             output_tokens=_to_numpy(self._output_tokens),
             session=self._session.to_numpy(rows),
             group=self._group.to_numpy(rows),
-            took_ns=self._took_ns.to_numpy(rows),
+            duration_ns=self._duration_ns.to_numpy(rows),
             pause_ns=self._pause_ns.to_numpy(rows),
             label=self._label.to_numpy(rows),
             fields_index=self._fields_index.to_numpy(rows),
@@ -365,7 +365,7 @@ def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> Trace
         hashes,
         hash_counts,
         sessions=list(itertools.compress(columns.sessions, selected_flags)),
-        took_ns=list(itertools.compress(columns.took_ns, selected_flags)),
+        duration_ns=list(itertools.compress(columns.duration_ns, selected_flags)),
     )
 
 

@@ -224,7 +224,7 @@ class _BatchChecker:
             values.input_tokens[is_valid],
             values.output_tokens[is_valid],
             sessions=self._sessions(batch, is_valid),
-            took_ns=self._durations_ns(batch, is_valid),
+            duration_ns=self._durations_ns(batch, is_valid),
         )
         return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
 

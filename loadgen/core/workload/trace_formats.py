@@ -37,29 +37,29 @@ class TraceRow(NamedTuple):
         input_tokens: The tokens of its prompt.
         output_tokens: The tokens of its response.
         hashes: The hashes of the blocks of its prompt, in order.
-        block: The tokens per hash. 0 means the size that is inferred for the whole file.
+        block_tokens: The tokens per hash. 0 means the size that is inferred for the whole file.
         session: The name of its conversation or agent. A sub-agent has a name of its own.
         group: The name of the whole session with all agents. "" means that of `session`.
-        took_ns: The time from the request to the end of its response.
+        duration_ns: The time from the request to the end of its response.
         pause_ns: The time from the end of the response before it in its session.
         label: The kind of request, as its application named it.
         fields: Further body fields that it requests, as JSON.
-        timed: False if the trace only says what the request waits for. `at_ns` is then the start of
-            its session.
+        has_time: False if the trace only says what the request waits for. `at_ns` is then the start
+            of its session.
     """
 
     at_ns: int
     input_tokens: int
     output_tokens: int
     hashes: Sequence[int] = ()
-    block: float = 0.0
+    block_tokens: float = 0.0
     session: str = ""
     group: str = ""
-    took_ns: int = UNKNOWN_NS
+    duration_ns: int = UNKNOWN_NS
     pause_ns: int = UNKNOWN_NS
     label: str = ""
     fields: str = ""
-    timed: bool = True
+    has_time: bool = True
 
 
 class TraceColumns(NamedTuple):
@@ -72,7 +72,7 @@ class TraceColumns(NamedTuple):
         hashes: The hashes of all prompts, one request after the other.
         hash_counts: The number of hashes of each request.
         sessions: The session of each request. Empty if the trace has none.
-        took_ns: How long each request took. Empty if the trace does not say it.
+        duration_ns: How long each request took. Empty if the trace does not say it.
     """
 
     at_ns: NDArray[np.int64]
@@ -81,7 +81,7 @@ class TraceColumns(NamedTuple):
     hashes: Sequence[int] = ()
     hash_counts: Sequence[int] = ()
     sessions: Sequence[str] = ()
-    took_ns: Sequence[int] = ()
+    duration_ns: Sequence[int] = ()
 
 
 class TraceFormat(NamedTuple):
@@ -90,18 +90,19 @@ class TraceFormat(NamedTuple):
     Attributes:
         name: The name of the format in reports.
         parse_line: Returns the requests of one line. Raises InvalidValueError.
-        in_order: Whether lines must be in order of arrival.
+        must_be_ordered: Whether lines must be in order of arrival.
         parse_lines: Returns the requests of many plain lines, several times faster, or None if one
             of the lines is not plain.
-        in_unit: Returns this format with its times in a unit. None if the format defines the unit.
-        default_unit: The unit of whole numbers where `in_unit` is set, if it is not milliseconds.
+        with_unit: Returns this format with its times in a unit. None if the format defines the
+            unit.
+        default_unit: The unit of whole numbers where `with_unit` is set, if it is not milliseconds.
     """
 
     name: str
     parse_line: Callable[[str], Sequence[TraceRow]]
-    in_order: bool = True
+    must_be_ordered: bool = True
     parse_lines: Callable[[Sequence[str]], TraceColumns | None] | None = None
-    in_unit: Callable[[TimeUnit], TraceFormat] | None = None
+    with_unit: Callable[[TimeUnit], TraceFormat] | None = None
     default_unit: TimeUnit | None = None
 
 
@@ -202,9 +203,9 @@ def find_csv_format(header: str) -> TraceFormat | None:
     if not table_format.any_unit:
         return trace_format
     # The format does not define the unit of its times, so the unit is decided when the file is
-    # read. `in_unit` returns the format with a unit. Whole numbers in CSV are seconds by default.
-    in_unit = functools.partial(_csv_format_in_unit, table_format, columns)
-    return trace_format._replace(in_unit=in_unit, default_unit="s")
+    # read. `with_unit` returns the format with a unit. Whole numbers in CSV are seconds by default.
+    with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
+    return trace_format._replace(with_unit=with_unit, default_unit="s")
 
 
 def _csv_format(
@@ -224,7 +225,7 @@ def _csv_format_in_unit(
     """Return the format of a file whose times are numbers of a unit."""
 
     def parse_time(text: str) -> int:
-        return time_ns(parse_number(text), UNIT_NS[unit])
+        return parse_time_ns(parse_number(text), UNIT_NS[unit])
 
     return _csv_format(table_format, columns, parse_time)
 
@@ -245,19 +246,23 @@ def _parse_csv_line(
     """
     values = _split_csv_line(line, columns.count)
     _, input_name, output_name = table_format.columns
-    input_tokens = token_count(parse_number(values[columns.input_tokens]), input_name, least=1)
+    input_tokens = parse_token_count(
+        parse_number(values[columns.input_tokens]), input_name, minimum=1
+    )
     # A request that failed has no output tokens.
-    output_tokens = token_count(parse_number(values[columns.output_tokens]), output_name, least=0)
+    output_tokens = parse_token_count(
+        parse_number(values[columns.output_tokens]), output_name, minimum=0
+    )
     session = "" if columns.session is None else values[columns.session]
     duration_text = "" if columns.duration is None else values[columns.duration]
-    took_ns = UNKNOWN_NS
+    duration_ns = UNKNOWN_NS
     if duration_text:
-        took_ns = duration_ns(parse_number(duration_text), table_format.took)
+        duration_ns = parse_duration_ns(parse_number(duration_text), table_format.took)
     row = TraceRow(
         at_ns=parse_time(values[columns.time]),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        took_ns=took_ns,
+        duration_ns=duration_ns,
         session=session,
     )
     return (row,)
@@ -281,8 +286,8 @@ def _split_csv_line(line: str, column_count: int) -> list[str]:
 # -- values of rows ------------------------------------------------------------------------------
 
 
-def json_object(line: str) -> dict[str, Any]:
-    """Return the object in a line. Raises InvalidValueError."""
+def parse_json_object(line: str) -> dict[str, Any]:
+    """Return the JSON object in a line. Raises InvalidValueError if the line is none."""
     hint = "one JSON object per line"
     try:
         row = msgspec.json.decode(line)
@@ -297,7 +302,7 @@ def one_request_per_line(
     parse: Callable[[dict[str, Any]], TraceRow],
 ) -> Callable[[str], Sequence[TraceRow]]:
     """Return a parser of lines for a format with one request in each line."""
-    return lambda line: (parse(json_object(line)),)
+    return lambda line: (parse(parse_json_object(line)),)
 
 
 def parse_number(text: str) -> int | float | str:
@@ -311,7 +316,7 @@ def parse_number(text: str) -> int | float | str:
     return int(value) if value.is_integer() else value
 
 
-def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
+def parse_duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
     """Return the ns of a duration in units of `scale` ns, by default in seconds.
 
     `name` is the name of the field. Raises InvalidValueError if the value is no number, negative,
@@ -324,7 +329,7 @@ def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
     return ns
 
 
-def time_ns(value: Any, scale: float) -> int:
+def parse_time_ns(value: Any, scale: float) -> int:
     """Return the ns of a time in units of `scale` ns.
 
     Raises InvalidValueError if the value is no number, or too large for 64 bits.
@@ -339,16 +344,16 @@ def time_ns(value: Any, scale: float) -> int:
     return ns
 
 
-def token_count(value: Any, name: str, least: int) -> int:
-    """Return a number of tokens, at least `least`. A float such as 12.0 is the whole number 12.
+def parse_token_count(value: Any, name: str, minimum: int) -> int:
+    """Return a number of tokens, at least `minimum`. A float such as 12.0 is the whole number 12.
 
     `name` is the name of the field. Raises InvalidValueError if the value is no such number.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or not least <= value <= MOST_TOKENS:
-        hint = f"a whole number from {least} to {MOST_TOKENS:,}"
+    if not is_whole or not minimum <= value <= MOST_TOKENS:
+        hint = f"a whole number from {minimum} to {MOST_TOKENS:,}"
         raise InvalidValueError("invalid_value", f"{name} is {shortened(value)}", hint, name)
     return int(value)
 

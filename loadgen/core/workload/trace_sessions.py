@@ -110,7 +110,7 @@ class TraceSessions:
         is_later_request[self._rows_by_session[self._starts]] = False
         # Unknown pauses and durations are negative.
         lacks_pause = is_later_request & (self.trace.pause_ns < 0)
-        lacks_duration = self.trace.took_ns < 0
+        lacks_duration = self.trace.duration_ns < 0
         needs_durations = self._has_row_with(lacks_pause, session_of_row)
         lacks_durations = self._has_row_with(lacks_duration, session_of_row)
         bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
@@ -164,7 +164,7 @@ class _RequestTimes(NamedTuple):
         """Return the times of some rows of a trace."""
         sent_ns = trace.due_ns[rows]
         # An unknown duration is negative and counts as 0.
-        end_ns = sent_ns + np.maximum(trace.took_ns[rows], 0)
+        end_ns = sent_ns + np.maximum(trace.duration_ns[rows], 0)
         return cls(sent_ns.tolist(), end_ns.tolist(), trace.pause_ns[rows].tolist())
 
 

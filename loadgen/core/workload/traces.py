@@ -132,7 +132,7 @@ def _read_parquet(
     """Read the rows of a file in Parquet until its end, or until there are enough mistakes."""
     from loadgen.core.workload.trace_columns import open_parquet_trace
 
-    builder = TraceBuilder(path, skip_bad=skip_bad, in_order=True)
+    builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=True)
     with open_parquet_trace(path, unit) as table:
         file_format = _FileFormat(table.format.name, table.format.is_time_unit_open)
         for batch in table.batches:
@@ -159,7 +159,7 @@ def _read_lines(
     """Read the rows of a file of lines, whose format is recognized by the first line.
 
     `unit` is the unit of its times if the format leaves it open. Then the format has a function
-    `in_unit`, which returns the same format with that unit.
+    `with_unit`, which returns the same format with that unit.
 
     Raises UserError if the file is empty or its format is not known.
     """
@@ -169,11 +169,11 @@ def _read_lines(
         raise UserError("empty_file", "no requests in the trace", str(path), hint)
     _, first_line = first
     trace_format = _find_format(path, first_line)
-    is_time_unit_open = trace_format.in_unit is not None
+    is_time_unit_open = trace_format.with_unit is not None
     file_format = _FileFormat(trace_format.name, is_time_unit_open, trace_format.default_unit)
-    if trace_format.in_unit is not None:
-        trace_format = trace_format.in_unit(unit)
-    builder = TraceBuilder(path, skip_bad=skip_bad, in_order=trace_format.in_order)
+    if trace_format.with_unit is not None:
+        trace_format = trace_format.with_unit(unit)
+    builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
     # The first line of a CSV file is no row.
     rows = itertools.chain([first], lines) if _is_json(first_line) else lines
     add_lines(builder, trace_format, rows)
@@ -189,7 +189,7 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
     """Return the format of a file by its first line. Raises UserError if it is not known."""
     try:
         if _is_json(first_line):
-            first_row = trace_formats.json_object(first_line)
+            first_row = trace_formats.parse_json_object(first_line)
             trace_format = trace_formats.find_json_format(first_row)
         else:
             trace_format = trace_formats.find_csv_format(first_line)
