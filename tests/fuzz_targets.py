@@ -51,7 +51,7 @@ from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import load_compared_run
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.error_responses import RefusalError
-from loadgen.sim.server.request_parser import RequestRules, parse_request
+from loadgen.sim.server.request_parser import RequestRules, parse_completions_request
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"
@@ -227,7 +227,7 @@ def request(data: bytes) -> None:
     apis: tuple[Api, ...] = ("chat", "completions")
     for api in apis:
         with contextlib.suppress(RefusalError):
-            parse_request(data, api, RequestRules())
+            parse_completions_request(data, api, RequestRules())
 
 
 _SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -64,13 +64,13 @@ def test_all_errors_of_a_plan_are_reported_together() -> None:
 
 def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
-    drawn = [plan.draw(number, 100) for number in range(8000)]
+    drawn = [plan.draw_failure(number, 100) for number in range(8000)]
     counts = Counter(fault.name for fault in drawn if fault)
     assert counts["truncate"] == pytest.approx(400, rel=0.15)
     assert counts["http_500"] == pytest.approx(1600, rel=0.1)
-    assert drawn[4000:] == [plan.draw(number, 100) for number in range(4000, 8000)]
+    assert drawn[4000:] == [plan.draw_failure(number, 100) for number in range(4000, 8000)]
     assert drawn != [
-        parse_failure_plan("truncate:0.05,http_500:0.2", seed=10).draw(number, 100)
+        parse_failure_plan("truncate:0.05,http_500:0.2", seed=10).draw_failure(number, 100)
         for number in range(8000)
     ]
 
@@ -78,10 +78,10 @@ def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
 @pytest.mark.parametrize("name", sorted(TOKEN_FAILURES))
 def test_failing_token_is_one_that_exists(name: str) -> None:
     plan = parse_failure_plan(name, seed=1)
-    tokens = {fault.at for number in range(200) if (fault := plan.draw(number, 7))}
+    tokens = {fault.argument for number in range(200) if (fault := plan.draw_failure(number, 7))}
     assert tokens == set(range(7))
-    fixed = parse_failure_plan(f"{name}@90").draw(0, 7)
-    assert fixed is not None and fixed.at == 6
+    fixed = parse_failure_plan(f"{name}@90").draw_failure(0, 7)
+    assert fixed is not None and fixed.argument == 6
 
 
 def test_every_failure_has_a_description() -> None:

@@ -437,11 +437,11 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
         problem = "gpus_per_vm must be a multiple of gpus_per_replica"
         yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
-    for problem, location in _impossible_values(preset):
+    for problem, location in _find_impossible_values(preset):
         yield _conflict(problem, location, document, file)
 
 
-def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
+def _find_impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
     """Yield each problem and its location in a preset whose replicas can be computed.
 
     An iteration has to have room for one token of each sequence in the batch, and the cache for the

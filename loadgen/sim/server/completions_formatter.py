@@ -11,7 +11,11 @@ from typing import Any
 import msgspec
 
 from loadgen.sim.server.error_responses import format_error_event
-from loadgen.sim.server.server_timing import RequestTiming, sglang_meta_info, vllm_metrics
+from loadgen.sim.server.server_timing import (
+    RequestTiming,
+    build_sglang_meta_info,
+    build_vllm_metrics,
+)
 from loadgen.sim.server.wire_format import (
     DONE_EVENT,
     PLACEHOLDER_BYTES,
@@ -23,7 +27,7 @@ from loadgen.sim.server.wire_format import (
     ResponseFormatter,
     format_sse_event,
     split_at_placeholder,
-    split_chunk_around_word,
+    split_chunk_at_word,
     token_ids,
     token_text,
 )
@@ -40,56 +44,61 @@ class CompletionFormatter(ResponseFormatter):
     end_marker = DONE_EVENT
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
+        """Encode the parts of the response that are the same in all its token events."""
         self.flavor = context.flavor
         self._request = request
         self._is_chat = request.api == "chat"
         self._is_trtllm = context.flavor == "trtllm"
-        request_number = context.request_number
+        id_prefix = "chatcmpl" if self._is_chat else "cmpl"
         self._common_fields = {
-            "id": f"chatcmpl-{request_number}" if self._is_chat else f"cmpl-{request_number}",
+            "id": f"{id_prefix}-{context.request_number}",
             "object": "chat.completion.chunk" if self._is_chat else "text_completion",
             "created": context.created_s,
             "model": request.model,
         }
         self._null_usage = {"usage": None} if self._announces_usage() else {}
-        # OpenAI's API sends the finish reason of a chat in a separate event, trtllm-serve and both
-        # completions APIs in the last event that has text.
+        # OpenAI's API sends the finish reason of a chat in a separate event. trtllm-serve and both
+        # completions APIs send it in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
-        self._before_text, self._after_text = self._event_around_text(finish_reason=None)
+        # A token event is `_before_text`, its text, and `_after_text`.
+        self._before_text, self._after_text = self._encode_around_text(finish_reason=None)
         self._after_last_text = self._after_text
         if not self._has_finish_event:
-            _, self._after_last_text = self._event_around_text(request.finish_reason)
-        self.head, self.tail = split_chunk_around_word(self._before_text, self._after_text)
+            _, self._after_last_text = self._encode_around_text(request.finish_reason)
+        self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
+            self._before_text, self._after_text
+        )
 
     def format_opening(self) -> list[bytes]:
-        """Return the event with the role of a chat, or nothing for a completion.
+        """Return the events before the first token: the role of a chat, or none for a completion.
 
-        In both API flavors, it is sent immediately before the event of the first token.
+        In both API flavors, the role is sent immediately before the event of the first token.
         """
         if not self._is_chat:
             return []
         if self._is_trtllm:
-            return [self._trtllm_role_event()]
-        delta = self._first_delta({"role": "assistant", "content": "", "refusal": None})
-        return [self._choice_event(_openai_chat_choice(delta, finish_reason=None))]
+            return [self._format_trtllm_role_event()]
+        delta = self._build_first_delta({"role": "assistant", "content": "", "refusal": None})
+        return [self._format_choice_event(_build_openai_chat_choice(delta, finish_reason=None))]
 
-    def _trtllm_role_event(self) -> bytes:
+    def _format_trtllm_role_event(self) -> bytes:
         """Return the first event of a chat stream of trtllm-serve.
 
         Its choice has fewer fields than those of the later events, and trtllm-serve writes a space
         before the end of this event only.
         """
-        delta = self._first_delta({"role": "assistant"})
+        delta = self._build_first_delta({"role": "assistant"})
         value: JsonObject = {**self._common_fields, "choices": [{"index": 0, "delta": delta}]}
         if self._request.continuous_usage:
-            value["usage"] = self._usage(output_tokens=0)
+            value["usage"] = self._build_usage(output_tokens=0)
         return b"data: " + msgspec.json.encode(value) + b" \n\n"
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
-        """Return the event with tokens `start` to `stop` (exclusive), counted over the completion.
+        """Return the event with tokens `start` to `stop` (exclusive).
 
-        The event is put together from bytes that were encoded once per response, because encoding
-        JSON once per token would limit the load that the server can simulate.
+        Tokens are counted over the whole completion. The event is put together from bytes that were
+        encoded once per response, because encoding JSON once per token would limit the load that
+        the server can simulate.
 
         Args:
             start: The number of the first token.
@@ -97,7 +106,7 @@ class CompletionFormatter(ResponseFormatter):
             is_last: Whether this is the last token event, which may carry the finish reason.
             filler: Additional text.
         """
-        content = self._content(start, stop)
+        content = self._encode_tokens(start, stop)
         if self._request.called_tool:
             if start == 0:
                 content = TOOL_ARGUMENTS_START + content
@@ -106,56 +115,62 @@ class CompletionFormatter(ResponseFormatter):
         after_text = self._after_last_text if is_last else self._after_text
         event = self._before_text + content + filler + after_text
         if self._request.continuous_usage:
-            return _with_usage(event, self._usage(stop))
+            return _with_usage(event, self._build_usage(stop))
         return event
 
     def format_closing(
-        self, usage_tokens: int, timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> list[bytes]:
-        """Return the events after the last token: a separate finish reason, and the usage.
+        """Return the events after the last token: the finish reason and the usage.
 
-        There is a separate finish reason only in the chat API of OpenAI. The usage is what the
-        request asks for with `stream_options`.
+        Only the chat API of OpenAI has a separate event for the finish reason. The usage is sent
+        only if the request asks for it with `stream_options`.
+
+        Args:
+            reported_tokens: What the usage reports as output tokens.
+            timing: The server timing breakdown, for requests that ask for it.
+            has_finish_reason: Whether the finish reason is sent at all.
         """
         events = []
-        if self._has_finish_event and with_finish:
-            choice = _openai_chat_choice({}, self._request.finish_reason)
-            events.append(self._choice_event(choice))
+        if self._has_finish_event and has_finish_reason:
+            choice = _build_openai_chat_choice({}, self._request.finish_reason)
+            events.append(self._format_choice_event(choice))
         if self._request.include_usage:
             value: JsonObject = {
                 **self._common_fields,
                 "choices": [],
-                "usage": self._usage(usage_tokens),
+                "usage": self._build_usage(reported_tokens),
             }
             if self._request.include_metrics:
-                value["metrics"] = vllm_metrics(timing)
+                value["metrics"] = build_vllm_metrics(timing)
             events.append(format_sse_event(value))
         return events
 
     def format_body(
-        self, usage_tokens: int, timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> bytes:
         """Return the JSON body of a response that is not streamed.
 
-        API, flavor and the options of the request decide which fields it has.
+        API, flavor and the options of the request decide which fields it has. `reported_tokens` is
+        what the usage reports as output tokens.
         """
         request = self._request
-        choice: JsonObject = {"index": 0, **self._whole_content()}
+        choice: JsonObject = {"index": 0, **self._build_whole_content()}
         choice["logprobs"] = None
-        choice["finish_reason"] = request.finish_reason if with_finish else None
+        choice["finish_reason"] = request.finish_reason if has_finish_reason else None
         if self._is_trtllm:
             choice |= {"stop_reason": None, "disaggregated_params": None}
             choice |= _DECODED_TOKENS_PER_ITERATION
         if request.return_meta_info:
-            meta_info = sglang_meta_info(timing)
+            meta_info = build_sglang_meta_info(timing)
             choice["meta_info"] = {**meta_info, "cached_tokens": request.cached_tokens}
         value: JsonObject = {
             **self._common_fields,
             "choices": [choice],
-            "usage": self._usage(usage_tokens),
+            "usage": self._build_usage(reported_tokens),
         }
         if request.include_metrics:
-            value["metrics"] = vllm_metrics(timing)
+            value["metrics"] = build_vllm_metrics(timing)
         if self._is_chat:
             value["object"] = "chat.completion"
         return msgspec.json.encode(value)
@@ -163,8 +178,8 @@ class CompletionFormatter(ResponseFormatter):
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
         """Return the events after a failure of the engine, and whether the body ends properly.
 
-        trtllm-serve cuts a chat stream. After the error event of a completion it sends `[DONE]`
-        twice.
+        The events are those of real servers. trtllm-serve cuts a chat stream without an event, and
+        sends `[DONE]` twice after the error event of a completion.
         """
         if self._is_trtllm and self._is_chat:
             return [], False
@@ -181,12 +196,13 @@ class CompletionFormatter(ResponseFormatter):
             return not self._is_chat
         return self._request.include_usage
 
-    def _event_around_text(self, finish_reason: str | None) -> tuple[bytes, bytes]:
-        """Return the bytes that precede and follow the text in a token event.
+    def _encode_around_text(self, finish_reason: str | None) -> tuple[bytes, bytes]:
+        """Return the bytes before and after the text in a token event.
 
-        The whole event is encoded once with a placeholder instead of the text, and is split there.
+        The event is encoded once with a placeholder instead of the text, and split there. So no
+        JSON has to be encoded for a single token.
         """
-        choice = self._token_choice(TEXT_PLACEHOLDER, finish_reason)
+        choice = self._build_token_choice(TEXT_PLACEHOLDER, finish_reason)
         value = {**self._common_fields, "choices": [choice], **self._null_usage}
         encoded = msgspec.json.encode(value)
         # With `detokenize` false, the placeholder stands for the token ids in a list. Ids are
@@ -197,41 +213,42 @@ class CompletionFormatter(ResponseFormatter):
         before, after = split_at_placeholder(encoded)
         return b"data: " + before, after + b"\n\n"
 
-    def _token_choice(self, text: str, finish_reason: str | None) -> JsonObject:
-        """Return the choice (OpenAI's word for one completion of a request) of a token event.
+    def _build_token_choice(self, text: str, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event with this text.
 
-        API and flavor decide which keys it has, and whether a null is written or left out.
+        A choice is OpenAI's word for one of the completions of a request. API and flavor decide
+        which keys it has, and whether a null is written or left out.
         """
         if self._request.called_tool:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
             return {"index": 0, "delta": delta, "finish_reason": finish_reason}
         if self._is_chat and self._is_trtllm:
-            return _trtllm_chat_choice(text, finish_reason)
+            return _build_trtllm_chat_choice(text, finish_reason)
         if self._is_chat:
-            return _openai_chat_choice({"content": text}, None)
+            return _build_openai_chat_choice({"content": text}, None)
         if self._is_trtllm:
-            return _trtllm_completion_choice(text, finish_reason, self._request.detokenize)
+            return _build_trtllm_completion_choice(text, finish_reason, self._request.detokenize)
         return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
 
-    def _choice_event(self, choice: JsonObject) -> bytes:
+    def _format_choice_event(self, choice: JsonObject) -> bytes:
         """Return an event with this choice and the fields that all events have."""
         return format_sse_event({**self._common_fields, "choices": [choice], **self._null_usage})
 
-    def _content(self, start: int, stop: int) -> bytes:
-        """Return the text of tokens, or their ids if the request has `detokenize` false.
+    def _encode_tokens(self, start: int, stop: int) -> bytes:
+        """Return the bytes of tokens `start` to `stop` as they are in the JSON of an event.
 
-        Both are ready to be put into JSON: the words need no escapes, and the ids are separated by
-        commas.
+        These are words, which need no escapes. If the request has `detokenize` false, they are
+        token ids separated by commas.
         """
         digest = self._request.digest
         if self._request.detokenize:
             return token_text(digest, start, stop)
         return b",".join([b"%d" % token_id for token_id in token_ids(digest, start, stop)])
 
-    def _usage(self, output_tokens: int) -> JsonObject:
-        """Return the usage object. It always contains `cached_tokens`, as in trtllm-serve.
+    def _build_usage(self, output_tokens: int) -> JsonObject:
+        """Return the usage object for a completion with this many output tokens.
 
-        OpenAI's API has this field, too.
+        It always contains the number of cached prompt tokens, as in trtllm-serve and OpenAI's API.
         """
         input_tokens = self._request.input_tokens
         return {
@@ -241,11 +258,11 @@ class CompletionFormatter(ResponseFormatter):
             "prompt_tokens_details": {"cached_tokens": self._request.cached_tokens},
         }
 
-    def _first_delta(self, delta: JsonObject) -> JsonObject:
-        """Return the first delta of a chat, with the id and the name of the called tool if any.
+    def _build_first_delta(self, delta: JsonObject) -> JsonObject:
+        """Return the first delta of a chat stream, extended by a tool call if there is one.
 
-        A delta is what an event adds to the message. The arguments of a tool call follow in the
-        deltas of the tokens.
+        A delta is what an event adds to the message. The first one has the id and the name of the
+        called tool. The arguments of the call follow in the deltas of the tokens.
         """
         if not self._request.called_tool:
             return delta
@@ -260,11 +277,10 @@ class CompletionFormatter(ResponseFormatter):
     def _tool_call_id(self) -> str:
         return f"call_{self._request.digest[:8].hex()}"
 
-    def _whole_content(self) -> JsonObject:
-        """Return the fields of a choice that contain the whole completion.
+    def _build_whole_content(self) -> JsonObject:
+        """Return the fields of a choice with the whole completion, for a response without stream.
 
-        Completions have a text or token ids, chats a message. The arguments of a tool call are JSON
-        inside a JSON string, as in OpenAI's API.
+        A completion has a text, or token ids with `detokenize` false. A chat has a message.
         """
         request = self._request
         if not request.detokenize:
@@ -273,23 +289,31 @@ class CompletionFormatter(ResponseFormatter):
         text = token_text(request.digest, 0, request.output_tokens).decode()
         if not self._is_chat:
             return {"text": text}
+        return {"message": self._build_message(text)}
+
+    def _build_message(self, text: str) -> JsonObject:
+        """Return the message of a chat, with a text or with a call of a tool.
+
+        The arguments of a tool call are JSON inside a JSON string, as in OpenAI's API.
+        """
         message: JsonObject = {"role": "assistant", "content": text}
         if self._is_trtllm:
             message |= {"reasoning_content": "", "reasoning": None, "tool_calls": []}
         else:
             message["refusal"] = None
-        if request.called_tool:
+        called_tool = self._request.called_tool
+        if called_tool:
             arguments = msgspec.json.encode({"input": text}).decode()
             call = {
                 "id": self._tool_call_id(),
                 "type": "function",
-                "function": {"name": request.called_tool, "arguments": arguments},
+                "function": {"name": called_tool, "arguments": arguments},
             }
             message |= {"content": None, "tool_calls": [call]}
-        return {"message": message}
+        return message
 
 
-def _trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObject:
+def _build_trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObject:
     """Return a token choice of trtllm-serve's chat API, which leaves out what is null."""
     choice: JsonObject = {"index": 0, "delta": {"content": text, "reasoning_content": ""}}
     if finish_reason:
@@ -297,7 +321,9 @@ def _trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObject:
     return choice | _DECODED_TOKENS_PER_ITERATION
 
 
-def _trtllm_completion_choice(text: str, finish_reason: str | None, detokenize: bool) -> JsonObject:
+def _build_trtllm_completion_choice(
+    text: str, finish_reason: str | None, detokenize: bool
+) -> JsonObject:
     """Return a token choice of trtllm-serve's completions API, which writes every key.
 
     `text` is the placeholder for the text or for the token ids.
@@ -313,7 +339,7 @@ def _trtllm_completion_choice(text: str, finish_reason: str | None, detokenize: 
     }
 
 
-def _openai_chat_choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
+def _build_openai_chat_choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 

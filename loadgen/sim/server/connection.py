@@ -48,11 +48,19 @@ class ConnectionOwner(Protocol):
 class Connection:
     """An accepted connection and its HTTP parser.
 
-    `response` is the server's state of the response that is being written, or None if the
-    connection is idle. The next request is handled after `finish_response`.
+    Attributes:
+        sock: The socket, which does not block.
+        owner: The server, which answers requests and watches the socket.
+        fd: The file descriptor of the socket.
+        response: The server's state of the response that is being written, or None if there is
+            none. The next request is handled after `finish_response`.
+        idle_since_ns: When the connection last received bytes or finished a response.
+        responses_sent: How many responses were finished.
+        closed: Whether the connection is closed.
     """
 
     def __init__(self, sock: socket.socket, owner: ConnectionOwner) -> None:
+        """Take over an accepted socket. The class describes the attributes."""
         self.sock = sock
         self.owner = owner
         self.fd = sock.fileno()
@@ -61,10 +69,10 @@ class Connection:
         self.responses_sent = 0
         self.closed = False
         self._close_after_response = False
-        self._is_draining = False  # everything is sent; only waits for the client to stop sending
+        self._is_draining = False  # everything is sent, and the client has to stop sending
         self._is_request_incomplete = False
-        self._unsent: bytearray | None = None
-        self._pending: deque[HttpRequest] = deque()
+        self._unsent: bytearray | None = None  # bytes that the kernel has not accepted yet
+        self._pending: deque[HttpRequest] = deque()  # requests that wait for their responses
         self._reset_request()
         self._parser: Any = httptools.HttpRequestParser(self)
 
@@ -73,8 +81,9 @@ class Connection:
     def on_readable(self) -> None:
         """Read from the socket and handle the requests that are complete.
 
-        The parser calls the `on_...` methods below with what it finds. A client that has closed its
-        side gets no more bytes.
+        The parser calls the `on_...` methods below with what it finds. The connection is closed if
+        the client has closed its side. Invalid requests, and headers that are too long, are refused
+        with an error response.
         """
         try:
             data = self.sock.recv(RECV_BYTES)
@@ -116,7 +125,8 @@ class Connection:
         """Check the announced size, and confirm `Expect: 100-continue` (called by httptools).
 
         A client that sends this header waits for the confirmation before it sends the body. A body
-        that is too large is refused before it is sent.
+        that is too large is refused before it is sent. The bytes of the body do not count towards
+        the limit for headers, so the count is set to a number that they never lift above it.
         """
         self._header_bytes = _HEADERS_COMPLETE
         if int(self._headers.get(b"content-length", b"0")) > self.owner.max_body_bytes:
@@ -166,10 +176,10 @@ class Connection:
         self._header_bytes = 0
 
     def _refuse(self, status: int) -> None:
-        """Answer with an error and read nothing more. Earlier requests are still answered.
+        """Answer with an HTTP error and read no more requests from this connection.
 
-        The error takes the place of a request in the queue, so it is sent after the responses to
-        earlier requests.
+        The error takes the place of a request in the queue, so the responses to earlier requests
+        are sent before it.
         """
         if self._close_after_response:
             return
@@ -193,10 +203,11 @@ class Connection:
     # Writing
 
     def write(self, data: bytes) -> None:
-        """Pass `data` to the kernel now, or append it to what is already buffered.
+        """Pass `data` to the kernel now, or append it to the buffered bytes if there are some.
 
-        A client that reads too slowly is reset at the next write beyond the limit. One single long
-        response does not count against its reader.
+        If the buffer already exceeds its limit, the client reads too slowly, and the connection is
+        reset. A single write may exceed the limit, because one long response does not mean that its
+        reader is slow.
         """
         if self.closed:
             return
@@ -220,10 +231,10 @@ class Connection:
             buffer += data
 
     def on_writable(self) -> None:
-        """Send buffered bytes, because the socket accepts bytes again.
+        """Send buffered bytes. The server calls this when the socket accepts bytes again.
 
-        When all are sent, the connection may have to be closed: a response that ends the connection
-        can end while its bytes are still buffered.
+        When all are sent, the connection is closed if the last response was to close it. That
+        response may have ended while its bytes were still buffered.
         """
         buffer = self._unsent
         if buffer is None:
@@ -243,10 +254,10 @@ class Connection:
             self._close_gracefully()
 
     def finish_response(self, keep_alive: bool) -> None:
-        """Continue with the next request, or close, after the response is written or buffered.
+        """Continue with the next request, or close the connection.
 
-        The server calls this once per response. A connection with unsent bytes is closed when they
-        are sent.
+        The server calls this once per response, after its last byte is written or buffered. A
+        connection with buffered bytes is closed later, when they are sent.
         """
         self.response = None
         self.responses_sent += 1
@@ -260,9 +271,11 @@ class Connection:
             self._close_gracefully()
 
     def _close_gracefully(self) -> None:
-        """Close after the last response, unless the client is still sending.
+        """Close the connection after the last response, without a TCP reset.
 
-        A client that is still sending must not get a reset before it has read the response.
+        If the client is still sending a request, closing at once would cause a reset, and the
+        client could lose the response. Then only the sending side is closed, and everything that
+        the client sends is discarded until it closes its side, too.
         """
         if not self._is_request_incomplete:
             self.close()
@@ -274,10 +287,10 @@ class Connection:
             self.close()
 
     def is_overdue(self, now_ns: int, keep_alive_ns: int) -> bool:
-        """Return whether the connection has been idle for too long.
+        """Return whether the connection has been idle for too long, so that it is closed.
 
-        The limit is `keep_alive_ns` after a response (as in uvicorn), and a fixed minute for a
-        request that is incomplete or never comes.
+        The limit is `keep_alive_ns` after a response, as in uvicorn. It is a minute if a request is
+        incomplete, or if the client has not sent any.
         """
         if self.response is not None or self._unsent is not None:
             return False
@@ -287,9 +300,9 @@ class Connection:
         return now_ns - self.idle_since_ns > INCOMPLETE_REQUEST_TIMEOUT_NS
 
     def close(self) -> None:
-        """Close the connection. A second call does nothing.
+        """Close the connection, and let the server cancel its response.
 
-        The server forgets the connection, and cancels its response.
+        A second call does nothing.
         """
         if self.closed:
             return

@@ -64,7 +64,7 @@ def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
         text = f"dimensions must be from 1 to {MAX_DIMENSIONS}"
         raise refusal(rules.flavor, text, "dimensions")
     lengths = tuple(_count_input_tokens(value) for value in request.input)
-    return _parsed_request("embeddings", request, body, lengths, rules)
+    return _build_parsed_request("embeddings", request, body, lengths, rules)
 
 
 def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
@@ -82,7 +82,7 @@ def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     request.documents = list(texts)
     query_tokens = _count_input_tokens(request.query)
     lengths = tuple(query_tokens + _count_input_tokens(text) for text in texts)
-    return _parsed_request("rerank", request, body, lengths, rules)
+    return _build_parsed_request("rerank", request, body, lengths, rules)
 
 
 def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
@@ -120,17 +120,24 @@ def _count_input_tokens(value: Any) -> int:
     return max(1, count_tokens(value)) if isinstance(value, str) else len(value)
 
 
-def _parsed_request(
+def _build_parsed_request(
     api: Literal["embeddings", "rerank"],
     request: _EmbeddingsBody | _RerankBody,
     body: bytes,
     sequence_lengths: tuple[int, ...],
     rules: RequestRules,
 ) -> ParsedRequest:
-    """Check the number and the lengths of the sequences, and return the parsed request.
+    """Return the parsed request after a check of the number and the lengths of its sequences.
 
-    The digest depends on the whole body, because there is no text
-    that it could depend on. There is no output, so there are no output tokens.
+    A non-generative request has no output tokens and no completion. Its digest is that of the whole
+    body. Raises RefusalError if there are too many sequences, or one is too long.
+
+    Args:
+        api: The API of the request.
+        request: The decoded body.
+        body: The body as bytes.
+        sequence_lengths: The length of each sequence in tokens.
+        rules: The options of the server.
     """
     if len(sequence_lengths) > MAX_SEQUENCES:
         text = f"at most {MAX_SEQUENCES} at once, got {len(sequence_lengths)}"
@@ -169,21 +176,24 @@ class EmbeddingsFormatter(ResponseFormatter):
         self._request_number = context.request_number
 
     def format_body(
-        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> bytes:
-        """Return the JSON body.
+        """Return the JSON body of the response.
 
-        Without `with_finish` it contains no values. The usage reports `usage_tokens` more tokens
-        than the inputs have.
+        Args:
+            reported_tokens: Tokens that the usage reports in addition to the input tokens. Above 0
+                only with the injected failure `wrong_count`.
+            has_finish_reason: Whether the response is complete. If not (the injected failure
+                `no_finish`), it contains no values, because this API has no finish reason.
         """
-        tokens = self._request.input_tokens + usage_tokens
+        tokens = self._request.input_tokens + reported_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         model = self._request.model
         if self._request.api == "embeddings":
-            vectors = self._embeddings() if with_finish else []
+            vectors = self._build_embeddings() if has_finish_reason else []
             body = {"object": "list", "data": vectors, "model": model, "usage": usage}
         else:
-            results = self._rerank_results() if with_finish else []
+            results = self._rank_documents() if has_finish_reason else []
             body = {
                 "id": f"rerank-{self._request_number}",
                 "model": model,
@@ -192,11 +202,11 @@ class EmbeddingsFormatter(ResponseFormatter):
             }
         return msgspec.json.encode(body)
 
-    def _embeddings(self) -> list[dict[str, Any]]:
-        """Return a unit vector for each input, which depends on its text only.
+    def _build_embeddings(self) -> list[dict[str, Any]]:
+        """Return the embeddings of the inputs: unit vectors, each a function of its input.
 
-        It is written as numbers or as base64 of little-endian 32-bit floats, whichever the request
-        asks for.
+        A vector is written as a list of numbers, or as base64 of little-endian 32-bit floats if the
+        request asks for that.
         """
         body = self._request.decoded_body
         dimensions = body.dimensions or DEFAULT_DIMENSIONS
@@ -209,10 +219,11 @@ class EmbeddingsFormatter(ResponseFormatter):
             embeddings.append({"object": "embedding", "index": index, "embedding": embedding})
         return embeddings
 
-    def _rerank_results(self) -> list[dict[str, Any]]:
-        """Return the documents by descending score, which depends on query and document only.
+    def _rank_documents(self) -> list[dict[str, Any]]:
+        """Return the documents in descending order of their relevance score.
 
-        The score is a hash of both, from 0 to 1. `top_n` limits the number of documents.
+        The score is a hash of the query and the document, from 0 to 1. The field `top_n` of the
+        request limits the number of documents.
         """
         body = self._request.decoded_body
         results = []
@@ -229,10 +240,10 @@ class EmbeddingsFormatter(ResponseFormatter):
 
 
 def _unit_vector(data: bytes, dimensions: int) -> Any:
-    """Return a vector of length 1 as a float64 array, a function of `data`.
+    """Return a pseudo-random vector of length 1 as a float64 array, a function of `data`.
 
-    Its numbers are 16-bit integers from a hash function with any number of output bytes. A half is
-    added, so that none is 0 and the length cannot be 0 either.
+    Its numbers are 16-bit integers from SHAKE128, a hash function with any number of output bytes.
+    0.5 is added, so that none of them is 0 and the length cannot be 0 either.
     """
     import numpy as np
 

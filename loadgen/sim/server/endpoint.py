@@ -37,6 +37,11 @@ class SimServer:
     """The endpoint. `run` serves until `stop` is called; `close` releases everything."""
 
     def __init__(self, options: Options) -> None:
+        """Create the server and listen on its port. No connection is accepted before `run`.
+
+        Raises UserError, CombinedError or TargetError if the options are not valid or the address
+        cannot be used.
+        """
         self.max_body_bytes = options.max_body_bytes
         self.max_buffered_bytes = options.buffer_bytes
         self._log_path = options.log
@@ -44,12 +49,16 @@ class SimServer:
         self._sender = self._handler.sender
         self._check_log_path()
         self._keep_alive_ns = parse_duration_ns(options.idle_close, "--idle-close")
+
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._last_idle_check_ns = 0
         self._is_stopping = False
         self._listener = _listen(options)
         self._tls = tls.create_context(options.cert, options.key) if options.cert else None
-        self.url = _url_of(self._listener, is_tls=self._tls is not None)
+        self.url = _format_url(self._listener, is_tls=self._tls is not None)
+
+        # The loop polls the listener, the connections, a timer for what is due next, and a socket
+        # by which `stop` wakes it up.
         has_epoll = hasattr(select, "epoll")  # on Linux
         self._poll: Any = select.epoll() if has_epoll else select.poll()
         self._timeout_units_per_s = 1 if has_epoll else 1000  # epoll waits in s, poll in ms
@@ -60,9 +69,10 @@ class SimServer:
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
 
     def run(self, stdin: int = -1) -> None:
-        """Serve until `stop`, or until the file descriptor `stdin` ends.
+        """Serve until `stop` is called, or until the file descriptor `stdin` ends.
 
-        The parent process holds the other end of `stdin`; -1 is for no such file.
+        A parent process keeps the other end of `stdin` open as long as it needs the server. -1
+        means that there is no such file.
         """
         if stdin >= 0:
             self._poll.register(stdin, select.POLLIN)
@@ -157,10 +167,11 @@ class SimServer:
         return timer
 
     def _poll_timeout(self) -> float:
-        """Return the timeout of the next poll, and arm the timer for what is due before it.
+        """Return the timeout of the next poll in its unit, and arm the timer for what is due next.
 
-        The timer has a resolution of nanoseconds. Without it, the timeout of the poll does its work
-        with a resolution of milliseconds. A timeout of 0 means that something is due already.
+        The timer ends the poll with a resolution of nanoseconds. On systems without such a timer,
+        the timeout ends the poll when something is due, with a resolution of milliseconds. It is 0
+        if something is due already.
         """
         max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
         due_ns = self._sender.next_due_ns()
@@ -177,7 +188,7 @@ class SimServer:
         return max_wait_s * self._timeout_units_per_s
 
     def _accept(self) -> None:
-        """Accept the connections that wait.
+        """Accept the waiting connections, at most MAX_ACCEPTS of them in one turn of the loop.
 
         Small writes are sent at once (TCP_NODELAY), because each token is a write of its own.
         """
@@ -195,9 +206,10 @@ class SimServer:
             self._poll.register(connection.fd, select.POLLIN)
 
     def _close_idle_connections(self) -> None:
-        """Close connections that were idle for too long, about four times a second.
+        """Close the connections that have been idle for too long.
 
-        A check of all connections in every turn would delay the streams.
+        The check takes place about four times a second, because a check of all connections in every
+        turn of the loop would delay the streams.
         """
         now_ns = time.monotonic_ns()
         if now_ns < self._last_idle_check_ns + IDLE_CHECK_S * NS_PER_S:
@@ -247,7 +259,7 @@ def _create_wake_sockets() -> tuple[socket.socket, socket.socket]:
     return receiver, sender
 
 
-def _url_of(listener: socket.socket, *, is_tls: bool) -> str:
+def _format_url(listener: socket.socket, *, is_tls: bool) -> str:
     """Return the URL of a listening socket. An IPv6 address is put in brackets."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if is_tls else "http"

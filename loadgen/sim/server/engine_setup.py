@@ -1,8 +1,9 @@
-"""Creates the engine of a simulated server from its options."""
+"""Create the engine of a simulated server from its options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from loadgen.sim.engine.latency_model import (
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules, hash_blocks
 
+if TYPE_CHECKING:
+    from loadgen.sim.presets.preset import Preset
+
 FLOOD_EVENTS_PER_WRITE = 50  # with the option `flood`
 
 
@@ -24,7 +28,13 @@ FLOOD_EVENTS_PER_WRITE = 50  # with the option `flood`
 class EngineSetup:
     """The engine of a server, and what depends on the choice of it.
 
-    `fleet` is the engine if it is a physical model, else None. Precisions are "" without a preset.
+    Attributes:
+        engine: Decides when tokens are emitted.
+        fleet: The engine if it is a physical one, else None.
+        rules: Which requests are accepted.
+        tokens_per_event: Tokens of each output event after the first.
+        weight_precision: The precision of the weights of a preset's model, "" without a preset.
+        kv_cache_precision: The precision of its key-value cache, "" without a preset.
     """
 
     engine: LatencyModel | Fleet
@@ -36,10 +46,13 @@ class EngineSetup:
 
 
 def create_engine(options: Options) -> EngineSetup:
-    """Create the engine that the options describe. Raises UserError or CombinedError.
+    """Create the engine that the options describe.
 
-    It is the physical model of a preset, or else a model whose latencies are drawn. The option
-    `flood` packs many events of one token into each write, to load a client as much as possible.
+    With a preset, it is the physical model of a machine. Otherwise, it is a model whose latencies
+    are drawn from distributions. The option `flood` packs many events of one token into each write,
+    to load a client as much as possible.
+
+    Raises UserError or CombinedError if the options or the preset are not valid.
     """
     rules = RequestRules(
         flavor=options.api_flavor,
@@ -71,21 +84,17 @@ def create_engine(options: Options) -> EngineSetup:
 
 
 def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
-    """Create the replicas of a preset, or this process's share of them.
+    """Create the replicas of a preset that this process simulates.
 
-    With several processes, replica n belongs to process n modulo their number. The limits of the
-    preset decide which requests are accepted. Raises UserError or CombinedError.
+    A server with several processes (`options.cores`) divides the replicas among them: replica n
+    belongs to process n modulo their number. The limits of the preset decide which requests are
+    accepted. Raises UserError or CombinedError.
     """
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)
     speeds = preset.speeds[options.core :: options.cores]
-    if not speeds or (preset.changes and options.cores > 1):
-        problem = f"{options.cores} processes, but only {preset.replicas} replicas"
-        hint = "use at most one process per replica, and one in all with replicas_at"
-        if preset.changes:
-            problem = f"{options.cores} processes, but replicas_at needs a single one"
-        raise UserError("out_of_range", problem, "--cores", hint)
+    _check_process_count(options, preset, has_replicas=bool(speeds))
     limits = preset.limits
     server = preset.server
     is_default_model = options.model == Options().model
@@ -97,7 +106,8 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
         max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
         tokens_per_block=tokens_per_block,
     )
-    hash_blocks(b"", 0, tokens_per_block)  # imports numpy now, so that no request waits for it
+    # The first call imports numpy. It is made now, so that no request waits for the import.
+    hash_blocks(b"", 0, tokens_per_block)
     system = msgspec.structs.replace(preset.system, speeds=speeds)
     fleet = Fleet(system, emission_spacing_ns=round(server.emit_us * 1e3))
     return EngineSetup(
@@ -108,3 +118,20 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
         weight_precision=preset.model.weights,
         kv_cache_precision=preset.model.kv_cache,
     )
+
+
+def _check_process_count(options: Options, preset: Preset, *, has_replicas: bool) -> None:
+    """Raise UserError if a server cannot divide the replicas of a preset among its processes.
+
+    Each process needs a replica. If the number of replicas changes during the run
+    (`replicas_at`), one process has to simulate all of them.
+    """
+    has_changes_in_several_processes = bool(preset.changes) and options.cores > 1
+    if has_replicas and not has_changes_in_several_processes:
+        return
+    if preset.changes:
+        problem = f"{options.cores} processes, but replicas_at needs a single one"
+    else:
+        problem = f"{options.cores} processes, but only {preset.replicas} replicas"
+    hint = "use at most one process per replica, and one in all with replicas_at"
+    raise UserError("out_of_range", problem, "--cores", hint)

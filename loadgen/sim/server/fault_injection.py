@@ -55,7 +55,7 @@ COUNT_FAILURES: dict[str, int | None] = {"wrong_count": None, "clamp": 8}
 """Failures whose `@` is a number of tokens, with the default."""
 
 _MAX_DIGITS = 9  # of a number of tokens, so that it fits into 32 bits
-_ROUNDING = 1e-9  # fractions such as 0.1 are not exact, so their sum may exceed 1 by this much
+_SUM_TOLERANCE = 1e-9  # fractions such as 0.1 are not exact, so their sum may exceed 1 by this much
 # Numbers of the random streams that this module draws from; the latency model uses 1 and 2.
 _FAILURE_STREAM = 3
 _TOKEN_STREAM = 4
@@ -64,12 +64,15 @@ _TOKEN_STREAM = 4
 class InjectedFailure(msgspec.Struct, frozen=True):
     """One failure of one request.
 
-    `at` is a token index for TOKEN_FAILURES, ns for DURATION_FAILURES, a number of tokens for
-    COUNT_FAILURES, and None if it is unused or not drawn yet.
+    Attributes:
+        name: A name of FAILURE_EFFECTS.
+        argument: What follows the `@` in an option, or its default: a token index for
+            TOKEN_FAILURES, ns for DURATION_FAILURES and a number of tokens for COUNT_FAILURES. None
+            if the failure has no argument, or if its token is not drawn yet.
     """
 
     name: str
-    at: int | None = None
+    argument: int | None = None
 
 
 class FailureFraction(msgspec.Struct, frozen=True):
@@ -85,35 +88,40 @@ class FailurePlan(msgspec.Struct, frozen=True):
     fractions: tuple[FailureFraction, ...] = ()
     seed: int = 0
 
-    def draw(self, request_number: int, output_tokens: int) -> InjectedFailure | None:
-        """Return the failure of a request, or None. `request_number` counts by arrival.
+    def draw_failure(self, request_number: int, output_tokens: int) -> InjectedFailure | None:
+        """Draw the failure of a request. Return None if it has none.
 
-        The failures divide the interval from 0 to 1: each covers a part as long as its fraction,
-        and the rest means no failure. `point` is a uniform number, from which the lengths of the
-        parts before are subtracted.
+        One uniform random number decides: the first failure happens if it is below the fraction of
+        this failure, the second one if it is below the sum of the first two fractions, and so on.
+
+        Args:
+            request_number: The number of the request, counted by arrival.
+            output_tokens: The length of the completion.
         """
         if not self.fractions:
             return None
-        point = draw_uniform(self.seed, _FAILURE_STREAM, request_number)
+        uniform = draw_uniform(self.seed, _FAILURE_STREAM, request_number)
+        cumulative_fraction = 0.0
         for entry in self.fractions:
-            if point < entry.fraction:
-                return with_drawn_token(entry.failure, output_tokens, self.seed, request_number)
-            point -= entry.fraction
+            cumulative_fraction += entry.fraction
+            if uniform < cumulative_fraction:
+                return choose_failure_token(entry.failure, output_tokens, self.seed, request_number)
         return None
 
 
-def with_drawn_token(
+def choose_failure_token(
     failure: InjectedFailure, output_tokens: int, seed: int, request_number: int
 ) -> InjectedFailure:
-    """Return `failure` with the token at which it happens, which is never after the last one.
+    """Return a failure with the token at which it happens, as its argument.
 
-    The token is the one that the user specified, or is drawn from the seed and the number of the
-    request. A failure that happens at no token is returned as it is.
+    The user may have specified the token, which is limited to the last one of the completion.
+    Otherwise the token is drawn from the seed and the number of the request. A failure that does
+    not happen at a token is returned unchanged.
     """
     if failure.name not in TOKEN_FAILURES:
         return failure
-    if failure.at is not None:
-        return InjectedFailure(failure.name, min(failure.at, output_tokens - 1))
+    if failure.argument is not None:
+        return InjectedFailure(failure.name, min(failure.argument, output_tokens - 1))
     token_index = int(draw_uniform(seed, _TOKEN_STREAM, request_number) * output_tokens)
     return InjectedFailure(failure.name, token_index)
 
@@ -200,7 +208,7 @@ def parse_failure_fractions(
             errors.append(error)
         else:
             entries.append(FailureFraction(failure, fraction))
-    if not errors and sum(entry.fraction for entry in entries) > 1.0 + _ROUNDING:
+    if not errors and sum(entry.fraction for entry in entries) > 1.0 + _SUM_TOLERANCE:
         problem = "the fractions add up to more than 1"
         errors.append(
             UserError("out_of_range", problem, where, "a request has at most one failure")

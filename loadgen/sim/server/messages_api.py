@@ -10,7 +10,7 @@ from loadgen.sim.server.error_responses import RefusalError
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
-    body_decoder,
+    create_body_decoder,
     check_model,
     choose_output_length,
     count_tokens,
@@ -27,7 +27,7 @@ from loadgen.sim.server.wire_format import (
     ResponseFormatter,
     format_sse_event,
     split_at_placeholder,
-    split_chunk_around_word,
+    split_chunk_at_word,
     token_text,
 )
 
@@ -59,7 +59,7 @@ class _MessageParam(msgspec.Struct):
             return [self.content]
         texts = []
         for block in self.content:
-            texts += [block.text, _text_of(block.content), _text_of(block.input)]
+            texts += [block.text, _extract_text(block.content), _extract_text(block.input)]
         return [text for text in texts if text]
 
 
@@ -87,20 +87,23 @@ _IGNORED_FIELDS = (
     "container context_management metadata service_tier stop_sequences temperature thinking top_k "
     "top_p"
 )
-_decode_body = body_decoder(_MessagesBody, {Any: _IGNORED_FIELDS})
+_decode_body = create_body_decoder(_MessagesBody, {Any: _IGNORED_FIELDS})
 
 
-def _text_of(value: Any) -> str:
-    """Return the text of a tool's input or result: a list of blocks, a string or a JSON value.
+def _extract_text(value: Any) -> str:
+    """Return the text of a tool's input or result.
 
-    The items of a list that are no text blocks, such as images, have no text.
+    The value is None, a string, a list of content blocks or another JSON value, whose text is its
+    JSON. Content blocks without text, such as images, are left out.
     """
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return " ".join(_text_of(block.get("text")) for block in value if isinstance(block, dict))
+        return " ".join(
+            _extract_text(block.get("text")) for block in value if isinstance(block, dict)
+        )
     return msgspec.json.encode(value).decode()
 
 
@@ -115,7 +118,7 @@ def _refusal(text: str, status: int = 400) -> RefusalError:
     return RefusalError(status, msgspec.json.encode(_error_object(status, text)))
 
 
-def _as_messages_refusal(refusal: RefusalError) -> RefusalError:
+def _convert_refusal(refusal: RefusalError) -> RefusalError:
     """Convert a refusal of the common checks to the form of this API."""
     body = msgspec.json.decode(refusal.body)
     error = body.get("error", body)
@@ -124,10 +127,10 @@ def _as_messages_refusal(refusal: RefusalError) -> RefusalError:
 
 
 def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """Parse and check a request to the Messages API. Raises RefusalError.
+    """Parse and check a request to Anthropic's Messages API.
 
-    The checks that all APIs have in common raise their errors in OpenAI's form, which is converted.
-    In a stream and out of it, this API always reports the usage.
+    Raises RefusalError in the form of this API. The checks that all APIs have in common raise their
+    errors in OpenAI's form, which is converted.
     """
     try:
         request = _decode_body(body)
@@ -145,8 +148,8 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
             request, request.max_tokens, input_tokens, digest, rules
         )
     except RefusalError as refusal:
-        raise _as_messages_refusal(refusal) from None
-    called_tool = _called_tool(request)
+        raise _convert_refusal(refusal) from None
+    called_tool = _find_forced_tool(request)
     return ParsedRequest(
         api="messages",
         model=request.model,
@@ -164,10 +167,10 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
 
 
 def _read_prompt(request: Any) -> tuple[int, bytes]:
-    """Return the token count of a prompt, and its content as bytes.
+    """Return the number of tokens of a prompt, and its content as bytes.
 
-    Descriptions of tools and the system prompt are a part of the prompt. The chat template adds
-    some tokens.
+    The prompt consists of the descriptions of tools, the system prompt and the messages. The chat
+    template adds some tokens. The content is hashed, so it only has to be equal for equal prompts.
     """
     messages = [_MessageParam(role="system", content=request.system), *request.messages]
     pieces = [tool.description for tool in request.tools if tool.description]
@@ -179,7 +182,7 @@ def _read_prompt(request: Any) -> tuple[int, bytes]:
     return tokens, "".join(pieces).encode("utf-8", "surrogatepass")
 
 
-def _called_tool(request: Any) -> str:
+def _find_forced_tool(request: Any) -> str:
     """Return the tool that the request forces the completion to call, or "" if it is text."""
     choice = request.tool_choice
     if choice is None or choice.type not in ("any", "tool"):
@@ -193,6 +196,7 @@ class MessageFormatter(ResponseFormatter):
     """Formats the response to one request to the Messages API."""
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
+        """Encode the bytes before and after the text of a token event, once per response."""
         self.flavor = context.flavor
         self._request = request
         self._message_id = f"msg_{context.request_number}_{request.digest[:6].hex()}"
@@ -202,7 +206,9 @@ class MessageFormatter(ResponseFormatter):
             delta = {"type": "text_delta", "text": TEXT_PLACEHOLDER}
         delta_event = _format_event("content_block_delta", index=0, delta=delta)
         self._before_text, self._after_text = split_at_placeholder(delta_event)
-        self.head, self.tail = split_chunk_around_word(self._before_text, self._after_text)
+        self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
+            self._before_text, self._after_text
+        )
 
     def format_opening(self) -> list[bytes]:
         """Return the events before the first text.
@@ -212,17 +218,20 @@ class MessageFormatter(ResponseFormatter):
         return [
             _format_event(
                 "message_start",
-                message=self._message(content=[], stop_reason=None, output_tokens=1),
+                message=self._build_message(content=[], stop_reason=None, output_tokens=1),
             ),
-            _format_event("content_block_start", index=0, content_block=self._content_block("")),
+            _format_event(
+                "content_block_start", index=0, content_block=self._build_content_block("")
+            ),
             _format_event("ping"),
         ]
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
         """Return the event with tokens `start` to `stop`, and `filler` as additional text.
 
-        The words need no escapes in JSON, so the event is put together from bytes that were encoded
-        once per response.
+        The event is put together from bytes that were encoded once per response, which is possible
+        because the words need no escapes in JSON. The tokens of a tool call are its only argument,
+        so the first event also has the start of the JSON arguments, and the last one their end.
         """
         content = token_text(self._request.digest, start, stop) + filler
         if self._request.called_tool:
@@ -233,41 +242,44 @@ class MessageFormatter(ResponseFormatter):
         return self._before_text + content + self._after_text
 
     def format_closing(
-        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> list[bytes]:
-        """Return the events after the last text: stop reason and usage.
+        """Return the events after the last text, which end the content block and the message.
 
-        The content block ends first, then the message.
+        The stop reason and the usage, with `reported_tokens` output tokens, come in between.
         """
-        delta = {"stop_reason": self._stop_reason(with_finish), "stop_sequence": None}
+        delta = {"stop_reason": self._stop_reason(has_finish_reason), "stop_sequence": None}
         return [
             _format_event("content_block_stop", index=0),
-            _format_event("message_delta", delta=delta, usage=self._usage(usage_tokens)),
+            _format_event("message_delta", delta=delta, usage=self._build_usage(reported_tokens)),
             _format_event("message_stop"),
         ]
 
     def format_body(
-        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> bytes:
         """Return the JSON body of a message that is not streamed."""
         text = token_text(self._request.digest, 0, self._request.output_tokens).decode()
-        content = [self._content_block(text)]
-        message = self._message(content, self._stop_reason(with_finish), usage_tokens)
+        content = [self._build_content_block(text)]
+        message = self._build_message(
+            content, self._stop_reason(has_finish_reason), reported_tokens
+        )
         return msgspec.json.encode(message)
 
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
         """Return the events after a failure of the engine, and whether the body ends properly."""
         return [_format_event(**_error_object(OVERLOADED_STATUS, "Overloaded"))], True
 
-    def _stop_reason(self, with_finish: bool) -> str | None:
-        if not with_finish:
+    def _stop_reason(self, has_finish_reason: bool) -> str | None:
+        if not has_finish_reason:
             return None
         return _STOP_REASONS.get(self._request.finish_reason, self._request.finish_reason)
 
-    def _usage(self, output_tokens: int) -> dict[str, Any]:
-        """Return the usage object. Cached prompt tokens are counted apart from the others.
+    def _build_usage(self, output_tokens: int) -> dict[str, Any]:
+        """Return the usage object for a message with this many output tokens.
 
-        OpenAI's API counts the cached tokens among those of the prompt; this API does not.
+        This API reports cached prompt tokens apart: `input_tokens` does not include them, unlike in
+        OpenAI's API.
         """
         cached_tokens = self._request.cached_tokens
         return {
@@ -277,13 +289,13 @@ class MessageFormatter(ResponseFormatter):
             "output_tokens": output_tokens,
         }
 
-    def _message(
+    def _build_message(
         self, content: list[Any], stop_reason: str | None, output_tokens: int
     ) -> dict[str, Any]:
-        """Return the message object; before its end it has no stop reason.
+        """Return the message object.
 
-        The first event of a stream contains it without content, the body of a response that is not
-        streamed with its whole content.
+        The first event of a stream contains it without content and stop reason. It is also the body
+        of a response that is not streamed, with everything.
         """
         return {
             "id": self._message_id,
@@ -293,13 +305,13 @@ class MessageFormatter(ResponseFormatter):
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": None,
-            "usage": self._usage(output_tokens),
+            "usage": self._build_usage(output_tokens),
         }
 
-    def _content_block(self, text: str) -> dict[str, Any]:
-        """Return the only block of the message: its text, or a tool call with this input.
+    def _build_content_block(self, text: str) -> dict[str, Any]:
+        """Return the only content block of the message: its text, or a tool call with this input.
 
-        While a stream starts, the text is empty, and so is the input of the tool.
+        At the start of a stream the block is empty. The text or the input follows in deltas.
         """
         if not self._request.called_tool:
             return {"type": "text", "text": text}

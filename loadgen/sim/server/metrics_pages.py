@@ -6,7 +6,6 @@ are not modelled are left out.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -32,11 +31,11 @@ _HISTOGRAM_BUCKETS_S: dict[str, tuple[float, ...]] = {
 }
 
 
-def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
-    """Return one iteration as a row of `GET /metrics`, which each read empties.
+def build_iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
+    """Return one iteration as a row of the page `GET /metrics`.
 
-    The names are those of TensorRT-LLM's iteration statistics. The page has one row per iteration
-    since it was last read.
+    The names and units are those of TensorRT-LLM's iteration statistics, in which prefill is called
+    context and decoding generation.
     """
     limits = fleet.limits
     return {
@@ -66,13 +65,13 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def iteration_stats_without_model(
+def build_stats_without_engine(
     iteration: int, active: int, queued: int, completed: int
 ) -> dict[str, Any]:
-    """Return a row of `GET /metrics` of a server without a physical model.
+    """Return a row of the page `GET /metrics` for an engine that has no iterations.
 
-    There are no iterations, so the number of events counts instead. All active requests are taken
-    to be in the generation phase.
+    The number of events since the start stands for the number of the iteration. All active requests
+    are taken to be in the generation phase.
     """
     return {
         "iter": iteration,
@@ -102,19 +101,20 @@ class _Histogram:
         self._counts[bisect_left(self._upper_bounds, value)] += 1
         self._sum += value
 
-    def lines(self, name: str, labels: str) -> list[str]:
-        """Return the lines of the Prometheus text format.
+    def format_lines(self, name: str, labels: str) -> list[str]:
+        """Return the histogram as lines of the Prometheus text format.
 
-        Prometheus counts cumulatively: each bucket has the number of values up to its upper bound.
+        Buckets are cumulative in this format: each one has the number of values up to its upper
+        bound (`le`). The last bound is infinite.
         """
         lines = [f"# TYPE {name} histogram"]
-        cumulative = 0
-        for bound, count in zip((*self._upper_bounds, math.inf), self._counts, strict=True):
-            cumulative += count
-            upper_bound = "+Inf" if bound == math.inf else f"{bound:g}"
-            lines.append(f'{name}_bucket{{{labels},le="{upper_bound}"}} {cumulative}')
+        bounds = [*(f"{bound:g}" for bound in self._upper_bounds), "+Inf"]
+        cumulative_count = 0
+        for bound, count in zip(bounds, self._counts, strict=True):
+            cumulative_count += count
+            lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {cumulative_count}')
         lines.append(f"{name}_sum{{{labels}}} {self._sum:.10g}")
-        lines.append(f"{name}_count{{{labels}}} {cumulative}")
+        lines.append(f"{name}_count{{{labels}}} {cumulative_count}")
         return lines
 
 
@@ -128,12 +128,14 @@ class _PrometheusText:
         self.labels = labels
         self.lines: list[str] = []
 
-    def add(self, name: str, kind: str, value: float, more_labels: str = "") -> None:
+    def add_metric(self, name: str, kind: str, value: float, extra_labels: str = "") -> None:
         """Add a metric with one value. `kind` is "gauge" or "counter"."""
         self._add_type(name, kind)
-        self._add_value(name, value, more_labels)
+        self._add_value(name, value, extra_labels)
 
-    def add_by_label(self, name: str, kind: str, label: str, values: Mapping[Any, float]) -> None:
+    def add_labeled_metric(
+        self, name: str, kind: str, label: str, values: Mapping[Any, float]
+    ) -> None:
         """Add a metric with one value for each value of a label."""
         self._add_type(name, kind)
         for label_value, value in values.items():
@@ -142,8 +144,8 @@ class _PrometheusText:
     def _add_type(self, name: str, kind: str) -> None:
         self.lines.append(f"# TYPE trtllm_{name} {kind}")
 
-    def _add_value(self, name: str, value: float, more_labels: str) -> None:
-        labels = f"{self.labels},{more_labels}" if more_labels else self.labels
+    def _add_value(self, name: str, value: float, extra_labels: str) -> None:
+        labels = f"{self.labels},{extra_labels}" if extra_labels else self.labels
         self.lines.append(f"trtllm_{name}{{{labels}}} {value:.10g}")
 
 
@@ -151,6 +153,7 @@ class ServerMetrics:
     """Counts finished requests for the Prometheus page, and keeps records for `/perf_metrics`."""
 
     def __init__(self) -> None:
+        """Create metrics without requests."""
         self._records: deque[dict[str, Any]] = deque(maxlen=MAX_RECORDS)
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -164,15 +167,16 @@ class ServerMetrics:
     def add_finished(
         self, request_number: int, request: ParsedRequest, timing: RequestTiming
     ) -> None:
-        """Count a request that has been answered.
+        """Count a request whose response is complete.
 
-        Its timings go into the histograms, and into a record for `/perf_metrics`.
+        Its timings are added to the histograms of the Prometheus page, and stored as a record for
+        the page `/perf_metrics`.
         """
         self._prompt_tokens += request.input_tokens
         self._cached_tokens += request.cached_tokens
         self._generated_tokens += request.output_tokens
         self._finish_reasons[request.finish_reason] += 1
-        for name, seconds in _durations_s(request.output_tokens, timing).items():
+        for name, seconds in _compute_durations_s(request.output_tokens, timing).items():
             self._histograms[name].add(seconds)
         timing_metrics = {
             "arrival_time": timing.arrival_ns / 1e9,
@@ -196,29 +200,33 @@ class ServerMetrics:
     def prometheus_text(
         self, engine: LatencyModel | Fleet, model: str, weights: str = "", kv_cache: str = ""
     ) -> str:
-        """Return the text of `GET /prometheus/metrics`.
+        """Return the text of the page `GET /prometheus/metrics`.
 
-        `weights` and `kv_cache` are the precisions of a preset's model, "" if there is no preset.
+        Args:
+            engine: The engine, whose current state is added as gauges.
+            model: The name of the served model.
+            weights: The precision of the weights of a preset's model, "" without a preset.
+            kv_cache: The precision of its key-value cache.
         """
         text = _PrometheusText(labels=f'model_name="{model}",engine_type="simulated"')
         if isinstance(engine, Fleet) and engine.reports_serving_replicas:
-            text.lines += _gateway_lines(engine.serving_count)
+            text.lines += _format_gateway_lines(engine.serving_count)
         if weights:
             precisions = f'quantization="{weights}",kv_cache_dtype="{kv_cache}"'
-            text.add("model_config_info", "gauge", 1, precisions)
-        for name, value in _gauges(engine).items():
-            text.add(name, "gauge", value)
-        for name, value in self._token_counters().items():
-            text.add(name, "counter", value)
-        text.add_by_label(
+            text.add_metric("model_config_info", "gauge", 1, precisions)
+        for name, value in _read_gauges(engine).items():
+            text.add_metric(name, "gauge", value)
+        for name, value in self._count_tokens().items():
+            text.add_metric(name, "counter", value)
+        text.add_labeled_metric(
             "request_success_total", "counter", "finished_reason", self._finish_reasons
         )
-        text.add_by_label("request_error_total", "counter", "http_code", self._error_statuses)
+        text.add_labeled_metric("request_error_total", "counter", "http_code", self._error_statuses)
         for name, histogram in self._histograms.items():
-            text.lines += histogram.lines(f"trtllm_{name}", text.labels)
+            text.lines += histogram.format_lines(f"trtllm_{name}", text.labels)
         return "\n".join(text.lines) + "\n"
 
-    def _token_counters(self) -> dict[str, int]:
+    def _count_tokens(self) -> dict[str, int]:
         """Return the counted tokens by the names of their counters."""
         return {
             "prompt_tokens_total": self._prompt_tokens,
@@ -227,10 +235,11 @@ class ServerMetrics:
         }
 
 
-def _durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
-    """Return the durations of a request by the names of their histograms.
+def _compute_durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
+    """Return the durations of a finished request in seconds, by the names of their histograms.
 
-    The time per output token needs two tokens: it is the mean time between the first and the last.
+    The time per output token is the mean time between the first and the last token, so a request
+    with one token has none.
     """
     admitted_ns = timing.arrival_ns + timing.queue_ns
     decode_s = (timing.done_ns - timing.first_token_ns) / 1e9
@@ -246,10 +255,11 @@ def _durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
     return durations_s
 
 
-def _gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
-    """Return the current state of the engine by the names of its gauges.
+def _read_gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
+    """Return the current state of the engine, by the names of its Prometheus gauges.
 
-    An engine without a physical model knows only how many requests are running and waiting.
+    Only a physical engine (a fleet) has a cache and iterations. Every engine knows how many
+    requests are running and waiting.
     """
     gauges: dict[str, float] = {
         "num_requests_running": engine.active_count,
@@ -269,7 +279,7 @@ def _gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
     return gauges
 
 
-def _gateway_lines(serving_replicas: int) -> list[str]:
+def _format_gateway_lines(serving_replicas: int) -> list[str]:
     """Return the number of serving replicas as an inference gateway reports it."""
     return [
         "# TYPE inference_pool_ready_pods gauge",

@@ -14,8 +14,8 @@ from loadgen.sim.server.engine_setup import EngineSetup
 from loadgen.sim.server.http_messages import HttpResponse
 from loadgen.sim.server.metrics_pages import (
     ServerMetrics,
-    iteration_stats,
-    iteration_stats_without_model,
+    build_iteration_stats,
+    build_stats_without_engine,
 )
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import SendLog
@@ -45,7 +45,11 @@ class ServerCounters:
 
 
 class ServerPages:
-    """Answers GET requests for pages, and POST requests that control the server."""
+    """Answers GET requests for pages, and POST requests that control the server.
+
+    Attributes:
+        reports_timing_in_response: Whether this version of the server reports timings in responses.
+    """
 
     def __init__(
         self,
@@ -55,38 +59,50 @@ class ServerPages:
         metrics: ServerMetrics,
         log: SendLog,
     ) -> None:
+        """Create the pages that a server with these options has.
+
+        Args:
+            options: The options of the server.
+            setup: The engine of the server.
+            counters: Counters since the start of the server.
+            metrics: Metrics of the finished requests.
+            log: The log of requests and events.
+
+        Raises:
+            UserError: The version in the options is not valid.
+        """
         self._options = options
         self._setup = setup
         self._counters = counters
         self._metrics = metrics
         self._log = log
         self._start_ns = time.monotonic_ns()
-        self._events_at_last_read = 0  # of /metrics
+        self._events_when_metrics_were_read = 0
         self.reports_timing_in_response = False
         self._pages: dict[str, Callable[[], HttpResponse]] = {
-            "/v1/models": self._model_list,
-            "/health": self._empty_page,
-            "/version": self._version,
-            "/metrics": self._iteration_stats,
-            "/_log": self._send_log,
-            "/_stats": self._stats,
+            "/v1/models": self._list_models,
+            "/health": self._respond_empty,
+            "/version": self._report_version,
+            "/metrics": self._take_iteration_stats,
+            "/_log": self._take_send_log,
+            "/_stats": self._report_stats,
         }
         self._commands: dict[str, Callable[[], HttpResponse]] = {}
         if setup.rules.flavor == "trtllm":
             self._add_trtllm_pages()
 
     def _add_trtllm_pages(self) -> None:
-        """Add the pages and commands that only the servers with trtllm-serve's API have.
+        """Add the pages and commands that only trtllm-serve has.
 
-        Timings of requests are on a page of their own before a certain release, and in the
-        responses since then.
+        Up to a certain release, the timings of requests are on the page `/perf_metrics`. Since
+        then, they are in the responses.
         """
-        self._pages["/prometheus/metrics"] = self._prometheus_text
-        self._pages["/energy_metrics"] = self._energy
+        self._pages["/prometheus/metrics"] = self._report_prometheus_metrics
+        self._pages["/energy_metrics"] = self._report_energy
         release = _parse_release(self._options.version)
         self.reports_timing_in_response = release >= _FIRST_RELEASE_WITH_TIMING_IN_RESPONSE
         if not self.reports_timing_in_response:
-            self._pages["/perf_metrics"] = self._request_timings
+            self._pages["/perf_metrics"] = self._take_request_timings
         self._commands = {
             "/start_profile": self._start_profile,
             "/stop_profile": self._stop_profile,
@@ -104,31 +120,31 @@ class ServerPages:
         """Return the page at an existing path, or carry out its command."""
         return (self._pages.get(path) or self._commands[path])()
 
-    def _empty_page(self) -> HttpResponse:
+    def _respond_empty(self) -> HttpResponse:
         return HttpResponse(200, b"", "")
 
-    def _version(self) -> HttpResponse:
+    def _report_version(self) -> HttpResponse:
         return _json_response({"version": self._options.version})
 
-    def _send_log(self) -> HttpResponse:
+    def _take_send_log(self) -> HttpResponse:
         return HttpResponse(200, self._log.drain(), BINARY)
 
-    def _request_timings(self) -> HttpResponse:
+    def _take_request_timings(self) -> HttpResponse:
         return _json_response(self._metrics.take_records())
 
     def _start_profile(self) -> HttpResponse:
         self._counters.is_profiling = True
         self._counters.profiles += 1
-        return self._empty_page()
+        return self._respond_empty()
 
     def _stop_profile(self) -> HttpResponse:
         self._counters.is_profiling = False
-        return self._empty_page()
+        return self._respond_empty()
 
     def _reset_cache(self) -> HttpResponse:
-        """Empty the prefix cache, if there is one, as TensorRT-LLM and vLLM do.
+        """Empty the prefix cache as TensorRT-LLM and vLLM do, if there is one.
 
-        The blocks of requests in flight stay. A server with several processes refuses it, because
+        The blocks of requests in flight stay. A server with several processes answers 400, because
         the command would reach only one of them.
         """
         if self._options.cores > 1:
@@ -147,8 +163,8 @@ class ServerPages:
             return HttpResponse(400, _CACHE_IN_USE_TEXT)
         return self._reset_cache()
 
-    def _energy(self) -> HttpResponse:
-        """Return the energy used since the start, at a constant power."""
+    def _report_energy(self) -> HttpResponse:
+        """Return the energy used since the start, computed from the constant power `--watts`."""
         if not self._options.watts:
             return _json_response({"error": "Energy monitoring is not available"}, status=503)
         uptime_s = (time.monotonic_ns() - self._start_ns) / 1e9
@@ -157,28 +173,28 @@ class ServerPages:
             {"total_energy_j": round(joules, 4), "query_time": time.perf_counter()}
         )
 
-    def _iteration_stats(self) -> HttpResponse:
-        """Return the rows of /metrics since it was last read.
+    def _take_iteration_stats(self) -> HttpResponse:
+        """Return the iteration statistics since the page was last read, and forget them.
 
-        Without a physical model there are no iterations. Then the page has one row, if any event
-        was sent since it was last read.
+        Without a physical engine there are no iterations. Then the page has one row, or none if no
+        event was sent since it was last read.
         """
         fleet = self._setup.fleet
         counters = self._counters
         rows = []
         if fleet is not None:
-            rows = [iteration_stats(iteration, fleet) for iteration in fleet.iterations]
+            rows = [build_iteration_stats(iteration, fleet) for iteration in fleet.iterations]
             fleet.iterations.clear()
-        elif counters.events > self._events_at_last_read:
+        elif counters.events > self._events_when_metrics_were_read:
             engine = self._setup.engine
-            row = iteration_stats_without_model(
+            row = build_stats_without_engine(
                 counters.events, engine.active_count, engine.queued_count, counters.completed
             )
             rows = [row]
-        self._events_at_last_read = counters.events
+        self._events_when_metrics_were_read = counters.events
         return _json_response(rows)
 
-    def _model_list(self) -> HttpResponse:
+    def _list_models(self) -> HttpResponse:
         """Return the list of served models, which has one entry.
 
         The owner is the one that trtllm-serve reports, so that a client recognizes the kind of
@@ -194,17 +210,17 @@ class ServerPages:
         }
         return _json_response({"object": "list", "data": [model]})
 
-    def _prometheus_text(self) -> HttpResponse:
+    def _report_prometheus_metrics(self) -> HttpResponse:
         setup = self._setup
         text = self._metrics.prometheus_text(
             setup.engine, setup.rules.model, setup.weight_precision, setup.kv_cache_precision
         )
         return HttpResponse(200, text.encode(), PROMETHEUS_TEXT)
 
-    def _stats(self) -> HttpResponse:
-        """Return counters since the start; `cpu_s` is the CPU time of the whole process.
+    def _report_stats(self) -> HttpResponse:
+        """Return counters since the start, for tests and benchmarks of a client.
 
-        It exists only in this server. Tests and benchmarks of a client read it.
+        No real server has this page. `cpu_s` is the CPU time of the whole process.
         """
         counters = self._counters
         engine = self._setup.engine

@@ -20,7 +20,7 @@ from loadgen.sim.server.fault_injection import (
     InjectedFailure,
     parse_failure,
     parse_failure_plan,
-    with_drawn_token,
+    choose_failure_token,
 )
 from loadgen.sim.server.http_messages import (
     Headers,
@@ -32,7 +32,7 @@ from loadgen.sim.server.messages_api import MessageFormatter, parse_messages_req
 from loadgen.sim.server.metrics_pages import ServerMetrics
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.pages import PLAIN_TEXT, ServerCounters, ServerPages
-from loadgen.sim.server.request_parser import parse_request
+from loadgen.sim.server.request_parser import parse_completions_request
 from loadgen.sim.server.response import ResponseSettings, SimResponse
 from loadgen.sim.server.response_sender import ResponseSender
 from loadgen.sim.server.responses_api import (
@@ -66,18 +66,23 @@ class RequestHandler:
     """
 
     def __init__(self, options: Options) -> None:
+        """Create the engine, the pages and the sender of responses that the options describe.
+
+        Raises UserError or CombinedError if the options are not valid.
+        """
         setup = create_engine(options)
         self.counters = ServerCounters()
         self.log = SendLog(options.log_events)
-        self._options = options
-        self._rules = setup.rules
-        self._tokens_per_event = setup.tokens_per_event
         self._metrics = ServerMetrics()
         self._pages = ServerPages(options, setup, self.counters, self._metrics, self.log)
+        self.sender = ResponseSender(setup, self.counters, self._metrics, self.log)
+
+        self._options = options
+        self._rules = setup.rules  # which requests are accepted
+        self._tokens_per_event = setup.tokens_per_event
         self._failure_plan = parse_failure_plan(options.faults, options.seed)
         self._authorization = _read_authorization(options.api_key_file)
         self._stored_responses = StoredResponses()
-        self.sender = ResponseSender(setup, self.counters, self._metrics, self.log)
 
     def handle(self, connection: Connection, http_request: HttpRequest) -> None:
         """Answer a request, or start its response.
@@ -96,10 +101,12 @@ class RequestHandler:
             self._reply(connection, http_request, HttpResponse(500, body))
 
     def _route(self, connection: Connection, http_request: HttpRequest) -> None:
-        """Answer a request by its path. Raises RefusalError.
+        """Answer a request according to its path. Raises RefusalError.
 
-        The paths of inference APIs start a response that is sent as its tokens become due. All
-        other paths are pages, which are sent at once.
+        There are three cases, in this order: an error on the level of HTTP, a request to an
+        inference API, whose response is sent as its tokens become due, and a page such as metrics,
+        which is sent at once. The API key is checked for inference APIs and for all pages under
+        `/v1/`.
         """
         if http_request.error_status:
             status = http_request.error_status
@@ -108,7 +115,8 @@ class RequestHandler:
             return
         path = http_request.path.rstrip("/") or "/"
         api = _API_PATHS.get(path)
-        self._check_method(http_request.method, "POST" if api else self._pages.allowed_method(path))
+        allowed_method = "POST" if api is not None else self._pages.allowed_method(path)
+        self._check_method(http_request.method, allowed_method)
         needs_key = api is not None or path.startswith("/v1/")
         if needs_key and self._authorization:
             self._check_authorization(http_request)
@@ -136,7 +144,7 @@ class RequestHandler:
     def _reply(
         self, connection: Connection, http_request: HttpRequest, response: HttpResponse
     ) -> None:
-        """Send a whole response at once.
+        """Send a complete response at once.
 
         A request with the method HEAD gets the head only, as HTTP requires.
         """
@@ -152,26 +160,26 @@ class RequestHandler:
         connection.finish_response(http_request.keep_alive)
 
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
-        """Start the response to a request to an inference API, or carry out its injected failure.
+        """Parse a request to an inference API and start its response. Raises RefusalError.
 
-        Failures that replace the response are carried out here. `response.SimResponse` carries out
-        those that change its bytes. Raises RefusalError.
+        Injected failures that replace the whole response (`idle_reset` and `http_...`), delay it
+        (`slow_first_byte`) or shorten it (`clamp`) are carried out here. `response.SimResponse`
+        carries out those that change its bytes.
         """
-        request = self._parse(http_request.body, api)
-        failure = self._choose_failure(http_request, request)
-        if failure is not None and failure.name == "idle_reset":
-            # A server that closes idle connections resets only one that was used before.
-            if connection.responses_sent:
-                self._log_request(http_request, 0, request, failure.name)
-                connection.reset()
-                return
-            failure = None
-        if failure is not None and failure.name.startswith("http_"):
+        request = self._parse_request(http_request.body, api)
+        failure = self._choose_failure(connection, http_request, request)
+        failure_name = failure.name if failure is not None else ""
+        if failure_name == "idle_reset":
+            self._log_request(http_request, 0, request, failure_name)
+            connection.reset()
+            return
+        if failure is not None and failure_name.startswith("http_"):
             self._reply_with_injected_status(connection, http_request, request, failure)
             return
-        if failure is not None and failure.name == "clamp":
-            clamped_tokens = max(1, failure.at or 0)  # a completion has at least one token
+        if failure is not None and failure_name == "clamp":
+            clamped_tokens = max(1, failure.argument or 0)  # a completion has at least one token
             request.output_tokens = min(request.output_tokens, clamped_tokens)
+
         request_number = self.counters.requests
         settings = ResponseSettings(
             formatter=self._create_formatter(request, request_number),
@@ -182,13 +190,14 @@ class RequestHandler:
         )
         response = SimResponse(connection, http_request, request, settings)
         connection.response = response
-        self._log_request(http_request, 200, request, failure.name if failure else "")
-        if failure is not None and failure.name == "slow_first_byte":
-            self.sender.start_later(response, http_request.arrival_ns + (failure.at or 0))
+        self._log_request(http_request, 200, request, failure_name)
+        if failure is not None and failure_name == "slow_first_byte":
+            delay_ns = failure.argument or 0
+            self.sender.start_later(response, http_request.arrival_ns + delay_ns)
         else:
             self.sender.start(response, http_request.arrival_ns)
 
-    def _parse(self, body: bytes, api: Api) -> ParsedRequest:
+    def _parse_request(self, body: bytes, api: Api) -> ParsedRequest:
         """Parse the body of a request to an inference API. Raises RefusalError.
 
         Chat and completions share a parser; each of the other APIs has its own.
@@ -201,12 +210,12 @@ class RequestHandler:
             return parse_rerank_request(body, self._rules)
         if api == "messages":
             return parse_messages_request(body, self._rules)
-        return parse_request(body, api, self._rules)
+        return parse_completions_request(body, api, self._rules)
 
     def _create_formatter(self, request: ParsedRequest, request_number: int) -> ResponseFormatter:
-        """Return the formatter of a response. A response of the Responses API is also stored.
+        """Return the formatter of the response to a request, according to its API.
 
-        A later request may then continue it.
+        A response of the Responses API is also stored, because a later request may continue it.
         """
         context = ResponseContext(self._rules.flavor, request_number, int(time.time()))
         if request.sequence_lengths:
@@ -221,21 +230,32 @@ class RequestHandler:
         return formatter
 
     def _choose_failure(
-        self, http_request: HttpRequest, request: ParsedRequest
+        self, connection: Connection, http_request: HttpRequest, request: ParsedRequest
     ) -> InjectedFailure | None:
-        """Return the failure that the request asks for, or the one that is drawn for it.
+        """Return the failure to inject into the response, or None.
 
-        Raises RefusalError if the header of the request is not valid.
+        It is the one that the header `X-Sim-Fault` asks for, or else the one that is drawn for the
+        request. The failure `idle_reset` imitates a server that closes idle connections, so it has
+        no effect on the first request of a connection.
+
+        Raises RefusalError if the header is not valid.
         """
         request_number = self.counters.requests
         header = http_request.headers.get(b"x-sim-fault")
         if header is None:
-            return self._failure_plan.draw(request_number, request.output_tokens)
-        try:
-            failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
-        except LoadgenError as error:
-            raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
-        return with_drawn_token(failure, request.output_tokens, self._options.seed, request_number)
+            failure = self._failure_plan.draw_failure(request_number, request.output_tokens)
+        else:
+            try:
+                requested_failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
+            except LoadgenError as error:
+                raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
+            failure = choose_failure_token(
+                requested_failure, request.output_tokens, self._options.seed, request_number
+            )
+        is_idle_reset = failure is not None and failure.name == "idle_reset"
+        if is_idle_reset and not connection.responses_sent:
+            return None
+        return failure
 
     def _reply_with_injected_status(
         self,
@@ -244,16 +264,15 @@ class RequestHandler:
         request: ParsedRequest,
         failure: InjectedFailure,
     ) -> None:
-        """Send the error response that an injected failure such as `http_429` asks for.
+        """Send the error response of an injected failure such as `http_429` or `http_503`.
 
-        A response 429 says after how many seconds the client may try again; HTTP allows whole
-        seconds only.
+        A response 429 has the header `Retry-After`, in whole seconds, as HTTP requires.
         """
         status = int(failure.name.removeprefix("http_"))
         self._log_request(http_request, status, request, failure.name)
         headers: Headers = ()
         if status == 429:
-            retry_after_s = max(1, round((failure.at or 0) / NS_PER_S))
+            retry_after_s = max(1, round((failure.argument or 0) / NS_PER_S))
             headers = (("retry-after", f"{retry_after_s}"),)
         body = format_error(self._rules.flavor, f"simulated {status}", status)
         self._reply(connection, http_request, HttpResponse(status, body, headers=headers))
@@ -267,15 +286,19 @@ class RequestHandler:
     ) -> None:
         """Count a request, and add it to the log if requests are logged.
 
-        `request` is None if it was refused before it was parsed. A status of 0 is for a connection
-        that is reset without a response.
+        Args:
+            http_request: The request on the level of HTTP.
+            status: The status of the response, or 0 if the connection is reset without one.
+            request: The parsed request, or None if it was refused before.
+            failure_name: The injected failure, or "".
         """
         request_number = self.counters.requests
         self.counters.requests += 1
         if status >= 400:
             self._metrics.add_error(status)
         logs_bodies = self._options.log_bodies
-        if not (self.log.logs_events or logs_bodies):
+        logs_requests = self.log.logs_events or logs_bodies
+        if not logs_requests:
             return
         self.log.requests.append(
             LoggedRequest(
@@ -293,9 +316,9 @@ class RequestHandler:
 
 
 def _read_authorization(path: str) -> bytes:
-    """Return the Authorization header that a file with an API key requires, b"" without a file.
+    """Return the Authorization header that requests must have, or b"" if no key is required.
 
-    Raises UserError if the file cannot be read.
+    `path` is that of a file with the API key, or "". Raises UserError if it cannot be read.
     """
     if not path:
         return b""

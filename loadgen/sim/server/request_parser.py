@@ -1,4 +1,4 @@
-"""Parses and checks request bodies of the chat and completions APIs of the simulated server.
+"""Parse and check request bodies of the chat and completions APIs of the simulated server.
 
 The fields that an API flavor accepts are listed one by one, because it answers 400 to any other
 field. The tokenizer counts one token per piece that begins at a space, plus some for the template.
@@ -20,9 +20,9 @@ TEMPLATE_TOKENS = 8  # tokens that the simulated chat template adds to every pro
 NATURAL_TOKENS = 256  # typical output length if the request sets no limit
 MAX_OUTPUT_TOKENS = 1_000_000  # a longer output is refused, whatever the context length
 SPACE = ord(" ")
-# An output that ends by itself has 0.6 to 1.6 times the requested tokens, so about 40 % of them end
-# before the limit.
-MIN_NATURAL_SHARE = 0.6
+# An output that ends by itself has 0.6 to 1.6 times the requested tokens (evenly distributed), so
+# about 40 % of them end before the limit.
+MIN_NATURAL_FRACTION = 0.6
 # XORed to the index of a word, which chooses a different one of the 256 words. Any number from 1 to
 # 255 would do.
 CHANGED_WORD_MASK = 0x55
@@ -185,13 +185,19 @@ _IGNORED_BY_OPENAI_COMPLETIONS: IgnoredFields = {
 }
 
 
-def body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyDecoder:
-    """Return a decoder that accepts the given fields and the ignored ones, and no other.
+def create_body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyDecoder:
+    """Return a decoder of JSON bodies that accepts known fields only.
 
-    It is the decoder of a type that is created here: a subclass of `fields` with one optional field
-    more for each ignored name. So the types of ignored fields are checked, too.
+    Some servers answer 400 to unknown fields. The decoder therefore decodes a type that is created
+    here: a subclass of `fields` with one optional field for each ignored field. So the types of
+    ignored fields are checked, too, although they have no effect.
 
-    The decoder raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
+    Args:
+        fields: The type with the fields that have an effect.
+        ignored: Names of further fields that are accepted, by their type.
+
+    Returns:
+        A function that raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
     """
     default_value = None
     ignored_fields = [
@@ -207,24 +213,28 @@ def body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyD
 
 
 _DECODERS: dict[tuple[ApiFlavor, CompletionsApi], BodyDecoder] = {
-    ("trtllm", "chat"): body_decoder(
+    ("trtllm", "chat"): create_body_decoder(
         _TrtllmChatBody, _IGNORED_BY_ALL, _IGNORED_BY_TRTLLM, _IGNORED_BY_TRTLLM_CHAT
     ),
-    ("trtllm", "completions"): body_decoder(
+    ("trtllm", "completions"): create_body_decoder(
         _TrtllmCompletionBody, _IGNORED_BY_ALL, _IGNORED_BY_TRTLLM, _IGNORED_BY_TRTLLM_COMPLETIONS
     ),
-    ("openai", "chat"): body_decoder(_OpenAIChatBody, _IGNORED_BY_ALL, _IGNORED_BY_OPENAI_CHAT),
-    ("openai", "completions"): body_decoder(
+    ("openai", "chat"): create_body_decoder(
+        _OpenAIChatBody, _IGNORED_BY_ALL, _IGNORED_BY_OPENAI_CHAT
+    ),
+    ("openai", "completions"): create_body_decoder(
         _OpenAICompletionBody, _IGNORED_BY_ALL, _IGNORED_BY_OPENAI_COMPLETIONS
     ),
 }
 
 
-def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> ParsedRequest:
+def parse_completions_request(
+    body: bytes, api: CompletionsApi, rules: RequestRules
+) -> ParsedRequest:
     """Parse and check a request to the chat or completions API.
 
-    The text of the completion is not generated here: the digest of the prompt and the seed
-    determines it.
+    The length of the completion is chosen here. Its text is not generated yet: the digest of the
+    prompt and the seed determines it.
 
     Raises RefusalError, in the form of the flavor, for everything that this server does not accept.
     """
@@ -236,13 +246,14 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
     if stream_options is not None and not request.stream:
         text = "stream_options can only be set if stream is true"
         raise malformed_body(rules.flavor, text)
-    max_tokens = _read_max_tokens(request, api, rules)
+    max_tokens = _read_output_limit(request, api, rules)
     if rules.flavor == "openai":
         _check_openai_fields(request)
         check_model(request.model, rules)
+
     if api == "chat":
         input_tokens, content = _read_chat_prompt(request, rules.flavor)
-        called_tool = _called_tool(request)
+        called_tool = _find_forced_tool(request)
     else:
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
         called_tool = ""
@@ -250,6 +261,7 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
     output_tokens, finish_reason = choose_output_length(
         request, max_tokens, input_tokens, digest, rules
     )
+
     include_usage = bool(stream_options is not None and stream_options.include_usage)
     return ParsedRequest(
         api=api,
@@ -258,7 +270,7 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         finish_reason="tool_calls" if called_tool else finish_reason,
-        digest=_change_words(digest, rules.worse) if rules.worse else digest,
+        digest=_change_some_words(digest, fraction=rules.worse) if rules.worse else digest,
         include_usage=include_usage,
         continuous_usage=bool(include_usage and stream_options.continuous_usage_stats),
         detokenize=getattr(request, "detokenize", True),
@@ -269,13 +281,14 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
     )
 
 
-def _read_max_tokens(request: Any, api: CompletionsApi, rules: RequestRules) -> int | None:
-    """Return the limit of output tokens, or None if the request sets none, and check it and `n`.
+def _read_output_limit(request: Any, api: CompletionsApi, rules: RequestRules) -> int | None:
+    """Return the limit of output tokens that a request sets, or None.
 
     The chat API has two names for the limit: `max_tokens` and its successor
-    `max_completion_tokens`. `n` is the number of completions, of which this server writes one.
+    `max_completion_tokens`.
 
-    Raises RefusalError.
+    Raises RefusalError for an invalid limit, and for more than one completion (`n`), which this
+    server does not simulate.
     """
     max_tokens: int | None = request.max_tokens
     if api == "chat" and request.max_completion_tokens is not None:
@@ -292,10 +305,10 @@ def _read_max_tokens(request: Any, api: CompletionsApi, rules: RequestRules) -> 
 
 
 def _check_openai_fields(request: Any) -> None:
-    """Raise RefusalError for fields that the servers with OpenAI's API do not support.
+    """Raise RefusalError for fields that the API flavor `openai` does not support.
 
-    `continuous_usage_stats` is an extension of trtllm-serve and vLLM. `return_meta_info` is one of
-    SGLang, which does not support it in streams.
+    `continuous_usage_stats` is an extension of trtllm-serve and vLLM, which OpenAI's API lacks.
+    `return_meta_info` is one of SGLang, which does not support it in streams.
     """
     stream_options = request.stream_options
     if stream_options is not None and stream_options.continuous_usage_stats is not None:
@@ -309,11 +322,11 @@ def _check_openai_fields(request: Any) -> None:
 def _read_completion_prompt(
     prompt: str | list[int | str | list[int]], flavor: ApiFlavor
 ) -> tuple[int, bytes]:
-    """Return the token count of a completions prompt, and its content as bytes.
+    """Return the number of tokens of a completions prompt, and its content as bytes.
 
-    A prompt is a text or a list of token ids, or a list with one of these. The bytes only have to
-    be equal for equal prompts; lone surrogates in a text are encoded, because JSON may contain
-    them. Raises RefusalError.
+    A prompt is a text or a list of token ids, or a list with one of these. The content is hashed,
+    so it only has to be equal for equal prompts. Lone surrogates in a text are encoded, too
+    (`surrogatepass`), because JSON may contain them. Raises RefusalError.
     """
     single_prompt: Any = prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -333,26 +346,27 @@ def _read_completion_prompt(
 
 
 def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
-    """Return the token count of a chat, and its content as bytes.
+    """Return the number of tokens of a chat prompt, and its content as bytes.
 
-    The content are all texts that the model reads, one after the other. trtllm-serve accepts the
-    token ids of the whole prompt as a field; then these are counted. Raises RefusalError.
+    The content consists of all texts that the model reads, one after the other, and is hashed. If
+    the request has the token ids of the whole prompt, an extension of trtllm-serve, these are
+    counted instead of the texts. Raises RefusalError.
     """
     if not request.messages:
         raise malformed_body(flavor, "messages must not be empty")
     descriptions = [tool.function.description for tool in request.tools or ()]
     pieces = [description for description in descriptions if description]
-    tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
+    text_tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
     for message in request.messages:
         texts = message.texts()
-        tokens += sum(map(count_tokens, texts))
+        text_tokens += sum(map(count_tokens, texts))
         pieces += [*texts, message.role]
-    token_ids = getattr(request, "prompt_token_ids", None)
     content = "".join(pieces).encode("utf-8", "surrogatepass")
-    return len(token_ids) if token_ids else tokens, content
+    token_ids = getattr(request, "prompt_token_ids", None)
+    return len(token_ids) if token_ids else text_tokens, content
 
 
-def _called_tool(request: Any) -> str:
+def _find_forced_tool(request: Any) -> str:
     """Return the tool that the request forces the completion to call, or "" if it is text.
 
     A request forces a call by naming a tool, or with "required", which calls the first tool.
@@ -365,17 +379,19 @@ def _called_tool(request: Any) -> str:
     return ""
 
 
-def _change_words(digest: bytes, share: float) -> bytes:
-    """Return the digest of the same text with this share of its words changed.
+def _change_some_words(digest: bytes, fraction: float) -> bytes:
+    """Return the digest of a text in which about this fraction of the words is changed.
 
     The option `--worse` imitates a server whose outputs differ from those of another one, for
     example because its model is quantized, so that a comparison of outputs has something to find.
+
     Each of the 64 bytes of a digest chooses the words at every 64th position of the text (see
-    `wire_format.token_ids`), so a changed byte changes these words. Which bytes change is drawn
-    from a hash of the digest: equal prompts get equal texts here, too.
+    `wire_format.token_ids`), so changing a byte changes these words. Each byte is changed with the
+    probability `fraction`. The random numbers are a hash of the digest, so that equal prompts get
+    equal texts here, too.
     """
     random_bytes = hashlib.blake2b(digest, digest_size=len(digest)).digest()
-    threshold = share * BYTE_VALUES
+    threshold = fraction * BYTE_VALUES
     changed_digest = bytearray(digest)
     for position, random_byte in enumerate(random_bytes):
         if random_byte < threshold:
@@ -413,11 +429,15 @@ def count_tokens(text: str) -> int:
 
 
 def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int, ...]:
-    """Return one hash per full block of a prompt, which covers the prompt up to the block's end.
+    """Return one hash per full block of a prompt, for the prefix cache.
 
-    So two prompts have the hashes in common that belong to their common beginning, as in the prefix
-    cache of an inference server. Tokens begin at spaces, which are found without splitting the
-    prompt. Without a prefix cache (`tokens_per_block` 0) there are no blocks.
+    A hash covers the prompt up to the end of its block, so two prompts have the hashes of their
+    common beginning in common. Without a prefix cache (`tokens_per_block` 0) there are no blocks.
+
+    Args:
+        content: The prompt as bytes. Tokens begin at spaces.
+        tokens: The number of tokens of the prompt.
+        tokens_per_block: The block size of the prefix cache.
     """
     if not tokens_per_block:
         return ()
@@ -458,17 +478,22 @@ def choose_output_length(
         RefusalError: The prompt is too long, or the completion would be.
     """
     _check_context_length(max_tokens, input_tokens, rules)
-    free_tokens = rules.max_seq_len - input_tokens
-    # trtllm-serve reduces a limit that does not fit, without an error.
-    output_limit = free_tokens if max_tokens is None else min(max_tokens, free_tokens)
+    context_tokens_left = rules.max_seq_len - input_tokens
+    if max_tokens is None:
+        output_limit = context_tokens_left
+    else:
+        # trtllm-serve reduces a limit that does not fit, without an error.
+        output_limit = min(max_tokens, context_tokens_left)
     if getattr(request, "ignore_eos", False):
         if output_limit > MAX_OUTPUT_TOKENS:
             text = f"an answer of {output_limit} tokens is not simulated"
             raise refusal(rules.flavor, text, "max_tokens")
         return output_limit, "length"
+
+    # The length at which the simulated model ends the text by itself.
     uniform = int.from_bytes(digest[:4], "little") / 2**32  # from 0 to 1
-    share_of_requested = MIN_NATURAL_SHARE + uniform
-    natural_tokens = round(share_of_requested * (max_tokens or NATURAL_TOKENS))
+    fraction_of_requested = MIN_NATURAL_FRACTION + uniform
+    natural_tokens = round(fraction_of_requested * (max_tokens or NATURAL_TOKENS))
     natural_tokens = max(1, natural_tokens, getattr(request, "min_tokens", 0))
     if natural_tokens < output_limit:
         return natural_tokens, "stop"

@@ -7,17 +7,23 @@ an injected failure makes to the bytes is decided here.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from loadgen.sim.server.error_responses import format_error, format_error_event
 from loadgen.sim.server.fault_injection import InjectedFailure
-from loadgen.sim.server.http_messages import JSON, BodyFraming, HttpRequest, format_response_head
+from loadgen.sim.server.http_messages import (
+    JSON,
+    BodyFraming,
+    Headers,
+    HttpRequest,
+    format_response_head,
+)
 from loadgen.sim.server.server_timing import (
     RequestTiming,
-    trtllm_timing_event,
-    trtllm_timing_headers,
+    format_trtllm_timing_event,
+    build_trtllm_timing_headers,
 )
 from loadgen.sim.server.wire_format import (
     DONE_EVENT,
@@ -27,6 +33,10 @@ from loadgen.sim.server.wire_format import (
     ResponseFormatter,
     format_chunk,
 )
+
+if TYPE_CHECKING:
+    from loadgen.sim.engine.implementation import SimRequest
+    from loadgen.sim.server.connection import Connection
 
 WRONG_COUNT_EXCESS = 7  # tokens that the usage reports too many with the failure `wrong_count`
 OVERSIZED_BYTES = 1 << 20  # text that the failure `oversized` adds to an event or body
@@ -67,21 +77,29 @@ _CONTINUATION_AFTER_CUT = {
 
 
 class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a response is written."""
+    """How a response is written.
+
+    Attributes:
+        formatter: Formats the response in the wire format of its API.
+        request_number: The number of the request, counted by arrival.
+        tokens_per_event: Tokens of each event after the first.
+        can_report_timing: Whether the version of the server reports timings in responses.
+        failure: The injected failure, if any.
+    """
 
     formatter: ResponseFormatter
-    request_number: int  # counted by arrival
+    request_number: int
     tokens_per_event: int = 1
     can_report_timing: bool = True
     failure: InjectedFailure | None = None
 
 
 class PrefillSequence:
-    """One of several sequences that a response waits for. It is their key in the engine."""
+    """One of several sequences that a non-generative response waits for.
 
-    # The server handles it like a SimResponse that sends nothing for its tokens.
-    is_plain = False
-    tokens_sent = 0
+    It is the key of the sequence in the engine, where a SimResponse is the key of all other
+    requests.
+    """
 
     def __init__(self, response: SimResponse) -> None:
         self.response = response
@@ -95,62 +113,78 @@ class SimResponse:
     `stop` (exclusive).
 
     Attributes:
-        connection: Stored for the server.
-        engine_request: Stored for the server; it has the time of admission and the cached tokens.
-            None if the engine is no physical model.
-        is_plain: Tells the server that most token events are exactly `head + word + tail`, which it
-            can send without a call of `next_output`.
-        failure_name: A name of `fault_injection.FAILURE_EFFECTS`, or "" without a failure.
+        connection: The connection of the client.
+        http_request: The request on the level of HTTP.
+        request: The parsed request.
+        request_number: The number of the request, counted by arrival.
+        digest: Determines the words of the completion. See `wire_format.token_ids`.
+        tokens_sent: How many tokens have been sent.
+        events_sent: How many token events have been sent.
         first_token_ns: When the first token was sent; 0 if none was.
+        keep_alive: Whether the connection stays open after the response.
+        failure_name: A name of `fault_injection.FAILURE_EFFECTS`, or "" without a failure.
         sequences: If the response waits for several sequences, those that are not finished.
+        engine_request: The request in the engine, with the time of admission and the cached tokens.
+            None if the engine is no physical model.
+        has_plain_events: Whether all token events but the first and the last are exactly
+            `chunk_prefix + word + chunk_suffix`. The server sends such events without a call of
+            `build_next_output`, because this runs once per token.
+        chunk_prefix: What precedes the word in the HTTP chunk of a plain event.
+        chunk_suffix: What follows it.
     """
 
     def __init__(
         self,
-        connection: Any,
+        connection: Connection,
         http_request: HttpRequest,
         request: ParsedRequest,
         settings: ResponseSettings,
     ) -> None:
+        """Create a response of which nothing has been sent. The class describes its attributes."""
         formatter = settings.formatter
         failure = settings.failure
         self.connection = connection
         self.http_request = http_request
         self.request = request
         self.request_number = settings.request_number
-        self.head = formatter.head
-        self.tail = formatter.tail
         self.digest = request.digest
-        self.failure_name = failure.name if failure else ""
+
+        # Progress
         self.tokens_sent = 0
         self.events_sent = 0
         self.first_token_ns = 0
         self.sequences: list[PrefillSequence] = []
-        self.engine_request: Any = None
-        self.keep_alive = http_request.keep_alive and self.failure_name not in (
-            "close_delimited",
-            "connection_close",
-        )
-        self.is_plain = (
-            bool(formatter.head)
+        self.engine_request: SimRequest | None = None
+
+        # The injected failure. For a failure at a token, the argument is the number of the token.
+        self.failure_name = failure.name if failure else ""
+        self._failure_argument = failure.argument if failure else None
+        is_last_on_connection = self.failure_name in ("close_delimited", "connection_close")
+        self.keep_alive = http_request.keep_alive and not is_last_on_connection
+
+        # The format
+        self._formatter = formatter
+        self._tokens_per_event = settings.tokens_per_event
+        self.chunk_prefix = formatter.chunk_prefix
+        self.chunk_suffix = formatter.chunk_suffix
+        can_have_plain_events = bool(formatter.chunk_prefix) and failure is None
+        self.has_plain_events = (
+            can_have_plain_events
             and request.stream
             and request.detokenize
             and not request.continuous_usage
-            and failure is None
         )
-        self._failure_at = failure.at if failure else None
-        self._formatter = formatter
-        self._tokens_per_event = settings.tokens_per_event
         wants_timing = http_request.headers.get(b"x-trtllm-return-metrics") == b"1"
         self._reports_timing = settings.can_report_timing and wants_timing
 
-    def opening_output(self) -> Output:
+    def build_opening_output(self) -> Output:
         """Return what is sent as soon as the request is accepted, before any token.
 
-        trtllm-serve sends the head of a stream then, and nothing of any other response. The
-        failures `empty` and `reset_before` send a head in both cases, and end the response.
+        That is the head of a stream, and nothing of any other response, as in trtllm-serve. The
+        injected failures `empty` and `reset_before` always send a head, and end the response.
         """
-        if self.failure_name not in ("empty", "reset_before") and not self.request.stream:
+        ends_without_body = self.failure_name in ("empty", "reset_before")
+        if not self.request.stream and not ends_without_body:
             return Output(b"", Continuation.MORE_BYTES)
         is_close_delimited = self.failure_name == "close_delimited"
         framing: BodyFraming = "until_close" if is_close_delimited else "chunked"
@@ -161,10 +195,11 @@ class SimResponse:
             return Output(head, Continuation.RESET)
         return Output(head, Continuation.MORE_BYTES)
 
-    def next_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
-        """Return the bytes of the next `tokens` tokens and, after the last, everything else.
+    def build_next_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
+        """Return the bytes to send after the engine has generated some tokens.
 
-        A response that is not streamed sends nothing before its last token.
+        A stream sends these tokens, and after the last one its end. A response that is not streamed
+        sends nothing before its last token, and then everything.
 
         Args:
             tokens: How many tokens the engine has just generated.
@@ -174,18 +209,27 @@ class SimResponse:
         if not self.request.stream:
             self.first_token_ns = self.first_token_ns or now_ns
             if is_last:
-                return self._whole_output(now_ns)
+                return self._build_whole_output(now_ns)
             return Output(b"", Continuation.MORE_BYTES)
+
         start = self.tokens_sent
         self.tokens_sent += tokens
-        # The first and the last event are not plain: they carry the role and the finish reason.
-        if self.is_plain and start and not is_last and self._tokens_per_event == 1:
+        # The first event has the role and the last one the finish reason, so they are not plain.
+        is_in_middle = start > 0 and not is_last
+        if is_in_middle and self.has_plain_events and self._tokens_per_event == 1:
             self.events_sent += tokens
-            return Output(self._plain_events(start), Continuation.MORE_BYTES)
+            return Output(self._format_plain_events(start), Continuation.MORE_BYTES)
         self.first_token_ns = self.first_token_ns or now_ns
-        events, continuation = self._stream_events(start, is_last, now_ns)
+        events, continuation = self._build_stream_events(start, is_last, now_ns)
+        return self._frame_events(events, continuation)
+
+    def _frame_events(self, events: list[bytes], continuation: Continuation) -> Output:
+        """Return events of a stream as bytes on the connection: each one as an HTTP chunk.
+
+        With the failure `close_delimited` there are no chunks, and the body ends where the
+        connection is closed.
+        """
         if self.failure_name == "close_delimited":
-            # Without chunked framing, the body ends where the connection is closed.
             if continuation is not Continuation.MORE_BYTES:
                 continuation = Continuation.CLOSE
             return Output(b"".join(events), continuation)
@@ -194,11 +238,11 @@ class SimResponse:
             data += LAST_CHUNK
         return Output(data, continuation)
 
-    def timing(self, now_ns: int) -> RequestTiming:
+    def build_timing(self, now_ns: int) -> RequestTiming:
         """Return the server timing breakdown of a response that is complete at `now_ns`.
 
-        Only a physical engine knows when it admitted the request; otherwise no time in the queue is
-        reported.
+        Only a physical engine knows when it admitted the request. With another engine, the time in
+        the queue is reported as 0.
         """
         arrival_ns = self.http_request.arrival_ns
         queue_ns = 0
@@ -211,30 +255,34 @@ class SimResponse:
             done_ns=now_ns,
         )
 
-    def _plain_events(self, start: int) -> bytes:
-        """Return the HTTP chunks of the tokens from number `start` on, one event per token.
+    def _format_plain_events(self, start: int) -> bytes:
+        """Return the HTTP chunks of the tokens from number `start` on, one plain event per token.
 
-        The ids of the tokens are those of `wire_format.token_ids`. Its formula is repeated here,
-        because this runs once per token.
+        A plain event differs from the others only in its word, so it needs no JSON encoding. The id
+        of the word is that of `wire_format.token_ids`, whose formula is repeated here because this
+        runs once per token.
         """
+        prefix = self.chunk_prefix
+        suffix = self.chunk_suffix
         digest = self.digest
         return b"".join(
             [
-                self.head + TOKEN_WORDS[digest[index & 63] ^ (index >> 6 & 255)] + self.tail
+                prefix + TOKEN_WORDS[digest[index & 63] ^ (index >> 6 & 255)] + suffix
                 for index in range(start, self.tokens_sent)
             ]
         )
 
-    def _stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
+    def _build_stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
         """Return the events of the tokens that have just been generated, and what follows them.
 
-        An injected failure may end the stream at one of the tokens. Then the events after it are
-        missing.
+        The events before the first token and those after the last one, such as the usage and
+        `[DONE]`, are included. An injected failure may withhold text, or end the stream at one of
+        the tokens. In the latter case, the events after that token are missing.
 
         Args:
-            start: The number of the first of these tokens; 0 is the first of the response.
-            is_last: Whether the last token of the response is among them. Then the closing events,
-                such as the usage and `[DONE]`, are returned, too.
+            start: The number of the first of these tokens; 0 is the first of the response. The
+                number after the last of them is `tokens_sent`.
+            is_last: Whether the last token of the response is among them.
             now_ns: The current time.
         """
         events = [] if start else self._formatter.format_opening()
@@ -243,42 +291,42 @@ class SimResponse:
             has_last_token = is_last and event_stop == self.tokens_sent
             if self._is_text_withheld(event_start):
                 if has_last_token:
-                    events.append(self._event_without_text(event_stop))
+                    events.append(self._format_event_without_text(event_stop))
                 continue
-            events.append(self._token_event(event_start, event_stop, has_last_token))
+            events.append(self._format_token_event(event_start, event_stop, has_last_token))
             self.events_sent += 1
-            if self._is_failing_event(event_start, event_stop):
-                end_of_stream = self._end_of_failed_stream()
+            if self._contains_failing_token(event_start, event_stop):
+                end_of_stream = self._build_end_after_failure()
                 if end_of_stream is not None:
                     return _Events(events + end_of_stream.events, end_of_stream.continuation)
         if not is_last:
             return _Events(events, Continuation.MORE_BYTES)
-        return _Events(events + self._closing_events(now_ns), Continuation.NEXT_REQUEST)
+        return _Events(events + self._format_closing_events(now_ns), Continuation.NEXT_REQUEST)
 
     def _is_text_withheld(self, event_start: int) -> bool:
-        """Return whether an injected failure keeps the text of an event from being sent.
+        """Return whether an injected failure leaves out the text of the event at this token.
 
-        `one_event` sends the first event only, and `no_text` none.
+        `one_event` sends the text of the first event only, and `no_text` no text.
         """
         if self.failure_name == "one_event":
             return event_start > 0
         return self.failure_name == "no_text"
 
-    def _event_without_text(self, tokens_sent: int) -> bytes:
+    def _format_event_without_text(self, tokens_sent: int) -> bytes:
         """Return the last token event of a response, with its finish reason but without a token."""
         return self._formatter.format_event(start=tokens_sent, stop=tokens_sent, is_last=True)
 
-    def _is_failing_event(self, start: int, stop: int) -> bool:
-        """Return whether the failure happens at one of the tokens of this event."""
-        return self._failure_at is not None and start <= self._failure_at < stop
+    def _contains_failing_token(self, start: int, stop: int) -> bool:
+        """Return whether the injected failure happens at one of the tokens of this event."""
+        return self._failure_argument is not None and start <= self._failure_argument < stop
 
-    def _token_event(self, start: int, stop: int, is_last: bool) -> bytes:
+    def _format_token_event(self, start: int, stop: int, is_last: bool) -> bytes:
         """Return the event with tokens `start` to `stop`, changed by an injected failure if any.
 
         `oversized` adds text, `malformed` cuts off the end of the JSON, and `no_finish` leaves out
         the finish reason of the last event.
         """
-        failure_name = self.failure_name if self._is_failing_event(start, stop) else ""
+        failure_name = self.failure_name if self._contains_failing_token(start, stop) else ""
         filler = b"a" * OVERSIZED_BYTES if failure_name == "oversized" else b""
         has_finish = is_last and self.failure_name != "no_finish"
         event = self._formatter.format_event(start, stop, is_last=has_finish, filler=filler)
@@ -286,10 +334,11 @@ class SimResponse:
             return event[:-MALFORMED_CUT] + b"\n\n"
         return event
 
-    def _end_of_failed_stream(self) -> _Events | None:
-        """Return how the stream ends after the failing token, or None if it goes on.
+    def _build_end_after_failure(self) -> _Events | None:
+        """Return how the stream ends after the token at which the failure happens.
 
-        It goes on after a failure that changes only its own event, such as `malformed`.
+        Return None if the stream goes on, because the failure changes only its own event (such as
+        `malformed`).
         """
         if self.failure_name in _CONTINUATION_AFTER_CUT:
             return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
@@ -302,61 +351,63 @@ class SimResponse:
             return _Events(events, continuation)
         return None
 
-    def _closing_events(self, now_ns: int) -> list[bytes]:
+    def _format_closing_events(self, now_ns: int) -> list[bytes]:
         """Return the events after the last token.
 
         They are the finish reason and the usage, the end marker `[DONE]`, and the server timing
         breakdown if the client asked for it.
         """
-        timing = self.timing(now_ns)
-        with_finish = self.failure_name != "no_finish"
+        timing = self.build_timing(now_ns)
+        has_finish_reason = self.failure_name != "no_finish"
         events = self._formatter.format_closing(
-            self._usage_tokens(), timing, with_finish=with_finish
+            self._count_reported_tokens(), timing, has_finish_reason=has_finish_reason
         )
         if self.failure_name != "no_done" and self._formatter.end_marker:
             events.append(self._formatter.end_marker)
         if self._reports_timing:
-            events.append(trtllm_timing_event(timing))
+            events.append(format_trtllm_timing_event(timing))
         return events
 
-    def _usage_tokens(self) -> int:
-        """Return the output tokens that the usage reports.
+    def _count_reported_tokens(self) -> int:
+        """Return the number of output tokens that the usage reports.
 
-        With the failure `wrong_count` these are the number that the user specified, or else some
-        more than were sent.
+        It is wrong with the injected failure `wrong_count`. The user can specify the number, as in
+        `wrong_count@20`. Otherwise it is WRONG_COUNT_EXCESS more than were sent.
         """
         if self.failure_name != "wrong_count":
             return self.tokens_sent
-        if self._failure_at is None:
+        specified_count = self._failure_argument
+        if specified_count is None:
             return self.tokens_sent + WRONG_COUNT_EXCESS
-        return self._failure_at
+        return specified_count
 
-    def _whole_output(self, now_ns: int) -> Output:
-        """Return a complete response that is not streamed.
+    def _build_whole_output(self, now_ns: int) -> Output:
+        """Return a complete response that is not streamed: its head and its JSON body.
 
-        Failures that are defined for streams are applied in a similar way: a cut, for example, ends
-        the response in the middle of its body.
+        Injected failures that are defined for tokens of a stream are applied in a similar way. A
+        failure that cuts a stream at a token, for example, cuts the body in the middle.
         """
         if self.failure_name in ("error_event", "engine_error"):
-            return self._engine_error_output()
+            return self._build_engine_error_output()
         self.tokens_sent = self.request.output_tokens
         self.events_sent = 1
-        timing = self.timing(now_ns)
-        body = self._whole_body(timing)
+        timing = self.build_timing(now_ns)
+        body = self._format_whole_body(timing)
+        timing_headers: Headers = ()
+        if self._reports_timing:
+            timing_headers = tuple(build_trtllm_timing_headers(timing).items())
         is_close_delimited = self.failure_name == "close_delimited"
+        framing: BodyFraming = "until_close" if is_close_delimited else len(body)
         head = format_response_head(
-            200,
-            JSON,
-            "until_close" if is_close_delimited else len(body),
-            headers=tuple(trtllm_timing_headers(timing).items()) if self._reports_timing else (),
-            keep_alive=self.keep_alive,
+            200, JSON, framing, headers=timing_headers, keep_alive=self.keep_alive
         )
         if self.failure_name in _CONTINUATION_AFTER_CUT:
-            return Output(head + body[: len(body) // 2], _CONTINUATION_AFTER_CUT[self.failure_name])
+            first_half = body[: len(body) // 2]
+            return Output(head + first_half, _CONTINUATION_AFTER_CUT[self.failure_name])
         continuation = Continuation.CLOSE if is_close_delimited else Continuation.NEXT_REQUEST
         return Output(head + body, continuation)
 
-    def _engine_error_output(self) -> Output:
+    def _build_engine_error_output(self) -> Output:
         """Return the error response of an engine that fails before a response is complete."""
         self.tokens_sent = self.request.output_tokens
         self.events_sent = 1
@@ -364,13 +415,15 @@ class SimResponse:
         head = format_response_head(500, JSON, len(body), keep_alive=self.keep_alive)
         return Output(head + body, Continuation.NEXT_REQUEST)
 
-    def _whole_body(self, timing: RequestTiming) -> bytes:
+    def _format_whole_body(self, timing: RequestTiming) -> bytes:
         """Return the JSON body of a response that is not streamed, changed by a failure if any.
 
         `malformed` cuts off its end, and `oversized` makes its first text very long.
         """
-        with_finish = self.failure_name != "no_finish"
-        body = self._formatter.format_body(self._usage_tokens(), timing, with_finish=with_finish)
+        has_finish_reason = self.failure_name != "no_finish"
+        body = self._formatter.format_body(
+            self._count_reported_tokens(), timing, has_finish_reason=has_finish_reason
+        )
         if self.failure_name == "malformed":
             return body[:-MALFORMED_CUT]
         if self.failure_name == "oversized":

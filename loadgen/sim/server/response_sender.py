@@ -14,12 +14,12 @@ from loadgen.sim.server.response import Continuation, PrefillSequence, SimRespon
 from loadgen.sim.server.send_log import SendLog
 from loadgen.sim.server.wire_format import TOKEN_WORDS
 
-SILENT = object()
-"""Stands for a response that never ends. It keeps its connection busy until the client leaves."""
+SILENT_RESPONSE = object()
+"""Takes the place of a response that sends nothing more but keeps its connection busy."""
 
 
 class ResponseSender:
-    """The responses that wait for tokens of the engine."""
+    """Sends the responses that wait for tokens of the engine, and logs when each event was sent."""
 
     def __init__(
         self,
@@ -28,6 +28,14 @@ class ResponseSender:
         metrics: ServerMetrics,
         log: SendLog,
     ) -> None:
+        """Create a sender without responses.
+
+        Args:
+            setup: The engine that generates the tokens.
+            counters: Counters of the server, which the sender increases.
+            metrics: Metrics of the server, to which finished requests are added.
+            log: The log of events, if events are logged.
+        """
         self._engine = setup.engine
         self._fleet = setup.fleet
         self._counters = counters
@@ -43,15 +51,19 @@ class ResponseSender:
     def start(self, response: SimResponse, start_ns: int) -> None:
         """Send what comes before any token, and submit the request to the engine.
 
-        An injected failure may end the response here, before any token. A client may also have
-        closed its connection by now.
+        The request is not submitted if an injected failure has ended the response before any token,
+        or if the client has closed its connection by now.
+
+        Args:
+            response: The response.
+            start_ns: When the request arrives in the engine.
         """
         connection: Connection = response.connection
-        data, continuation = response.opening_output()
+        data, continuation = response.build_opening_output()
         if data:
             connection.write(data)
         if continuation is not Continuation.MORE_BYTES:
-            self._end(response, continuation)
+            self._end_response(response, continuation)
         elif not connection.closed:
             self._submit(response, start_ns)
 
@@ -73,8 +85,10 @@ class ResponseSender:
     def send_due(self, now_ns: int) -> None:
         """Send everything that is due by `now_ns`.
 
-        Most emissions are one plain token. They are sent here, without a call per token, because
-        the time for them bounds the load that this server can simulate.
+        Most emissions are one token in a plain event (`SimResponse.has_plain_events`). They are
+        formatted and sent in this loop, without further calls of Python functions, because the time
+        per token limits the load that this server can simulate. `_send_emission` handles all
+        others.
         """
         self._start_delayed(now_ns)
         counters = self._counters
@@ -84,16 +98,22 @@ class ResponseSender:
         for emission in self._engine.advance(now_ns):
             response = emission.key
             connection = response.connection
-            if connection.closed or connection.response is not response:
-                self._advance_sequence(emission)
+            is_current = connection.response is response
+            if connection.closed or not is_current:
+                self._handle_sequence_emission(emission)
                 continue
-            index = response.tokens_sent
-            if response.is_plain and index and emission.tokens == 1 and not emission.is_last:
-                # The word of the token that `wire_format.token_ids` returns for this index.
-                word = TOKEN_WORDS[response.digest[index & 63] ^ (index >> 6 & 255)]
-                data = response.head + word + response.tail
+            token_index = response.tokens_sent
+            if (
+                response.has_plain_events
+                and token_index  # the first event has the role
+                and emission.tokens == 1
+                and not emission.is_last
+            ):
+                # The formula of `wire_format.token_ids`.
+                token_id = response.digest[token_index & 63] ^ (token_index >> 6 & 255)
+                data = response.chunk_prefix + TOKEN_WORDS[token_id] + response.chunk_suffix
                 event_index = response.events_sent
-                response.tokens_sent = index + 1
+                response.tokens_sent = token_index + 1
                 response.events_sent = event_index + 1
                 counters.events += 1
                 if logs_all:
@@ -102,14 +122,16 @@ class ResponseSender:
                     )
                 connection.write(data)
             else:
-                self._send(response, emission)
+                self._send_emission(response, emission)
         self._reset_lost_connections()
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
-        """Submit the request of a response to the engine, with the response as its key.
+        """Submit the request of a response to the engine.
 
-        A request for values (embeddings, rerank) has one sequence per text instead. Only a physical
-        engine uses the blocks of the prompt.
+        The response is the key of the request in the engine, so each emission names the response
+        that it belongs to. A non-generative request (embeddings, rerank) is submitted as one
+        sequence per text, each with a key of its own. Only a physical engine (`_fleet`) uses the
+        blocks of the prompt.
         """
         request = response.request
         if request.sequence_lengths:
@@ -125,33 +147,33 @@ class ResponseSender:
             self._engine.submit(start_ns, response, request.input_tokens, request.output_tokens)
 
     def _start_delayed(self, now_ns: int) -> None:
-        """Start the responses whose start was put off until now."""
+        """Start the responses that were delayed until now, if their connections are still open."""
         while self._delayed and self._delayed[0][0] <= now_ns:
             start_ns, _, response = heapq.heappop(self._delayed)
             if not response.connection.closed:
                 self.start(response, start_ns)
 
-    def _advance_sequence(self, emission: Emission) -> None:
-        """Note that one of the sequences that a response waits for is prefilled.
+    def _handle_sequence_emission(self, emission: Emission) -> None:
+        """Handle the end of the prefill of one sequence of a non-generative request.
 
-        After the last one, the response is sent. The emission may also be a token of a response
-        that has ended since the engine planned it; such an emission is ignored.
+        After the last of its sequences, the response is sent. An emission for a response that has
+        ended in the meantime is ignored.
         """
         sequence = emission.key
-        connection = sequence.connection
-        if connection.closed or not isinstance(sequence, PrefillSequence):
-            return
+        if not isinstance(sequence, PrefillSequence):
+            return  # a token of a response that has ended
         response = sequence.response
-        if connection.response is not response:
+        connection = response.connection
+        if connection.closed or connection.response is not response:
             return
         response.sequences.remove(sequence)
         if not response.sequences:
-            self._send(response, emission)
+            self._send_emission(response, emission)
 
-    def _send(self, response: SimResponse, emission: Emission) -> None:
-        """Send the events of an emission, and end the response after its last one.
+    def _send_emission(self, response: SimResponse, emission: Emission) -> None:
+        """Send the tokens of an emission, and end the response after its last one.
 
-        With the failure `split`, each byte is written separately.
+        With the injected failure `split`, each byte is written separately.
         """
         connection: Connection = response.connection
         is_first = not response.tokens_sent
@@ -159,7 +181,7 @@ class ResponseSender:
             response.request.cached_tokens = response.engine_request.cached_tokens
         first_event = response.events_sent
         # Timings in the response are planned times, not the times of the sends.
-        data, continuation = response.next_output(
+        data, continuation = response.build_next_output(
             emission.tokens, emission.is_last, emission.due_ns
         )
         self._counters.events += response.events_sent - first_event
@@ -171,31 +193,42 @@ class ResponseSender:
         connection.write(data)
         if continuation is Continuation.NEXT_REQUEST:
             self._counters.completed += 1
-            timing = response.timing(emission.due_ns)
+            timing = response.build_timing(emission.due_ns)
             self._metrics.add_finished(response.request_number, response.request, timing)
         if continuation is not Continuation.MORE_BYTES:
-            self._end(response, continuation)
+            self._end_response(response, continuation)
 
     def _log_events(self, response: SimResponse, first_event: int, emission: Emission) -> None:
-        """Log the events of an emission, or only the first and last event of a response.
+        """Log the events of an emission just before they are sent.
 
-        Events are numbered within their response. The time of the send is taken just before it.
+        Depending on the options of the log, these are all events, only the first and the last event
+        of a response, or none.
+
+        Args:
+            response: The response.
+            first_event: The number of the first event of the emission within the response. The
+                number after its last event is `response.events_sent`.
+            emission: The emission, which has the planned time of the events.
         """
         log = self._log
-        if response.events_sent == first_event or not log.logs_events:
+        has_events = response.events_sent > first_event
+        if not has_events or not log.logs_events:
             return
-        if not log.logs_all:
-            if first_event and not emission.is_last:
-                return
-            first_event = response.events_sent - 1
+        if log.logs_all:
+            logged_events = range(first_event, response.events_sent)
+        elif first_event == 0 or emission.is_last:
+            logged_events = range(response.events_sent - 1, response.events_sent)
+        else:
+            return
         sent_ns = time.monotonic_ns()
-        for event_index in range(first_event, response.events_sent):
+        for event_index in logged_events:
             log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
 
-    def _end(self, response: SimResponse, continuation: Continuation) -> None:
-        """Do what follows the last bytes of a response.
+    def _end_response(self, response: SimResponse, continuation: Continuation) -> None:
+        """Remove a response from the engine, and do with its connection what follows its last bytes.
 
-        What follows is the next request, the end of the connection, or nothing.
+        That is the next request, the end of the connection, or silence. In the latter case the
+        connection stays busy until the client closes it.
         """
         connection: Connection = response.connection
         self.cancel(response)
@@ -206,10 +239,10 @@ class ResponseSender:
         elif continuation is Continuation.CLOSE:
             connection.finish_response(False)
         else:
-            connection.response = SILENT
+            connection.response = SILENT_RESPONSE
 
     def _reset_lost_connections(self) -> None:
-        """Reset the connections whose requests were at a replica that has gone away."""
+        """Reset the connections whose requests were at a replica that was removed."""
         if self._fleet is None:
             return
         while self._fleet.lost_keys:

@@ -13,7 +13,7 @@ from loadgen.sim.server.error_responses import malformed_body, refusal
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
-    body_decoder,
+    create_body_decoder,
     check_model,
     choose_output_length,
     count_tokens,
@@ -72,7 +72,7 @@ _IGNORED_FIELDS = (
     "prompt_cache_key reasoning safety_identifier service_tier stream_options temperature text "
     "tool_choice tools top_logprobs top_p truncation user"
 )
-_decode_body = body_decoder(_ResponsesBody, {Any: _IGNORED_FIELDS})
+_decode_body = create_body_decoder(_ResponsesBody, {Any: _IGNORED_FIELDS})
 
 
 class StoredConversation(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ def _read_conversation(
         items = [_InputItem(role="user", content=items)]
     if not any(item.texts() for item in items):
         raise malformed_body(rules.flavor, "input must not be empty")
-    previous = _find_previous(request.previous_response_id, rules, stored)
+    previous = _find_previous_conversation(request.previous_response_id, rules, stored)
     if request.instructions:
         items = [_InputItem(role="system", content=request.instructions), *items]
     tokens = previous.tokens
@@ -174,7 +174,7 @@ def _read_conversation(
     return StoredConversation(content, tokens)
 
 
-def _find_previous(
+def _find_previous_conversation(
     response_id: str | None, rules: RequestRules, stored: StoredResponses
 ) -> StoredConversation:
     """Return the conversation that a request continues, or an empty one. Raises RefusalError.
@@ -211,9 +211,9 @@ class ResponsesFormatter(ResponseFormatter):
 
         They announce the response, its only output item, and the only content part of that.
         """
-        response = self._response("in_progress")
-        part = _text_part("")
-        item = self._message_item("in_progress", [])
+        response = self._build_response("in_progress")
+        part = _build_text_part("")
+        item = self._build_message_item("in_progress", [])
         return [
             self._format_event("response.created", response=response),
             self._format_event("response.in_progress", response=response),
@@ -239,38 +239,40 @@ class ResponsesFormatter(ResponseFormatter):
         )
 
     def format_closing(
-        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> list[bytes]:
         """Return the events after the last text: the complete part, item and response.
 
-        Without `with_finish` the response never ends, so its last event is missing.
+        Without `has_finish_reason` the response never ends, so its last event is missing.
         """
         position = self._part_position
-        text = self._text()
-        part = _text_part(text)
-        item = self._message_item(self._final_status(), [part])
+        text = self._build_text()
+        part = _build_text_part(text)
+        item = self._build_message_item(self._get_final_status(), [part])
         events = [
             self._format_event("response.output_text.done", **position, text=text, logprobs=[]),
             self._format_event("response.content_part.done", **position, part=part),
             self._format_event("response.output_item.done", output_index=0, item=item),
         ]
-        if with_finish:
-            response = self._final_response(usage_tokens)
-            events.append(self._format_event(f"response.{self._final_status()}", response=response))
+        if has_finish_reason:
+            response = self._build_final_response(reported_tokens)
+            events.append(
+                self._format_event(f"response.{self._get_final_status()}", response=response)
+            )
         return events
 
     def format_body(
-        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+        self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> bytes:
         """Return the JSON body of a response that is not streamed."""
-        if with_finish:
-            return msgspec.json.encode(self._final_response(usage_tokens))
-        return msgspec.json.encode(self._response("in_progress", usage_tokens))
+        if has_finish_reason:
+            return msgspec.json.encode(self._build_final_response(reported_tokens))
+        return msgspec.json.encode(self._build_response("in_progress", reported_tokens))
 
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
         """Return the events after a failure of the engine, and whether the body ends properly."""
         error = {"code": "server_error", "message": "the simulated engine failed"}
-        response = self._response("failed", error=error)
+        response = self._build_response("failed", error=error)
         return [self._format_event("response.failed", response=response)], True
 
     def _format_event(self, event_type: str, **fields: Any) -> bytes:
@@ -279,25 +281,29 @@ class ResponsesFormatter(ResponseFormatter):
         self._events_sent += 1
         return format_sse_event(value, name=event_type)
 
-    def _text(self) -> str:
+    def _build_text(self) -> str:
         return token_text(self._request.digest, 0, self._request.output_tokens).decode()
 
-    def _final_status(self) -> str:
+    def _get_final_status(self) -> str:
         return "incomplete" if self._request.finish_reason == "length" else "completed"
 
-    def _final_response(self, usage_tokens: int) -> JsonObject:
+    def _build_final_response(self, reported_tokens: int) -> JsonObject:
         """Return the response object after its end, with the whole text and the usage.
 
         A response that was cut off by the limit of output tokens is incomplete.
         """
-        status = self._final_status()
-        fields: JsonObject = {"output": [self._message_item(status, [_text_part(self._text())])]}
+        status = self._get_final_status()
+        fields: JsonObject = {
+            "output": [self._build_message_item(status, [_build_text_part(self._build_text())])]
+        }
         if status == "incomplete":
             fields["incomplete_details"] = {"reason": "max_output_tokens"}
-        return self._response(status, usage_tokens, **fields)
+        return self._build_response(status, reported_tokens, **fields)
 
-    def _response(self, status: str, usage_tokens: int | None = None, **fields: Any) -> JsonObject:
-        """Return the response object; without `usage_tokens` it has no usage yet.
+    def _build_response(
+        self, status: str, reported_tokens: int | None = None, **fields: Any
+    ) -> JsonObject:
+        """Return the response object; without `reported_tokens` it has no usage yet.
 
         The object repeats some fields of the request. It appears in the first and last events of a
         stream, and is the body of a response that is not streamed.
@@ -315,11 +321,11 @@ class ResponsesFormatter(ResponseFormatter):
             "previous_response_id": body.previous_response_id,
             "max_output_tokens": body.max_output_tokens,
             "store": body.store is not False,
-            "usage": None if usage_tokens is None else self._usage(usage_tokens),
+            "usage": None if reported_tokens is None else self._build_usage(reported_tokens),
             **fields,
         }
 
-    def _usage(self, output_tokens: int) -> JsonObject:
+    def _build_usage(self, output_tokens: int) -> JsonObject:
         """Return the usage object of a finished response.
 
         The simulated model does not reason, so there are no reasoning tokens.
@@ -333,7 +339,7 @@ class ResponsesFormatter(ResponseFormatter):
             "total_tokens": input_tokens + output_tokens,
         }
 
-    def _message_item(self, status: str, content: list[JsonObject]) -> JsonObject:
+    def _build_message_item(self, status: str, content: list[JsonObject]) -> JsonObject:
         """Return the only output item of the response: a message of the assistant."""
         return {
             "id": self._item_id,
@@ -344,5 +350,5 @@ class ResponsesFormatter(ResponseFormatter):
         }
 
 
-def _text_part(text: str) -> JsonObject:
+def _build_text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

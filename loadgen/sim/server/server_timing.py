@@ -17,10 +17,11 @@ class RequestTiming(msgspec.Struct, frozen=True, gc=False):
     done_ns: int
 
 
-def trtllm_timing_headers(timing: RequestTiming) -> dict[str, str]:
-    """Return the headers with which trtllm-serve answers `X-TRTLLM-return-metrics: 1`.
+def build_trtllm_timing_headers(timing: RequestTiming) -> dict[str, str]:
+    """Return the headers with which trtllm-serve reports the timing of a request.
 
-    `Server-Timing` has durations in ms; `X-TRTLLM-Start-End-Time` has times in s.
+    It sends them if the request has the header `X-TRTLLM-return-metrics: 1`. `Server-Timing` has
+    durations in ms, and `X-TRTLLM-Start-End-Time` has times in s.
     """
     queue_ms = timing.queue_ns / NS_PER_MS
     ttft_ms = (timing.first_token_ns - timing.arrival_ns) / NS_PER_MS
@@ -36,16 +37,16 @@ def trtllm_timing_headers(timing: RequestTiming) -> dict[str, str]:
     }
 
 
-def trtllm_timing_event(timing: RequestTiming) -> bytes:
+def format_trtllm_timing_event(timing: RequestTiming) -> bytes:
     """Return the same headers as the named event that ends a stream of trtllm-serve."""
-    headers = msgspec.json.encode(trtllm_timing_headers(timing))
+    headers = msgspec.json.encode(build_trtllm_timing_headers(timing))
     return b"event: trtllm.perf_metrics\ndata: " + headers + b"\n\n"
 
 
-def vllm_metrics(timing: RequestTiming) -> dict[str, float]:
-    """Return the timing as vLLM writes it beside the usage.
+def build_vllm_metrics(timing: RequestTiming) -> dict[str, float]:
+    """Return the timing in the form of vLLM's field `metrics`, in ms.
 
-    Its time to first token begins after the queue.
+    In vLLM, the time to first token does not include the time in the queue.
     """
     ttft_ns = timing.first_token_ns - timing.arrival_ns - timing.queue_ns
     return {
@@ -55,10 +56,10 @@ def vllm_metrics(timing: RequestTiming) -> dict[str, float]:
     }
 
 
-def sglang_meta_info(timing: RequestTiming) -> dict[str, float]:
-    """Return the timing as SGLang writes it into a choice: durations and times in seconds.
+def build_sglang_meta_info(timing: RequestTiming) -> dict[str, float]:
+    """Return the timing in the form of SGLang's field `meta_info`.
 
-    Durations and times are in the names and units of its `meta_info`.
+    Durations and times (`..._ts`) are in seconds.
     """
     return {
         "request_sent_to_scheduler_ts": timing.arrival_ns / NS_PER_S,

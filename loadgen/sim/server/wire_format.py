@@ -48,7 +48,28 @@ PLACEHOLDER_BYTES = TEXT_PLACEHOLDER.encode()
 
 
 class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One request, parsed and checked."""
+    """One request to an inference API, parsed and checked.
+
+    Attributes:
+        api: The API of the request.
+        model: The name of the model, as the request has it.
+        stream: Whether the response is streamed.
+        input_tokens: The length of the prompt.
+        output_tokens: The length that the completion will have.
+        finish_reason: Why the completion will end.
+        digest: 64 bytes that determine the text of the completion. Equal prompts get equal texts.
+        include_usage: Whether a stream ends with the usage.
+        continuous_usage: Whether each event of a stream has the usage so far.
+        detokenize: Whether the completion is text. If not, it is a list of token ids.
+        include_metrics: Whether the response has the server timing breakdown in vLLM's form.
+        return_meta_info: Whether the response has it in SGLang's form, which streams do not have.
+        blocks: The hashes of the prompt's blocks, for the prefix cache.
+        cached_tokens: Prompt tokens found in the cache. It is set before the first token is sent.
+        called_tool: The tool that the completion calls, or "" if the completion is text.
+        sequence_lengths: The length of each sequence of a non-generative request.
+        decoded_body: The body, for APIs whose responses repeat more of the request.
+        conversation: All messages up to this prompt, of a request to the Responses API.
+    """
 
     api: Api
     model: str
@@ -56,19 +77,18 @@ class ParsedRequest(msgspec.Struct, kw_only=True, gc=False):
     input_tokens: int
     output_tokens: int
     finish_reason: str
-    digest: bytes  # 64 bytes that determine the output text: equal prompts get equal texts
+    digest: bytes
     include_usage: bool
     continuous_usage: bool
     detokenize: bool
-    include_metrics: bool = False  # answer with the server timing breakdown in vLLM's form
-    return_meta_info: bool = False  # the same in SGLang's form, which streams do not have
-    blocks: tuple[int, ...] = ()  # hashes of the prompt's blocks, for the prefix cache
-    cached_tokens: int = 0  # prompt tokens found in the cache; known with the first token
-    called_tool: str = ""  # the tool that the completion calls; "": the completion is text
-    # Tokens of each sequence that is prefilled, for APIs that generate no token.
+    include_metrics: bool = False
+    return_meta_info: bool = False
+    blocks: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    called_tool: str = ""
     sequence_lengths: tuple[int, ...] = ()
-    decoded_body: Any = None  # for APIs whose responses repeat more of the request
-    conversation: bytes = b""  # of a request to the Responses API: all messages up to this prompt
+    decoded_body: Any = None
+    conversation: bytes = b""
 
 
 class ResponseContext(msgspec.Struct, frozen=True, gc=False):
@@ -82,13 +102,17 @@ class ResponseContext(msgspec.Struct, frozen=True, gc=False):
 class ResponseFormatter:
     """Formats the response to one request in the wire format of one API.
 
-    If `head` is not empty, `head + word + tail` is a complete HTTP chunk with a plain token event:
-    one token, no usage, not the last. `end_marker` is what follows the last event of a stream.
+    Attributes:
+        flavor: The flavor of the API.
+        chunk_prefix: If not empty, `chunk_prefix + word + chunk_suffix` is a complete HTTP chunk
+            with a plain token event: one token without usage, which is not the last one.
+        chunk_suffix: See `chunk_prefix`.
+        end_marker: What follows the last event of a stream.
     """
 
     flavor: ApiFlavor
-    head: bytes = b""
-    tail: bytes = b""
+    chunk_prefix: bytes = b""
+    chunk_suffix: bytes = b""
     end_marker: bytes = b""
 
     def format_opening(self) -> list[bytes]:
@@ -100,17 +124,17 @@ class ResponseFormatter:
         raise NotImplementedError
 
     def format_closing(
-        self, usage_tokens: int, timing: RequestTiming, /, *, with_finish: bool = True
+        self, reported_tokens: int, timing: RequestTiming, /, *, has_finish_reason: bool = True
     ) -> list[bytes]:
         """Return the events after the last token, without the end marker.
 
-        `usage_tokens` is what the usage reports as output tokens. Without `with_finish` no event
-        says why the completion has ended.
+        `reported_tokens` is what the usage reports as output tokens. Without `has_finish_reason`
+        no event says why the completion has ended.
         """
         raise NotImplementedError
 
     def format_body(
-        self, usage_tokens: int, timing: RequestTiming, /, *, with_finish: bool = True
+        self, reported_tokens: int, timing: RequestTiming, /, *, has_finish_reason: bool = True
     ) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         raise NotImplementedError
@@ -133,10 +157,11 @@ def format_chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def split_chunk_around_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
-    """Return what precedes and follows a word in an HTTP chunk.
+def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
+    """Return the bytes of an HTTP chunk before and after the word of a token event.
 
-    The event of the chunk is `before_word + word + after_word`, and all words have the same length.
+    The event is `before_word + word + after_word`. All words have the same length, so the length of
+    the chunk does not depend on the word.
     """
     size = len(before_word) + len(TOKEN_WORDS[0]) + len(after_word)
     return b"%x\r\n%b" % (size, before_word), after_word + b"\r\n"

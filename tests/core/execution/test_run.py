@@ -98,7 +98,7 @@ def after_the_probe(plan: str) -> dict[str, Any]:
     seed = next(
         seed
         for seed in count()
-        if not any(parse_failure_plan(plan, seed).draw(number, 8) for number in range(6))
+        if not any(parse_failure_plan(plan, seed).draw_failure(number, 8) for number in range(6))
     )
     return {"faults": plan, "seed": seed}
 
