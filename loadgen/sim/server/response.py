@@ -7,7 +7,7 @@ an injected failure makes to the bytes is decided here.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,6 @@ from loadgen.sim.server.wire_format import (
 
 if TYPE_CHECKING:
     from loadgen.sim.engine.implementation import SimRequest
-    from loadgen.sim.server.connection import Connection
 
 WRONG_COUNT_EXCESS = 7  # tokens that the usage reports too many with the failure `wrong_count`
 OVERSIZED_BYTES = 1 << 20  # text that the failure `oversized` adds to an event or body
@@ -113,7 +112,8 @@ class SimResponse:
     `stop` (exclusive).
 
     Attributes:
-        connection: The connection of the client.
+        connection: The connection of the client. It is stored for the server, and has no type here
+            because this module does not depend on sockets.
         http_request: The request on the level of HTTP.
         request: The parsed request.
         request_number: The number of the request, counted by arrival.
@@ -135,7 +135,7 @@ class SimResponse:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Any,
         http_request: HttpRequest,
         request: ParsedRequest,
         settings: ResponseSettings,

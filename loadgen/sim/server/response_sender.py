@@ -225,10 +225,10 @@ class ResponseSender:
             log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
 
     def _end_response(self, response: SimResponse, continuation: Continuation) -> None:
-        """Remove a response from the engine, and do with its connection what follows its last bytes.
+        """Remove a response from the engine, and continue, close or reset its connection.
 
-        That is the next request, the end of the connection, or silence. In the latter case the
-        connection stays busy until the client closes it.
+        `continuation` is what follows the last bytes of the response. With SILENCE, nothing more is
+        sent, and the connection stays busy until the client closes it.
         """
         connection: Connection = response.connection
         self.cancel(response)
