@@ -62,7 +62,7 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> Co
     forecasts = prediction.forecast_levels(
         checked,
         prediction.create_simulated_settings(Settings()),
-        prediction.ForecastOptions(perform=execute, seed=1),
+        prediction.ForecastOptions(execute=execute, seed=1),
     )
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
         shortest_s = forecast.length_s * prediction.MIN_LENGTH_FRACTION * 1.2

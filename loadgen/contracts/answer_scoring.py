@@ -92,6 +92,8 @@ def _ignore_progress(name: str, done: int) -> None:
 def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float) -> ScoredAnswers:
     """Return the scores that `score_answers` wrote, or the reason why there are none.
 
+    Without scores, no term about responses can be judged.
+
     Args:
         output_dir: The directory of the scores.
         failure_reason: Why the prompts could not be sent, or "" if they were.
@@ -102,7 +104,7 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
     """
     if failure_reason or not (output_dir / answer_files.FILE).is_file():
         reason = failure_reason or NOT_SENT
-        return ScoredAnswers(_refuse_term, failure_reason=reason)
+        return ScoredAnswers(_raise_not_sent, failure_reason=reason)
     result = answer_files.read_result(output_dir)
     groups = summarize_scores(answer_files.read_scores(output_dir), level=confidence)
     load = "each prompt sent once, with temperature 0"
@@ -113,11 +115,11 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
         load=load,
         prompts=result.prompts,
         answered=result.prompts - result.failed,
-        notes=tuple(_notes(result)),
+        notes=tuple(_list_notes(result)),
     )
 
 
-def _notes(result: AnswersResult) -> Iterator[str]:
+def _list_notes(result: AnswersResult) -> Iterator[str]:
     """Yield the warnings about scored responses: those of the scoring, and missing responses."""
     yield from result.notes
     prompts = format.counted(result.prompts, "prompt")
@@ -130,8 +132,8 @@ def _notes(result: AnswersResult) -> Iterator[str]:
         )
 
 
-def _refuse_term(_term: ContractTerm) -> TermEstimate:
-    """Raise EstimateError for any term."""
+def _raise_not_sent(_term: ContractTerm) -> TermEstimate:
+    """Raise EstimateError for any term, because there are no responses."""
     raise EstimateError(NOT_SENT)
 
 
@@ -169,15 +171,19 @@ def _find_group(groups: Sequence[ScoredGroup], class_name: str) -> ScoredGroup:
 def _estimate_mean_score(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
     """Return the mean score that a term limits, over the prompts of a group.
 
-    A score is either one of the target (`scores`), or says how similar the responses of the target
-    and of the other endpoint are (`alike`). Fractions become percentages, token counts stay.
+    A score says how good a response is, such as `exact`, or how similar the responses of two
+    endpoints are, such as `similarity`. A fraction becomes a percentage. A number of tokens stays.
+
+    Args:
+        group: The scores of all prompts, or of a class of prompts.
+        term: The term, whose keyword is the name of the score.
 
     Raises:
         EstimateError: No prompt has the score, or the prompts are too few for an interval.
     """
     score = _find_score(group, term.kind)
     if score.low is None or score.high is None:
-        raise EstimateError(_too_few_text(score.count))
+        raise EstimateError(_describe_too_few_prompts(score.count))
     interval = Interval(score.mean, score.low, score.high)
     if term.unit != "tokens":
         interval = interval.map(_to_percent)
@@ -207,7 +213,7 @@ def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
     """
     score_ratio = _find_score_ratio(group, metric)
     if score_ratio.ratio is None or score_ratio.low is None or score_ratio.high is None:
-        raise EstimateError(_too_few_text(score_ratio.count))
+        raise EstimateError(_describe_too_few_prompts(score_ratio.count))
     # The larger the ratio, the smaller the decrease, so the ends of the interval change places.
     decrease = Interval(
         value=1 - score_ratio.ratio, low=1 - score_ratio.high, high=1 - score_ratio.low
@@ -228,7 +234,7 @@ def _to_percent(fraction: float) -> float:
     return round(fraction * 100, PERCENT_DIGITS)
 
 
-def _too_few_text(count: int) -> str:
+def _describe_too_few_prompts(count: int) -> str:
     """Return why the scores of so many prompts have no interval."""
     return (
         f"no confidence interval for {format.counted(count, 'prompt')}: at least {FEWEST_ANSWERS} "

@@ -202,7 +202,7 @@ def validate(
         directory = extend
         validation = validator.extend(directory, added_run_ns)
     else:
-        validation, directory = validator.run(other_settings)
+        validation, directory = validator.run_new(other_settings)
     return _print_validation(validation, directory, request.runs_per_level(), output)
 
 
@@ -233,7 +233,10 @@ def _missing_contract() -> UserError:
 def _parse_added_length(
     add: str | None, extend: Path | None, errors: list[LoadgenError]
 ) -> int | None:
-    """Return the value of `--add` in ns, or None if it was not given. Report errors in it."""
+    """Return the length of each added run (the value of `--add`) in ns.
+
+    Return None if it was not given or is wrong. Errors are added to `errors`.
+    """
     if add is not None and extend is None:
         text = "--add has no effect without --extend"
         errors.append(UserError("no_effect", text, f"--add {add}", "--extend FOLDER"))
@@ -264,7 +267,7 @@ def _read_request(
         contract: The contract file.
         duration: The value of `--duration`.
         has_other_endpoint: Whether there is an endpoint to compare responses with.
-        errors: The errors that were already found.
+        errors: The errors that were already found. All errors are raised together.
 
     Raises:
         CombinedError: All errors that were found.
@@ -273,7 +276,7 @@ def _read_request(
     from loadgen.contracts.run import with_contract_gpus
 
     repetition = None
-    longest_ns = None
+    max_duration_ns = None
     with collecting(errors):
         settings = invocation.settings()
     overrides = invocation.overrides()
@@ -281,18 +284,19 @@ def _read_request(
     with collecting(errors):
         repetition = invocation.repetition()
     with collecting(errors):
-        longest_ns = _parse_length(duration, "--duration")
+        max_duration_ns = _parse_length(duration, "--duration")
     with collecting(errors):
         checked_contract = load_contract(
             contract,
             gpus=invocation["gpus"],
             repeats=repetition.min_runs if repetition else None,
-            longest_ns=longest_ns,
-            against=has_other_endpoint,
+            max_duration_ns=max_duration_ns,
+            has_other_endpoint=has_other_endpoint,
         )
     if errors:
         raise CombinedError(errors)
-    if settings.values:
+    has_responses_without_tokens = settings.values
+    if has_responses_without_tokens:
         _check_api_has_tokens(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)
     return ValidateRequest(checked_contract, settings, overrides, repetition)
@@ -368,16 +372,17 @@ def _add_contract_prices(invocation: Invocation, request: ValidateRequest) -> In
     prices = request.checked_contract.prices_path
     if invocation["prices"] is not None or prices is None:
         return invocation
-    priced = invocation.with_options(prices=prices)
-    budget = priced.budget()
+    priced_invocation = invocation.with_options(prices=prices)
+    budget = priced_invocation.budget()
+    if budget is None:
+        return priced_invocation
+    # The cost of any load tells whether the prices fit the target: otherwise it raises an error.
+    any_load = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
     try:
-        if budget is not None:
-            # Any load will do: the forecast fails if the prices do not fit the target.
-            an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
-            budget.forecast_cost(an_hour, target_facts(request.settings))
+        budget.forecast_cost(any_load, target_facts(request.settings))
     except LoadgenError:
         return invocation
-    return priced
+    return priced_invocation
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -395,26 +400,28 @@ class Validator:
         self.display = create_display(invocation)
         self.execute = invocation.executor(self.display.event_handlers)
 
-    def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
+    def run_new(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
         """Run a new validation. Return the verdict and the directory of the results.
 
         A level with `duration: auto` is extended while it is undecided. Its plan is shown before
         the run, because the user has not seen the length of its load.
+
+        Args:
+            other_endpoint: The endpoint that responses are compared with, if any.
         """
         from loadgen.contracts.level_plan import format_plan
         from loadgen.contracts.run import run_validation
 
         settings = self.request.settings
-        plans = self.request.checked_contract.levels
-        for plan in plans:
-            if plan.is_auto:
-                print_status(format_plan(plan))
-        has_auto_level = any(plan.is_auto for plan in plans)
-        self.display.announce_runs(self.request.planned_runs(), always=has_auto_level)
+        checked_contract = self.request.checked_contract
+        auto_plans = [plan for plan in checked_contract.levels if plan.is_auto]
+        for plan in auto_plans:
+            print_status(format_plan(plan))
+        self.display.announce_runs(self.request.planned_runs(), always=bool(auto_plans))
         self.invocation.move_existing_results(settings.out)
         self._start_progress(is_extension=False)
         validation, directory = run_validation(
-            self.request.checked_contract, settings, settings.out, self._options(), other_endpoint
+            checked_contract, settings, settings.out, self._create_options(), other_endpoint
         )
         return self._extend_auto_levels(validation, directory), directory
 
@@ -426,39 +433,46 @@ class Validator:
     def _start_progress(self, *, is_extension: bool) -> None:
         """Start the progress bar of all runs, and show the plans of levels that are shortened.
 
-        The weight of a run is its part of the progress bar.
+        Each run gets a weight, which says how much of the progress bar it takes.
+
+        Args:
+            is_extension: Whether runs are added to a stored validation. Then only the undecided
+                levels are run, so there may be fewer runs than planned.
         """
         from loadgen.contracts.level_plan import format_plan
         from loadgen.repeated.repeats import Repetition
 
         repetition = self.request.repetition
-        weights: list[float] = []
-        for plan in self.request.checked_contract.levels:
-            is_virtual = self.request.settings.virtual
+        plans = self.request.checked_contract.levels
+        run_weights: list[float] = []
+        for plan in plans:
             level_repetition = repetition or Repetition(count=plan.level.repeats)
-            weights += [_run_weight(plan, is_virtual=is_virtual)] * level_repetition.max_runs
+            weight = _estimate_run_weight(plan, is_virtual=self.request.settings.virtual)
+            run_weights += [weight] * level_repetition.max_runs
         # Without a count, runs are repeated until they agree, and there may be fewer than planned.
         is_open_ended = repetition is not None and not repetition.count
         self.display.begin_steps(
-            len(weights), at_most=is_extension or is_open_ended, weights=weights
+            len(run_weights), at_most=is_extension or is_open_ended, weights=run_weights
         )
-        for plan in self.request.checked_contract.levels:
+        for plan in plans:
             if plan.is_shortened:
                 print_status(format_plan(plan))
 
-    def _options(self) -> ValidationOptions:
+    def _create_options(self) -> ValidationOptions:
         """Return how runs are made: with progress, and with the user's seed, salt and repeats."""
         from loadgen.contracts.run import ValidationOptions
 
         return ValidationOptions(
-            perform=self._perform,
-            say=print_status,
+            execute=self._execute_with_progress,
+            show_status=print_status,
             seed=self.request.overrides.seed,
             salt=self.request.overrides.salt,
             repetition=self.request.repetition,
         )
 
-    def _perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
+    def _execute_with_progress(
+        self, workload: Workload, settings: Settings
+    ) -> tuple[Summary, Path]:
         """Run a workload and show its progress."""
         self.display.begin_step(str(settings.out))
         summary, run_dir = self.execute(workload, settings)
@@ -478,40 +492,43 @@ class Validator:
                 directory,
                 self.request.checked_contract,
                 self.request.settings,
-                self._options(),
+                self._create_options(),
                 added_run_ns,
             )
 
     def _extend_auto_levels(self, validation: Validation, directory: Path) -> Validation:
-        """Add load to levels with `duration: auto` until they are decided.
+        """Add runs to levels with `duration: auto` until they are decided, and return the verdict.
 
-        Return the last verdict. Nothing is added if an undecided level has a fixed length, or if it
-        is not known how much load would decide it.
+        The load of each added run is what the undecided terms lack, divided by the number of added
+        runs. Nothing is added if an undecided level has a fixed length, or if it is not known how
+        much load would decide it. There are at most `MAX_EXTENSIONS`.
         """
         from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
         runs_per_level = self.request.runs_per_level()
-        extendable = {
+        extendable_levels = {
             plan.level.name
             for plan in self.request.checked_contract.levels
             if plan.is_auto and not plan.is_shortened
         }
-        for number in range(1, MAX_EXTENSIONS + 1):
-            run_s = compute_additional_load_per_run_s(validation, runs_per_level)
-            undecided = [level.name for level in validation.undecided_levels]
-            if not validation.can_be_extended or not run_s or not extendable.issuperset(undecided):
+        for extension_number in range(1, MAX_EXTENSIONS + 1):
+            added_run_s = compute_additional_load_per_run_s(validation, runs_per_level)
+            undecided_levels = [level.name for level in validation.undecided_levels]
+            can_extend_all = extendable_levels.issuperset(undecided_levels)
+            if not validation.can_be_extended or added_run_s == 0 or not can_extend_all:
                 break
-            run_count = sum(runs_per_level[name] for name in undecided)
+            run_count = sum(runs_per_level[name] for name in undecided_levels)
             print_status(
                 f"Inconclusive: adding {format.counted(run_count, 'run')} of "
-                f"{format.duration(run_s)} (extension {number} of at most {MAX_EXTENSIONS})"
+                f"{format.duration(added_run_s)} (extension {extension_number} of at most "
+                f"{MAX_EXTENSIONS})"
             )
             self.display.begin_steps(run_count)
-            validation = self._add_runs(directory, math.ceil(run_s * 1e9))
+            validation = self._add_runs(directory, math.ceil(added_run_s * 1e9))
         return validation
 
 
-def _run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
+def _estimate_run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
     """Return how long a run takes relative to the other runs, or 0 if this is not known.
 
     The time of a run in virtual time is proportional to its requests. Another run takes as long as
@@ -573,7 +590,7 @@ def _bundle_results(validation: Validation, directory: Path, bundle: Path | None
 def _suggest_next_command(
     validation: Validation, repeats: Mapping[str, int], directory: Path
 ) -> None:
-    """Show the command that can decide an inconclusive validation.
+    """Print the command that can decide an inconclusive validation.
 
     More load can decide a level that was measured. A level that could not be measured has to be run
     again in a new validation.
@@ -586,17 +603,17 @@ def _suggest_next_command(
     from loadgen.contracts.stored_validation import read_original_command
     from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
-    undecided = validation.undecided_levels
-    not_measured = [level.name for level in undecided if level.failure_reason]
-    is_any_extendable = len(not_measured) < len(undecided)
-    if is_any_extendable:
+    undecided_levels = validation.undecided_levels
+    unmeasured_names = [level.name for level in undecided_levels if level.failure_reason]
+    has_extendable_level = len(unmeasured_names) < len(undecided_levels)
+    if has_extendable_level:
         length = _format_run_length(compute_additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
-    if not_measured:
+    if unmeasured_names:
         print_status(
-            f"To measure {', '.join(not_measured)} again, repeat the command with a new --out"
+            f"To measure {', '.join(unmeasured_names)} again, repeat the command with a new --out"
         )
 
 
@@ -614,9 +631,14 @@ def _format_run_length(seconds: float) -> str:
 
 
 def _print_forecast(invocation: Invocation, request: ValidateRequest, output: OutputOptions) -> int:
-    """Print the load that each term of a contract needs, according to a simulation.
+    """Simulate a contract, print the load that each of its terms needs, and return the exit code.
 
-    Return the exit code.
+    This is `loadgen validate --dry-run`. No request is sent.
+
+    Args:
+        invocation: The command line.
+        request: The contract and the target.
+        output: How the forecast is printed.
     """
     from loadgen.contracts import prediction
     from loadgen.contracts.prediction import ForecastOptions
@@ -631,11 +653,11 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
         _print_plan(checked_contract)
     simulated = prediction.create_simulated_settings(request.settings)
     print_status(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
-    weights = prediction.estimate_step_weights(checked_contract)
-    display.begin_steps(len(weights), weights=weights)
+    step_weights = prediction.estimate_step_weights(checked_contract)
+    display.begin_steps(len(step_weights), weights=step_weights)
     options = ForecastOptions(
-        perform=execute,
-        cost_function=_cost_function(checked_contract),
+        execute=execute,
+        cost_function=_create_cost_function(checked_contract),
         seed=request.overrides.seed,
         report_step=display.begin_step,
     )
@@ -647,7 +669,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     return OK
 
 
-def _cost_function(checked_contract: CheckedContract) -> CostFunction | None:
+def _create_cost_function(checked_contract: CheckedContract) -> CostFunction | None:
     """Return the function that computes costs at the prices of a contract, or None without them."""
     from loadgen.contracts.costs import compute_cost_per_thousand
     from loadgen.pricing.price_file import load_prices

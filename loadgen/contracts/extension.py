@@ -61,7 +61,7 @@ def extend_validation(
     if not plans:
         raise _nothing_to_extend(validation, directory)
     settings = with_contract_gpus(settings, contract.gpus)
-    findings = check_target(settings, directory, options.say)
+    findings = check_target(settings, directory, options.show_status)
     _require_usable_target(findings, settings, directory)
     run_counts = {level.name: len(level.runs) for level in levels}
     plans = [_with_run_length(plan, added_run_ns) for plan in plans]
@@ -116,8 +116,8 @@ def _add_runs(
         _delete_runs_after(directory / name, new_counts[name])
         if runs.is_interrupted or runs.failure is not None:
             reason = "interrupted" if runs.failure is None else runs.failure.reason
-            finished = format.counted(runs.finished_count, "added run")
-            options.say(f"Level {name}: {reason} ({finished} finished)")
+            finished_runs = format.counted(runs.finished_count, "added run")
+            options.show_status(f"Level {name}: {reason} ({finished_runs} finished)")
             return AddedRuns(new_counts, runs.is_interrupted)
     return AddedRuns(new_counts, is_interrupted=False)
 
@@ -143,20 +143,26 @@ def _find_undecided_plans(
 ) -> list[LevelPlan]:
     """Return the plans of the undecided levels, and of the levels that they are compared with.
 
-    If a term compares two levels, both are extended, because both make the comparison uncertain.
+    If a term compares two levels, both are extended, because both make the comparison uncertain. A
+    level that could not be measured is not extended: it has to be measured again.
+
+    Args:
+        checked_contract: The contract with the plans of its levels.
+        contract: The contract of the stored validation.
+        verdicts: The verdict on each level.
     """
-    contract_levels = {level.name: level for level in contract.levels}
-    names: set[str] = set()
-    for verdict in verdicts:
-        if verdict.failure_reason:
-            continue  # a level that could not be measured is not extended but measured again
-        terms = contract_levels[verdict.name].terms_by_requirement()
-        for judged, (_, term) in zip(verdict.terms, terms, strict=True):
-            if not judged.is_decided:
-                names.add(verdict.name)
+    levels_by_name = {level.name: level for level in contract.levels}
+    names_to_extend: set[str] = set()
+    for level_verdict in verdicts:
+        if level_verdict.failure_reason:
+            continue
+        terms = levels_by_name[level_verdict.name].terms_by_requirement()
+        for term_verdict, (_, term) in zip(level_verdict.terms, terms, strict=True):
+            if not term_verdict.is_decided:
+                names_to_extend.add(level_verdict.name)
                 if term.level:
-                    names.add(term.level)
-    return [plan for plan in checked_contract.levels if plan.level.name in names]
+                    names_to_extend.add(term.level)
+    return [plan for plan in checked_contract.levels if plan.level.name in names_to_extend]
 
 
 def _require_usable_target(

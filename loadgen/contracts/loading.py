@@ -40,8 +40,8 @@ def load_contract(
     *,
     gpus: int | None = None,
     repeats: int | None = None,
-    against: bool = False,
-    longest_ns: int | None = None,
+    has_other_endpoint: bool = False,
+    max_duration_ns: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> CheckedContract:
     """Load and check a contract.
@@ -50,8 +50,8 @@ def load_contract(
         path: The path of a file, or the bare name of a packaged contract.
         gpus: The number of GPUs that the user gave, if any.
         repeats: The number of runs of every level, instead of the number in the file.
-        against: Whether the user gave another endpoint to compare responses with.
-        longest_ns: The maximum length of the load of a level. A term that cannot pass in a
+        has_other_endpoint: Whether the user gave another endpoint to compare responses with.
+        max_duration_ns: The maximum length of the load of a level. A term that cannot pass in a
             shortened load is no error; the plan of the level names it.
         env: The environment variables that the file may name.
 
@@ -80,8 +80,8 @@ def load_contract(
             file=label,
             directory=file.parent,
             gpus=gpus,
-            max_duration_ns=longest_ns,
-            has_other_endpoint=against,
+            max_duration_ns=max_duration_ns,
+            has_other_endpoint=has_other_endpoint,
             env=env,
             load_prices=price_file.load_prices,
             read_questions=read_questions,
@@ -101,7 +101,10 @@ def load_contract(
 
 
 def _attach_checked_levels(plans: Sequence[LevelPlan], contract: Contract) -> tuple[LevelPlan, ...]:
-    """Return the plans with the levels of the contract: the level of a draft has no terms."""
+    """Return the plans with the levels of the contract in place of the levels of the drafts.
+
+    The level of a draft has no terms, because its terms are parsed one by one.
+    """
     return tuple(
         replace(plan, level=level) for plan, level in zip(plans, contract.levels, strict=True)
     )
@@ -133,16 +136,20 @@ class ContractSource:
         self._context = FileContext(file=label, directory=directory)
 
     def parse_contract_without_levels(self) -> Contract:
-        """Return the contract without its levels and without values that are wrong."""
+        """Return the contract without its levels, which are parsed as drafts.
+
+        If a value is wrong, its key is left out and the contract has the default instead, so that
+        the rest can be checked.
+        """
         known_keys = Contract.yaml_keys()
         values = {key: value for key, value in self._document.items() if key in known_keys}
-        values |= {"name": "contract", "levels": ()}
+        values |= {"name": "contract", "levels": ()}  # both are required
         try:
             return Contract.model_validate(values, context=self._context)
         except ValidationError as invalid:
             wrong_keys = {error["loc"][0] for error in invalid.errors()}
-            values = {key: value for key, value in values.items() if key not in wrong_keys}
-            return Contract.model_validate(values, context=self._context)
+            valid_values = {key: value for key, value in values.items() if key not in wrong_keys}
+            return Contract.model_validate(valid_values, context=self._context)
 
     def parse_level_drafts(self) -> list[LevelDraft]:
         """Return what can be parsed of each level that is a mapping."""
@@ -151,37 +158,45 @@ class ContractSource:
             for index, level in _find_level_mappings(self._document).items()
         ]
 
-    def _parse_level_draft(self, index: int, written: Map) -> LevelDraft:
-        """Return what can be parsed of a level, with its terms parsed one by one."""
-        keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
-        values = {key: value for key, value in written.items() if key in keys}
+    def _parse_level_draft(self, index: int, level_mapping: Map) -> LevelDraft:
+        """Return a level as far as it is valid: its load, and each term that is valid by itself.
+
+        Args:
+            index: The index of the level in the contract.
+            level_mapping: The level in the YAML document.
+        """
+        load_keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
+        load_values = {key: value for key, value in level_mapping.items() if key in load_keys}
         level: ContractLevel | None
         try:
-            level = ContractLevel.model_validate(values, context=self._context)
+            level = ContractLevel.model_validate(load_values, context=self._context)
         except ValidationError:
             level = None
         return LevelDraft(
             index=index,
-            name=_scalar_text(written.get("name")) or "",
-            workload=_scalar_text(written.get("workload")),
+            name=_format_scalar(level_mapping.get("name")) or "",
+            workload=_format_scalar(level_mapping.get("workload")),
             level=level,
-            terms=tuple(self._parse_valid_terms(written)),
+            terms=tuple(self._parse_valid_terms(level_mapping)),
         )
 
-    def _parse_valid_terms(self, written: Map) -> Iterator[PlacedTerm]:
-        """Yield the terms of a level that are valid, with their places in the file."""
+    def _parse_valid_terms(self, level_mapping: Map) -> Iterator[PlacedTerm]:
+        """Yield the terms of a level that are valid, with their places in the file.
+
+        The error of any other term was reported by the validation of the whole document.
+        """
         adapter: TypeAdapter[ContractTerm] = TypeAdapter(TermInFile)
         for requirement in REQUIREMENTS:
-            terms = written.get(requirement)
-            if not isinstance(terms, list):
+            term_values = level_mapping.get(requirement)
+            if not isinstance(term_values, list):
                 continue
-            for index, value in enumerate(terms):
+            for index, term_value in enumerate(term_values):
                 with suppress(ValidationError):
-                    term = adapter.validate_python(value, context=self._context)
+                    term = adapter.validate_python(term_value, context=self._context)
                     yield PlacedTerm(requirement, index, term)
 
 
-def _scalar_text(value: object) -> str | None:
+def _format_scalar(value: object) -> str | None:
     """Return a text or number of the file as text, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None

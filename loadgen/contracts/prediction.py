@@ -68,7 +68,7 @@ class ForecastOptions:
     """How a forecast is made.
 
     Attributes:
-        perform: Runs a workload.
+        execute: Runs a workload.
         cost_function: Computes costs. None if there are no prices.
         seed: The seed of the first run of each level, instead of that of its workload.
         max_length_factor: The length that is simulated, as a multiple of the planned length. It is
@@ -77,7 +77,7 @@ class ForecastOptions:
             the expected time of each step.
     """
 
-    perform: Execute
+    execute: Execute
     cost_function: CostFunction | None = None
     seed: int | None = None
     max_length_factor: float = MAX_LENGTH_FACTOR
@@ -294,7 +294,7 @@ def _simulate_run(workload: Workload, settings: Settings, options: ForecastOptio
     """Return the records of a simulated run, whose files are deleted."""
     with tempfile.TemporaryDirectory() as directory:
         run_settings = replace(settings, out=Path(directory) / "run")
-        _, run_dir = options.perform(workload, run_settings)
+        _, run_dir = options.execute(workload, run_settings)
         return read_run(run_dir, Path(directory))
 
 

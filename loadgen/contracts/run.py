@@ -58,21 +58,21 @@ class ValidationOptions:
     """How the runs of a validation are made.
 
     Attributes:
-        perform: Runs a workload and returns its summary and its directory.
-        say: Shows a line of progress.
+        execute: Runs a workload and returns its summary and its directory.
+        show_status: Shows a line of progress.
         seed: The seed of all runs, instead of those in the workload files.
         salt: The salt of all prompts, instead of those in the workload files.
         repetition: How often each level is run and with what pause, instead of the values in the
             contract. The `apart` of a level remains the shortest pause.
-        wait: Waits for a number of seconds.
+        sleep: Waits for a number of seconds.
     """
 
-    perform: Execute
-    say: Callable[[str], None]
+    execute: Execute
+    show_status: Callable[[str], None]
     seed: int | None = None
     salt: str | None = None
     repetition: Repetition | None = None
-    wait: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = time.sleep
 
     def repetition_of(self, level: ContractLevel) -> Repetition:
         """Return how often a level is run, with at least the pause that the contract requires."""
@@ -108,7 +108,7 @@ class Failure(NamedTuple):
         )
 
 
-INTERRUPTED = Failure("interrupted by the user")
+INTERRUPTION = Failure("interrupted by the user")
 
 
 class LevelRuns(NamedTuple):
@@ -161,11 +161,20 @@ def run_validation(
         _choose_directory(directory, checked_contract.contract.name)
         settings = with_contract_gpus(settings, checked_contract.contract.gpus)
         new_validation = NewValidation(checked_contract, settings, directory, options)
-        return new_validation.carry_out(other_endpoint), directory
+        return new_validation.run(other_endpoint), directory
 
 
 class NewValidation:
-    """The run of a contract, from the preflight checks to the verdict."""
+    """A validation from the preflight checks to the verdict.
+
+    Attributes:
+        checked_contract: The contract.
+        settings: The target and the settings of the runs.
+        directory: The directory of the results. It exists and is locked.
+        options: How the runs are made.
+        failures: Level -> why it could not be run, for the levels that failed so far.
+        is_interrupted: Whether the user interrupted the validation.
+    """
 
     def __init__(
         self,
@@ -174,7 +183,7 @@ class NewValidation:
         directory: Path,
         options: ValidationOptions,
     ) -> None:
-        """Prepare the validation of a contract. The directory exists and is locked."""
+        """Prepare the validation of a contract."""
         self.checked_contract = checked_contract
         self.settings = settings
         self.directory = directory
@@ -182,32 +191,39 @@ class NewValidation:
         self.failures: dict[str, Failure] = {}
         self.is_interrupted = False
 
-    def carry_out(self, other_endpoint: Settings | None) -> Validation:
+    def run(self, other_endpoint: Settings | None) -> Validation:
         """Run all levels, score the responses, write the results, and return the verdict.
 
         If the preflight checks find that the target cannot be used, no level is run. Results are
         written in this case too, and after an interruption.
+
+        Args:
+            other_endpoint: The endpoint that responses are compared with, if any.
         """
         started = now_text()
         self._copy_inputs()
-        self.options.say(f"Results go to {self.directory}")
-        findings = check_target(self.settings, self.directory, self.options.say)
+        self.options.show_status(f"Results go to {self.directory}")
+        findings = check_target(self.settings, self.directory, self.options.show_status)
         failed_checks = [finding for finding in findings if finding.state == FAULT]
-        unusable = Failure.from_findings(failed_checks) if failed_checks else None
+        target_failure = Failure.from_findings(failed_checks) if failed_checks else None
         for plan in self.checked_contract.levels:
-            self._run_level(plan, unusable)
-        if self.checked_contract.contract.answers is not None:
-            self._score_answers(self.checked_contract.contract.answers, other_endpoint, unusable)
-        facts = self._facts(started, findings)
-        return write_outputs(self.directory, self.checked_contract.contract, facts)
+            self._run_level(plan, target_failure)
+        contract = self.checked_contract.contract
+        if contract.answers is not None:
+            self._score_answers(contract.answers, other_endpoint, target_failure)
+        facts = self._collect_facts(started, findings)
+        return write_outputs(self.directory, contract, facts)
 
-    def _facts(self, started: str, findings: Sequence[Finding]) -> ValidationFacts:
-        """Return the facts about the validation that its runs do not record.
+    def _collect_facts(self, started: str, findings: Sequence[Finding]) -> ValidationFacts:
+        """Return the facts about the validation that the records of its runs do not have.
+
+        They are stored in `target.json`, from which the verdict can be computed again later.
 
         Args:
             started: When the validation began.
             findings: The findings of the preflight checks.
         """
+        failures = self.failures.items()
         shortenings = {
             plan.level.name: level_plan.format_shortening(plan)
             for plan in self.checked_contract.levels
@@ -217,10 +233,8 @@ class NewValidation:
             started=started,
             ended=now_text(),
             interrupted=self.is_interrupted,
-            failure_reasons={name: failure.reason for name, failure in self.failures.items()},
-            fault_codes={
-                name: failure.codes for name, failure in self.failures.items() if failure.codes
-            },
+            failure_reasons={name: failure.reason for name, failure in failures},
+            fault_codes={name: failure.codes for name, failure in failures if failure.codes},
             preflight=_describe_warnings(findings),
             metadata=dict(self.settings.metadata),
             findings=tuple(findings),
@@ -228,25 +242,33 @@ class NewValidation:
         )
 
     def _copy_inputs(self) -> None:
-        """Copy the contract and its prices to the results."""
-        (self.directory / CONTRACT_FILE).write_text(self.checked_contract.text, encoding="utf-8")
-        if self.checked_contract.resolved_text:
-            resolved_file = self.directory / RESOLVED_FILE
-            resolved_file.write_text(self.checked_contract.resolved_text, encoding="utf-8")
-        if self.checked_contract.prices_path is not None:
-            (self.directory / PRICES_FILE).write_bytes(
-                self.checked_contract.prices_path.read_bytes()
-            )
+        """Copy the contract and its price file to the results.
 
-    def _run_level(self, plan: LevelPlan, unusable: Failure | None) -> None:
+        A contract that names environment variables is also stored with their values, so that it can
+        be judged again where they are not set.
+        """
+        contract = self.checked_contract
+        (self.directory / CONTRACT_FILE).write_text(contract.text, encoding="utf-8")
+        if contract.resolved_text:
+            resolved_file = self.directory / RESOLVED_FILE
+            resolved_file.write_text(contract.resolved_text, encoding="utf-8")
+        if contract.prices_path is not None:
+            prices = contract.prices_path.read_bytes()
+            (self.directory / PRICES_FILE).write_bytes(prices)
+
+    def _run_level(self, plan: LevelPlan, target_failure: Failure | None) -> None:
         """Run a level, unless the target cannot be used or the user interrupted the validation.
 
         A level without all its runs gets a failure, which makes its terms INCONCLUSIVE. An
         interruption after a sufficient number of runs is no failure.
+
+        Args:
+            plan: The level and its load.
+            target_failure: Why the target cannot be used, or None.
         """
         name = plan.level.name
-        if unusable is not None or self.is_interrupted:
-            self.failures[name] = unusable or INTERRUPTED
+        if target_failure is not None or self.is_interrupted:
+            self.failures[name] = target_failure or INTERRUPTION
             return
         runs = run_level(self.directory, plan, self.settings, self.options)
         self.is_interrupted = runs.is_interrupted
@@ -258,16 +280,21 @@ class NewValidation:
             self.failures[name] = Failure(f"interrupted by the user after {progress}")
 
     def _score_answers(
-        self, check: AnswerCheck, other_endpoint: Settings | None, unusable: Failure | None
+        self, check: AnswerCheck, other_endpoint: Settings | None, target_failure: Failure | None
     ) -> None:
         """Send the prompts of the contract and score the responses.
 
         An error only fails the terms about responses, so that the verdicts on the levels are kept.
+
+        Args:
+            check: The data set of the contract and the terms about responses.
+            other_endpoint: The endpoint that responses are compared with, if any.
+            target_failure: Why the target cannot be used, or None.
         """
-        if unusable is not None or self.is_interrupted:
-            self.failures[ANSWERS_LEVEL] = unusable or INTERRUPTED
+        if target_failure is not None or self.is_interrupted:
+            self.failures[ANSWERS_LEVEL] = target_failure or INTERRUPTION
             return
-        self.options.say(f"Scoring responses to {check.dataset}")
+        self.options.show_status(f"Scoring responses to {check.dataset}")
         try:
             answer_scoring.score_answers(
                 check,
@@ -278,7 +305,7 @@ class NewValidation:
             )
         except KeyboardInterrupt:
             self.is_interrupted = True
-            self.failures[ANSWERS_LEVEL] = INTERRUPTED
+            self.failures[ANSWERS_LEVEL] = INTERRUPTION
         except (LoadgenError, CombinedError) as error:
             context = "the prompts could not be sent"
             self.failures[ANSWERS_LEVEL] = Failure.from_error(context, error)
@@ -291,7 +318,9 @@ def run_level(
     options: ValidationOptions,
     earlier_runs: int = 0,
 ) -> LevelRuns:
-    """Run a level as often as it is to be repeated.
+    """Run a level as often as it is to be repeated, with the required pause between runs.
+
+    It ends early if the user interrupts it or if a run fails.
 
     Args:
         directory: The directory of the validation.
@@ -309,18 +338,20 @@ def run_level(
     while not repetition.is_complete(summaries):
         number = earlier_runs + len(summaries) + 1
         if number > 1:
-            label = f"{name}, run {number}"
-            is_virtual = settings.virtual
-            is_paused = pause_before(
-                label, repetition, virtual=is_virtual, say=options.say, wait=options.wait
+            is_pause_complete = pause_before(
+                f"{name}, run {number}",
+                repetition,
+                virtual=settings.virtual,
+                say=options.show_status,
+                wait=options.sleep,
             )
-            if not is_paused:
+            if not is_pause_complete:
                 return LevelRuns(summaries, is_interrupted=True)
-        options.say(f"Level {name}: run {number} of {total}")
+        options.show_status(f"Level {name}: run {number} of {total}")
         workload = prepare_workload_of_run(plan.workload, name, number, options.seed, options.salt)
         run_settings = replace(settings, out=directory / name / f"r{number}")
         try:
-            summary, _ = options.perform(workload, run_settings)
+            summary, _ = options.execute(workload, run_settings)
         except (TargetError, CombinedError) as error:
             failure = Failure.from_error(f"run {number} failed", error)
             return LevelRuns(summaries, failure=failure)
@@ -333,10 +364,17 @@ def run_level(
 def prepare_workload_of_run(
     workload: Workload, level: str, number: int, seed: int | None, salt: str | None
 ) -> Workload:
-    """Return the workload of one run of a level.
+    """Return the workload of one run of a level, with a seed and with prompts of its own.
 
-    If a seed is set, each run gets a seed of its own that is derived from it. The prompts of a run
-    are unique, so that no run finds them in the server's prefix cache.
+    If a seed is set, each run gets another one that is derived from it. The prompts of a run are
+    unique, so that no run finds them in the server's prefix cache.
+
+    Args:
+        workload: The workload of the level.
+        level: The name of the level.
+        number: The number of the run in the level, from 1.
+        seed: The seed of the command line, or None for that of the workload file.
+        salt: The salt of the command line, or None for that of the workload file.
     """
     overrides = {"seed": seed, "salt": salt}
     changes = {name: value for name, value in overrides.items() if value is not None}
@@ -358,10 +396,18 @@ def with_contract_gpus(settings: Settings, gpus: int | None) -> Settings:
     return replace(settings, gpus=settings.gpus or gpus, targets=targets)
 
 
-def check_target(settings: Settings, directory: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Make the preflight checks of every endpoint, write `doctor.json`, and return the findings.
+def check_target(
+    settings: Settings, directory: Path, show_status: Callable[[str], None]
+) -> list[Finding]:
+    """Make the preflight checks of every endpoint and return their findings.
 
-    Warnings and failed checks are shown with `say`. A simulation in virtual time is not checked.
+    The reports of all endpoints are written to `doctor.json`. A simulation in virtual time is not
+    checked, because it has no endpoint.
+
+    Args:
+        settings: The target of the validation, which may have several endpoints.
+        directory: The directory of the validation.
+        show_status: Shows the warnings and the failed checks.
     """
     if settings.virtual:
         return []
@@ -375,30 +421,36 @@ def check_target(settings: Settings, directory: Path, say: Callable[[str], None]
         title, findings = doctor.run(endpoint_settings)
         reports.append({"title": title, "findings": findings})
         if len(settings.endpoints) > 1:
-            findings = _name_endpoint(findings, endpoint.display_name, keep_host=not all_findings)
+            # The host of the client is the same for all endpoints, so it is reported once.
+            is_first_endpoint = not all_findings
+            findings = _name_endpoint(findings, endpoint.display_name, keep_host=is_first_endpoint)
         all_findings += findings
-        bad_findings = [finding for finding in findings if finding.state in (FAULT, WARNING)]
-        if bad_findings:
-            say(as_text.render(build_report(title, bad_findings)).rstrip())
+        problems = [finding for finding in findings if finding.state in (FAULT, WARNING)]
+        if problems:
+            show_status(as_text.render(build_report(title, problems)).rstrip())
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
     return all_findings
 
 
 def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: bool) -> list[Finding]:
-    """Return the findings about one of several endpoints, with the name of the endpoint.
+    """Return the findings about one of several endpoints, each with the name of the endpoint.
 
-    The findings about the client's host are the same for all endpoints. They come last, and only if
-    `keep_host` is True.
+    Args:
+        findings: The findings about the endpoint and about the client's host.
+        endpoint: The name of the endpoint.
+        keep_host: Whether to return the findings about the host too. They come last.
     """
     from loadgen.doctor import host_checks
 
-    about_endpoint = [
+    endpoint_findings = [
         replace(finding, check=f"{finding.check} of {endpoint}")
         for finding in findings
         if finding.check not in host_checks.HOST
     ]
-    about_host = [finding for finding in findings if finding.check in host_checks.HOST]
-    return about_endpoint + about_host if keep_host else about_endpoint
+    if not keep_host:
+        return endpoint_findings
+    host_findings = [finding for finding in findings if finding.check in host_checks.HOST]
+    return endpoint_findings + host_findings
 
 
 def _describe_warnings(findings: Sequence[Finding]) -> tuple[str, ...]:

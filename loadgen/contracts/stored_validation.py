@@ -6,7 +6,7 @@ This module writes nothing. `run.py` makes the directory and documents its files
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -78,8 +78,8 @@ class ValidationFacts(msgspec.Struct, frozen=True):
 def read_original_command(directory: Path) -> list[str]:
     """Return the arguments of the command that began a validation, without its `--bundle`.
 
-    It is the command of the first run of a level: a run that was added later has the command that
-    added it.
+    An extension repeats this command. It is stored in the first run of a level: a run that was
+    added later has the command that added it.
 
     Raises:
         UserError: The directory has no validation with a run.
@@ -87,30 +87,34 @@ def read_original_command(directory: Path) -> list[str]:
     if not directory.is_dir():
         raise missing_result(directory, _WRONG_FOLDER_HINT)
     refuse_links(directory)
-    run_files = directory.glob(RUN_MANIFESTS)
-    # r2 comes before r10: names are ordered by their length first.
-    first_run = min(
-        run_files,
-        key=lambda file: (len(file.parent.name), file.parent.name, file),
-        default=None,
-    )
-    if not (directory / FACTS_FILE).is_file() or first_run is None:
+    manifest_files = list(directory.glob(RUN_MANIFESTS))
+    if not (directory / FACTS_FILE).is_file() or not manifest_files:
         text = "the folder has no validation with a run"
         raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
-    manifest = decode_manifest(first_run.read_bytes(), str(first_run))
+    first_manifest_file = min(manifest_files, key=_order_of_run)
+    manifest = decode_manifest(first_manifest_file.read_bytes(), str(first_manifest_file))
     return _without_option(manifest.command[1:], "--bundle")
 
 
-def _without_option(arguments: tuple[str, ...] | list[str], option: str) -> list[str]:
-    """Return the arguments without an option and its value."""
-    remaining = []
+def _order_of_run(manifest_file: Path) -> tuple[int, str, Path]:
+    """Return a sort key for the manifests of runs, by the number of the run and then by level."""
+    run_name = manifest_file.parent.name
+    return len(run_name), run_name, manifest_file  # by length first: r2 comes before r10
+
+
+def _without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the arguments of a command without an option and its value.
+
+    The value may be the next argument (`--bundle FILE`) or part of the same one (`--bundle=FILE`).
+    """
+    remaining_arguments = []
     iterator = iter(arguments)
     for argument in iterator:
         if argument == option:
-            next(iterator, None)
+            next(iterator, None)  # skip its value
         elif not argument.startswith(f"{option}="):
-            remaining.append(argument)
-    return remaining
+            remaining_arguments.append(argument)
+    return remaining_arguments
 
 
 def judge_again(directory: Path) -> Validation:
@@ -146,10 +150,10 @@ def _changed_file_error(file: Path, problem: str) -> UserError:
 
 
 def verify_checksums(directory: Path) -> dict[str, str]:
-    """Compare a directory with its list of checksums.
+    """Return the files of a directory that differ from the stored checksums (`SHA256SUMS`).
 
     Returns:
-        File -> what is wrong with it. Empty if nothing is wrong.
+        Name of a file -> what is wrong with it. Empty if all files are unchanged.
     """
     if checksums.read(directory) is None:
         return {checksums.FILE: "missing, so changes of the files cannot be detected"}

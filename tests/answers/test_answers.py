@@ -326,7 +326,9 @@ def test_a_term_about_answers_that_cannot_be_shown_is_refused(
 ) -> None:
     _write(tmp_path / "d.jsonl", ROWS)
     with refused(CombinedError, code, where="c.yaml:7:"):
-        load_contract(_contract(tmp_path, term), env={}, against=code != "missing_option")
+        load_contract(
+            _contract(tmp_path, term), env={}, has_other_endpoint=code != "missing_option"
+        )
 
 
 @pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
@@ -377,8 +379,8 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     def perform(workload: Workload, settings: Settings) -> Any:
         return execute(workload, replace(settings, url="sim:gb300-vm"))
 
-    checked = load_contract(file, env={}, against=True)
-    options = ValidationOptions(perform=perform, say=str)
+    checked = load_contract(file, env={}, has_other_endpoint=True)
+    options = ValidationOptions(execute=perform, show_status=str)
     found, folder = run_validation(checked, settings, tmp_path / "out", options, Settings(url=good))
     level = found.levels[1]
     assert level.name == "answers" and level.requests == level.ok == 120

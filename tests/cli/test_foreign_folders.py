@@ -428,7 +428,7 @@ def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> 
         "answers: {dataset: q.jsonl, against: 'http://theirs:1', must: [{agreement_share: 5%}]}\n"
     )
     checked = load_contract(
-        tmp_path / "c.yaml", gpus=None, repeats=None, longest_ns=None, against=False
+        tmp_path / "c.yaml", gpus=None, repeats=None, max_duration_ns=None, has_other_endpoint=False
     )
     mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
     request = command.ValidateRequest(checked, mine, Overrides(), None)

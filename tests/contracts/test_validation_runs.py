@@ -76,7 +76,7 @@ def run_contract(tmp_path: Path, text: str, **settings: Any) -> tuple[Validation
     """Run a contract and return the verdict and the directory of the results."""
     (tmp_path / "c.yaml").write_text(text)
     checked_contract = load_contract(tmp_path / "c.yaml", env={})
-    options = ValidationOptions(perform=runs.execute, say=lambda _: None, seed=1)
+    options = ValidationOptions(execute=runs.execute, show_status=lambda _: None, seed=1)
     return run_validation(checked_contract, Settings(**settings), tmp_path / "out", options)
 
 
@@ -568,7 +568,7 @@ def test_dry_run_judges_each_length_once_and_stops_at_undecided_terms(tmp_path: 
         return result
 
     checked_contract = load_contract(tmp_path / "c.yaml")
-    options = prediction.ForecastOptions(perform=execute_then_count, seed=1)
+    options = prediction.ForecastOptions(execute=execute_then_count, seed=1)
     try:
         forecasts = prediction.forecast_levels(
             checked_contract, Settings(url="sim:gb300-vm"), options

@@ -267,7 +267,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT)
     checked = load_contract(tmp_path / "c.yaml", env={})
     said: list[str] = []
-    options = ValidationOptions(perform=execution.execute, say=said.append, seed=3)
+    options = ValidationOptions(execute=execution.execute, show_status=said.append, seed=3)
     found, folder = run_validation(checked, Settings(url="sim:gb300-vm"), tmp_path / "out", options)
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[
         0
@@ -285,7 +285,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
     options = ValidationOptions(
-        perform=execution.execute, say=said.append, repetition=Repetition(count=4)
+        execute=execution.execute, show_status=said.append, repetition=Repetition(count=4)
     )
     found, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
     assert len(found.levels[0].runs) == 4

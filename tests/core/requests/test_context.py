@@ -60,7 +60,7 @@ def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path
         "must: [{task_time: {limit: 90s, at: p50}}]}\n"
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
-    options = prediction.ForecastOptions(perform=execute, seed=1, max_length_factor=1.0)
+    options = prediction.ForecastOptions(execute=execute, seed=1, max_length_factor=1.0)
     (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm"), options)
     assert level.fault_codes == ("over_context",)
     assert "longer than the context of llama-2-70b" in level.failure_reason

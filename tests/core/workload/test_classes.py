@@ -377,7 +377,7 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
         "- {name: two, workload: mix.yaml, rate: 8/s, duration: 400s, must: [fairness: 90%]}\n"
     )
     settings = Settings(url="sim:gb300-vm")
-    options = ValidationOptions(perform=execute, say=str, seed=3)
+    options = ValidationOptions(execute=execute, show_status=str, seed=3)
     made, _ = run_validation(load_contract(contract), settings, tmp_path / "out", options)
     terms = made.levels[0].terms
     assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
