@@ -140,19 +140,21 @@ def _raise_not_sent(_term: ContractTerm) -> TermEstimate:
 def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> TermEstimate:
     """Return the metric of a term about responses, in percent or tokens.
 
-    A term such as `exact: 90%` limits the mean score of the target. A term `within` limits how much
-    worse a score of the target is than the same score of the other endpoint.
+    There are two kinds of terms. A term such as `exact: 90%` limits the mean score of the target's
+    responses. A term such as `within: {of: rougeL, limit: 5%}` limits by how much a score of the
+    target is below that of another endpoint.
 
     Args:
         groups: The scores of all prompts, and of each class of prompts.
         term: The term.
 
     Raises:
-        EstimateError: The responses do not have the metric.
+        EstimateError: The responses do not have the score.
     """
     group = _find_group(groups, term.class_name)
     if term.kind == "within":
-        return _estimate_decrease(group, term.of)
+        compared_score = term.of
+        return _estimate_decrease(group, compared_score)
     return _estimate_mean_score(group, term)
 
 

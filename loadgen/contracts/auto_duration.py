@@ -61,8 +61,8 @@ def has_auto_duration(level: ContractLevel) -> bool:
 
 def has_steady_load(workload: Workload) -> bool:
     """Return whether a workload has one measured stage, whose load does not change over time."""
-    measured = [stage.arrival for stage in workload.stages if stage.measured]
-    return len(measured) == 1 and not isinstance(measured[0], Ramp | Replay)
+    arrivals = [stage.arrival for stage in workload.stages if stage.measured]
+    return len(arrivals) == 1 and not isinstance(arrivals[0], Ramp | Replay)
 
 
 def lengthen_load_for_terms(
@@ -70,10 +70,11 @@ def lengthen_load_for_terms(
 ) -> LevelPlan:
     """Return the plan of a level with a load that lasts as long as its terms need.
 
-    A load of the workload file, which is used if the level has no rate and no concurrency of its
-    own, is lengthened and never shortened. The plan is unchanged if no term needs a particular
-    length. It is also unchanged if the load varies over time, such as a ramp, because a longer one
-    would be a different load.
+    This is for a level with `duration: auto`. The plan is returned unchanged
+
+    - if no term needs a particular length,
+    - if the load comes from the workload file and is long enough: it is never shortened, and
+    - if the load varies over time, such as a ramp: a longer one would be a different load.
 
     Args:
         plan: The plan of the level.
@@ -91,9 +92,10 @@ def lengthen_load_for_terms(
         stage.model_copy(update=new_limits) if stage.measured else stage
         for stage in plan.workload.stages
     )
-    lengthened = plan_level(plan.level, plan.workload.model_copy(update={"stages": stages}))
+    longer_workload = plan.workload.model_copy(update={"stages": stages})
+    longer_plan = plan_level(plan.level, longer_workload)
     longest_load_term = "" if required.term is None else required.term.text
-    return replace(lengthened, longest_load_term=longest_load_term, is_auto=True)
+    return replace(longer_plan, longest_load_term=longest_load_term, is_auto=True)
 
 
 def _get_workload_duration_s(plan: LevelPlan) -> float:

@@ -183,7 +183,7 @@ def validate(
     if contract is None and extend is not None:
         return _extend_with_original_command(invocation, extend)
     if contract is None:
-        raise _missing_contract()
+        raise _create_missing_contract_error()
     if contract.is_dir():
         return _judge_stored_validation(contract, output)
     errors: list[LoadgenError] = []
@@ -221,7 +221,7 @@ def _extend_with_original_command(invocation: Invocation, directory: Path) -> in
     return invocation.run_command_line(arguments)
 
 
-def _missing_contract() -> UserError:
+def _create_missing_contract_error() -> UserError:
     """Return the error for a command line without a contract."""
     from loadgen.core.workload.workload_files import packaged_files
 
@@ -316,12 +316,12 @@ def _check_api_has_tokens(checked_contract: CheckedContract, settings: Settings)
     An API such as embeddings returns its response at once. Of the latencies only `e2e` is defined
     for it.
     """
-    from loadgen.contracts.terms import latency_metrics
+    from loadgen.contracts.terms import list_latency_metrics
 
     errors: list[LoadgenError] = []
     for plan in checked_contract.levels:
         for _, term in plan.level.terms_by_requirement():
-            if term.kind in latency_metrics() and term.kind != "e2e":
+            if term.kind in list_latency_metrics() and term.kind != "e2e":
                 text = f"{term.text}: responses of {settings.api} have no tokens"
                 hint = "limit e2e instead, or remove --api"
                 errors.append(UserError("unsupported", text, f"--api {settings.api}", hint))

@@ -15,7 +15,7 @@ from loadgen.contracts.outputs import write_outputs
 from loadgen.contracts.run import (
     ValidationOptions,
     check_target,
-    now_text,
+    format_now,
     run_level,
     with_contract_gpus,
 )
@@ -56,26 +56,29 @@ def extend_validation(
     contract, facts = stored_validation.read_validation(directory)
     _check_extension(directory, checked_contract, settings, validation, facts)
     # The prompts of `answers` are sent only once, so they are never extended.
-    levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
-    plans = _find_undecided_plans(checked_contract, contract, levels)
+    load_levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
+    plans = _find_undecided_plans(checked_contract, contract, load_levels)
     if not plans:
-        raise _nothing_to_extend(validation, directory)
+        raise _create_nothing_to_extend_error(validation, directory)
     settings = with_contract_gpus(settings, contract.gpus)
     findings = check_target(settings, directory, options.show_status)
     _require_usable_target(findings, settings, directory)
-    run_counts = {level.name: len(level.runs) for level in levels}
+    run_counts = {level.name: len(level.runs) for level in load_levels}
     plans = [_with_run_length(plan, added_run_ns) for plan in plans]
-    added = _add_runs(directory, plans, run_counts, settings, options)
-    if added.run_counts != run_counts:
+    added_runs = _add_runs(directory, plans, run_counts, settings, options)
+    if added_runs.run_counts != run_counts:
+        # The stored counts of runs say which runs each interim analysis has.
         earlier_counts = facts.run_counts or (run_counts,)
         facts = replace(
             facts,
-            ended=now_text(),
-            run_counts=(*earlier_counts, added.run_counts),
+            ended=format_now(),
+            run_counts=(*earlier_counts, added_runs.run_counts),
             findings=tuple(findings),
         )
-    extended = write_outputs(directory, contract, facts)
-    return replace(extended, interrupted=True) if added.is_interrupted else extended
+    new_validation = write_outputs(directory, contract, facts)
+    if added_runs.is_interrupted:
+        return replace(new_validation, interrupted=True)
+    return new_validation
 
 
 class AddedRuns(NamedTuple):
@@ -122,7 +125,7 @@ def _add_runs(
     return AddedRuns(new_counts, is_interrupted=False)
 
 
-def _nothing_to_extend(validation: Validation, directory: Path) -> UserError:
+def _create_nothing_to_extend_error(validation: Validation, directory: Path) -> UserError:
     """Return the error for a validation in which no term would be decided by more load."""
     text = "no undecided term can be decided by more load"
     if validation.verdict == PASS:

@@ -413,29 +413,30 @@ def _round_for_json(value: float) -> float | None:
 def compare_with_limit(
     term: ContractTerm, estimate: TermEstimate, confidence: float
 ) -> TermDecision:
-    """Return the verdict on a term from the interval of its metric.
+    """Return the verdict on a term by comparing the interval of its metric with its limit.
 
-    The whole interval has to be on one side of the limit. If it is not, the term is INCONCLUSIVE
-    for one of two reasons. Either the sample bounds the metric on one side only, which the caveat
-    of the estimate explains. Or the interval contains the limit, and the reason says how large a
-    sample would decide.
+    The outcomes, in this order:
+
+    - PASS if the whole interval meets the limit.
+    - FAIL if the whole interval violates it.
+    - INCONCLUSIVE (`one_sided`) if the load was too short for both ends of the interval. The caveat
+      of the estimate says why.
+    - INCONCLUSIVE (`held_by_interval`) if the limit is inside the interval. The reason says how
+      large a sample would decide the term.
     """
-    measured = _describe_metric(term, estimate, confidence)
+    metric = _describe_metric(term, estimate, confidence)
+    limit = format_limit(term)
     if _is_met(term, estimate.interval):
-        return TermDecision("PASS", "kept", f"{measured}, {format_limit(term)}")
+        return TermDecision("PASS", "kept", f"{metric}, {limit}")
     if _is_violated(term, estimate.interval):
-        return TermDecision("FAIL", "broken", f"{measured}, {format_limit(term)}")
+        return TermDecision("FAIL", "broken", f"{metric}, {limit}")
     if estimate.caveat:
         value = _format_value(term, estimate.interval)
         reason = f"{value} so far; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
-    required = _find_required_sample(term, estimate, confidence)
-    return TermDecision(
-        "INCONCLUSIVE",
-        "held_by_interval",
-        f"{measured}, {format_limit(term)}; the interval contains the limit: {required.text}",
-        required.load_s,
-    )
+    required_sample = _find_required_sample(term, estimate, confidence)
+    reason = f"{metric}, {limit}; the interval contains the limit: {required_sample.text}"
+    return TermDecision("INCONCLUSIVE", "held_by_interval", reason, required_sample.load_s)
 
 
 def _is_met(term: ContractTerm, interval: Interval) -> bool:
@@ -513,21 +514,27 @@ def _get_sample_noun(term: ContractTerm, estimate: TermEstimate) -> str:
 
 
 def _compute_required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
-    """Return how many times larger a sample must be to decide at the next interim analysis.
+    """Return how many times larger a sample must be to decide a term at the next interim analysis.
 
     The half width of an interval shrinks with the square root of the sample size. It has to become
     as small as the distance from the metric to the limit. The next analysis has a higher
     confidence, so its interval is wider by the ratio of the two normal quantiles.
 
-    Return infinity if the limit is too close to the metric, and None if the interval has no end on
-    the side of the limit.
+    Args:
+        interval: The interval of the metric, which contains the limit.
+        limit: The limit in the unit of the interval.
+        confidence: The confidence of the interval.
+
+    Returns:
+        The factor, infinity if the limit is too close to the metric, or None if the interval has no
+        end on the side of the limit.
     """
     value = interval.value
     half_width = value - interval.low if value > limit else interval.high - value
     distance = abs(limit - value)
     if not math.isfinite(half_width):
         return None
-    if not distance or half_width / distance > MAX_WIDTH_RATIO:
+    if distance == 0 or half_width / distance > MAX_WIDTH_RATIO:
         return math.inf
     next_z = students_t.z_quantile(intervals.next_interim_level(confidence))
     z_ratio = next_z / students_t.z_quantile(confidence)

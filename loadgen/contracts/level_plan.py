@@ -192,11 +192,12 @@ def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
 
 
 def shorten_plan(plan: LevelPlan, max_duration_ns: int) -> LevelPlan:
-    """Return the plan with a load of at most this length."""
+    """Return the plan of a level with a load of at most this length (`--duration`)."""
     if plan.duration_ns is not None and plan.duration_ns <= max_duration_ns:
         return plan
-    shorter = plan_level(plan.level, set_measured_duration(plan.workload, max_duration_ns))
-    return replace(shorter, original_duration_ns=plan.duration_ns or 0)
+    short_workload = set_measured_duration(plan.workload, max_duration_ns)
+    short_plan = plan_level(plan.level, short_workload)
+    return replace(short_plan, original_duration_ns=plan.duration_ns or 0)
 
 
 def set_measured_duration(workload: Workload, duration_ns: int) -> Workload:
@@ -218,22 +219,28 @@ def _scale_stage(stage: Stage, factor: float | None, duration_ns: int) -> Stage:
     """Return the stage with its limits multiplied by a factor, or limited to a duration.
 
     A trace that is replayed cannot be stretched, so it only ends after the duration. The same
-    applies if there is no factor, because the old length is not known.
+    applies if there is no factor.
+
+    Args:
+        stage: A measured stage.
+        factor: The ratio of the new length of all measured stages to the old one. None if the old
+            length is not known.
+        duration_ns: The new length of all measured stages.
     """
     if factor is None or isinstance(stage.arrival, Replay):
         return stage.model_copy(update={"duration_ns": duration_ns})
-    changes: dict[str, object] = {}
+    scaled_limits: dict[str, object] = {}
     if stage.duration_ns is not None:
-        changes["duration_ns"] = _scale_limit(stage.duration_ns, factor)
+        scaled_limits["duration_ns"] = _scale_limit(stage.duration_ns, factor)
     if stage.count is not None:
-        changes["count"] = _scale_limit(stage.count, factor)
+        scaled_limits["count"] = _scale_limit(stage.count, factor)
     if stage.at_least is not None:
-        minimum = {
+        scaled_minimum = {
             "duration_ns": _scale_limit(stage.at_least.duration_ns, factor),
             "count": _scale_limit(stage.at_least.count, factor),
         }
-        changes["at_least"] = stage.at_least.model_copy(update=minimum)
-    return stage.model_copy(update=changes)
+        scaled_limits["at_least"] = stage.at_least.model_copy(update=scaled_minimum)
+    return stage.model_copy(update=scaled_limits)
 
 
 def _scale_limit(limit: int, factor: float) -> int:
@@ -334,14 +341,21 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
 def _plan_class(
     name: str, share: float, slo: Slo | None, requests: RequestKind
 ) -> RequestClassPlan:
-    """Return the plan of a class, with the mean size of a sample of its starts.
+    """Return the plan of a class of requests, with the mean number of requests per start.
 
     How many requests a start has is random for tasks with a varying number of steps, so a fixed
     number of starts is built and averaged.
+
+    Args:
+        name: The name of the class. "" in a workload without classes.
+        share: The fraction of all starts that are of this class.
+        slo: The SLO that applies to the class.
+        requests: The description of its requests in the workload.
     """
     sessions = build_sessions(requests, 0)
     requests_per_start = sessions.total_turns(0, SAMPLED_STARTS) / SAMPLED_STARTS
-    return RequestClassPlan(name, share, slo, requests_per_start, is_session=sessions.max_turns > 1)
+    has_several_turns = sessions.max_turns > 1
+    return RequestClassPlan(name, share, slo, requests_per_start, is_session=has_several_turns)
 
 
 # -- text -----------------------------------------------------------------------------------------

@@ -335,11 +335,11 @@ def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
             errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
 
-def _is_stricter(term: ContractTerm, other: ContractTerm) -> bool:
-    """Return whether a term allows less than another one about the same thing."""
+def _is_stricter(term: ContractTerm, reference_term: ContractTerm) -> bool:
+    """Return whether a term allows less than another term that limits the same metric."""
     if term.is_upper_bound:
-        return float(term.limit) < float(other.limit)
-    return float(term.limit) > float(other.limit)
+        return float(term.limit) < float(reference_term.limit)
+    return float(term.limit) > float(reference_term.limit)
 
 
 def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:

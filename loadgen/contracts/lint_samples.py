@@ -151,14 +151,14 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     if plan.starts is None:
         # The number of requests of a closed loop that is limited by time is not known yet.
         return None
-    required = _compute_required_count(term, plan, confidence)
-    available = _compute_available_count(term, plan)
-    if available >= required:
+    required_count = _compute_required_count(term, plan, confidence)
+    expected_count = _compute_expected_count(term, plan)
+    if expected_count >= required_count:
         return None
     noun = "tasks" if term.is_about_tasks else "requests"
     scope = _describe_counted_load(term, plan)
-    text = f"{required:,} {noun} needed to decide the term, {scope} {available:,}"
-    required_starts = required / plan.samples_per_start(term)
+    text = f"{required_count:,} {noun} needed to decide the term, {scope} {expected_count:,}"
+    required_starts = required_count / plan.samples_per_start(term)
     hint = _format_sample_hint(required_starts, plan, is_windowed=window_s > 0)
     return Problem("too_few", text, hint)
 
@@ -166,16 +166,17 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
 def _compute_required_count(term: ContractTerm, plan: LevelPlan, confidence: float) -> int:
     """Return how many requests or tasks a term needs, in each window if it compares windows.
 
-    Random arrivals alone make the counts of two windows differ, so a term that compares rates needs
-    more of them.
+    With Poisson arrivals, chance alone makes the numbers of requests in two windows differ. A term
+    that compares the rates of two windows then needs more requests.
     """
-    required = compute_required_requests(term, confidence)
+    required_count = compute_required_requests(term, confidence)
     if term.kind == "sustained" and _is_poisson(plan.workload):
-        required = max(required, compute_requests_for_ratio(term.limit, confidence))
-    return required
+        count_for_ratio = compute_requests_for_ratio(term.limit, confidence)
+        required_count = max(required_count, count_for_ratio)
+    return required_count
 
 
-def _compute_available_count(term: ContractTerm, plan: LevelPlan) -> int:
+def _compute_expected_count(term: ContractTerm, plan: LevelPlan) -> int:
     """Return how many requests or tasks are expected, in each window if a term compares windows."""
     if term.window_ns and plan.rate is not None:
         return int(plan.rate * term.window_ns / NS_PER_S)
@@ -184,7 +185,7 @@ def _compute_available_count(term: ContractTerm, plan: LevelPlan) -> int:
 
 
 def _describe_counted_load(term: ContractTerm, plan: LevelPlan) -> str:
-    """Return what an available number of requests is the number of, with its verb."""
+    """Return the part of the load in which requests are counted, such as "the 3 runs have"."""
     if term.window_ns:
         return "each window has"
     if plan.level.repeats > 1:

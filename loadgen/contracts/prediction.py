@@ -254,7 +254,9 @@ def _compute_length_factor(plan: LevelPlan, max_factor: float) -> float:
     """
     if not plan.requests:
         return max_factor
-    return max(1.0, min(max_factor, MAX_REQUESTS / (plan.requests * plan.level.repeats)))
+    planned_requests = plan.requests * plan.level.repeats
+    factor_for_max_requests = MAX_REQUESTS / planned_requests
+    return max(1.0, min(max_factor, factor_for_max_requests))
 
 
 def _simulate_level(
@@ -357,7 +359,16 @@ class SimulatedLevels:
 
 
 class LevelForecaster:
-    """Finds the load that each term of a level needs."""
+    """Finds the load that each term of one level needs for a decision.
+
+    Attributes:
+        contract: The contract.
+        level: The level.
+        simulated_levels: The simulated runs of all levels, because a term may compare two levels.
+        cost_function: Computes costs. None if there are no prices.
+        planned_s: The planned length of a run of the level.
+        simulated_s: The length of a simulated run of the level, which is several times as long.
+    """
 
     def __init__(
         self,

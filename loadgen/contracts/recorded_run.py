@@ -153,13 +153,17 @@ def _build_task_slo(slo: Slo | None) -> Slo:
 
 
 def _require_finished_tasks(columns: Columns) -> None:
-    """Raise EstimateError if the end of the load cut too many tasks."""
-    cut = int(columns.where(UNFINISHED).sum())
+    """Raise EstimateError if too many tasks were unfinished when the load or the drain ended.
+
+    The metrics of the tasks that did finish would be too good, because long tasks are cut most
+    often.
+    """
+    unfinished = int(columns.where(UNFINISHED).sum())
     total = int((~columns.where(CANCELLED)).sum())
-    if outcomes.is_undecided(cut, total):
+    if outcomes.is_undecided(unfinished, total):
         raise EstimateError(
-            f"{cut:,} of {total:,} tasks were unfinished when the load or the drain ended; end the "
-            "level by a number of tasks (requests: 200) and without grace"
+            f"{unfinished:,} of {total:,} tasks were unfinished when the load or the drain ended; "
+            "end the level by a number of tasks (requests: 200) and without grace"
         )
 
 

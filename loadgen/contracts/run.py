@@ -200,7 +200,7 @@ class NewValidation:
         Args:
             other_endpoint: The endpoint that responses are compared with, if any.
         """
-        started = now_text()
+        started = format_now()
         self._copy_inputs()
         self.options.show_status(f"Results go to {self.directory}")
         findings = check_target(self.settings, self.directory, self.options.show_status)
@@ -231,11 +231,11 @@ class NewValidation:
         return ValidationFacts(
             target=self.settings.display_name,
             started=started,
-            ended=now_text(),
+            ended=format_now(),
             interrupted=self.is_interrupted,
             failure_reasons={name: failure.reason for name, failure in failures},
             fault_codes={name: failure.codes for name, failure in failures if failure.codes},
-            preflight=_describe_warnings(findings),
+            preflight=_describe_problems(findings),
             metadata=dict(self.settings.metadata),
             findings=tuple(findings),
             shortened={name: text for name, text in shortenings.items() if text},
@@ -453,7 +453,7 @@ def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: boo
     return endpoint_findings + host_findings
 
 
-def _describe_warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
+def _describe_problems(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return the findings that are warnings or worse, as text."""
     return tuple(
         f"{finding.check}: {finding.observed}"
@@ -465,7 +465,7 @@ def _describe_warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
 # -- the directory --------------------------------------------------------------------------------
 
 
-def now_text() -> str:
+def format_now() -> str:
     """Return the local time in ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds")
 

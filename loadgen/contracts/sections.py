@@ -89,14 +89,14 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         title=" · ".join(part for part in title_parts if part),
         page_title=f"{validation.verdict}: {validation.contract}",
         generated_by=f"loadgen {validation.version} validation",
-        notices=list(_warnings(validation)),
+        notices=list(_list_notices(validation)),
         headline=[verdict_paragraph],
         sections=sections,
         brief=build_brief_sections(validation, verdict_paragraph),
     )
 
 
-def _warnings(validation: Validation) -> Iterator[Notice]:
+def _list_notices(validation: Validation) -> Iterator[Notice]:
     """Yield what a reader must know before the verdict."""
     if validation.simulated:
         yield simulated_notice("The verdict is about a performance model, not about real hardware.")
@@ -309,11 +309,11 @@ def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]
     rates = [select_headline_rates(summary) for summary in valid_runs]
     if not rates:
         return ""
-    requests = _mean([rate.requests for rate in rates])
-    total = _mean([rate.total for rate in rates])
-    output = _mean([rate.output for rate in rates])
-    output_per_gpu = _mean([rate.output_per_gpu for rate in rates])
-    goodput = _mean([rate.goodput for rate in rates])
+    requests = _compute_mean_if_known([rate.requests for rate in rates])
+    total = _compute_mean_if_known([rate.total for rate in rates])
+    output = _compute_mean_if_known([rate.output for rate in rates])
+    output_per_gpu = _compute_mean_if_known([rate.output_per_gpu for rate in rates])
+    goodput = _compute_mean_if_known([rate.goodput for rate in rates])
     output_text = format.rate(output, " output tok/s")
     if output_per_gpu is not None:
         output_text += f" ({format.quantity(output_per_gpu)} per GPU)"
@@ -328,7 +328,7 @@ def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]
     return f"Throughput: {', '.join(parts)}, in the {window}"
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _compute_mean_if_known(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if a value is unknown or there are no values."""
     known_values = [value for value in values if value is not None]
     if not known_values or len(known_values) < len(values):
@@ -442,7 +442,7 @@ def _forecast_section(forecast: LevelForecast) -> Section:
         (
             term.requirement,
             term.term,
-            _needed_load_text(term, forecast),
+            _format_needed_load(term, forecast),
             FORECAST_OUTCOMES[term.outcome],
         )
         for term in forecast.terms
@@ -456,7 +456,7 @@ def _forecast_section(forecast: LevelForecast) -> Section:
     )
 
 
-def _needed_load_text(term: NeededLoad, forecast: LevelForecast) -> str:
+def _format_needed_load(term: NeededLoad, forecast: LevelForecast) -> str:
     """Return the load that a term needs, or that it needs more than was simulated."""
     if term.needed_s is None:
         return f"> {format.duration(forecast.simulated_s)}"
@@ -480,14 +480,14 @@ def build_junit_cases(validation: Validation) -> list[JUnitCase]:
                 JUnitCase(
                     group=level.name,
                     name=f"{term.requirement} {term.term}",
-                    outcome=_junit_outcome(term),
+                    outcome=_get_junit_outcome(term),
                     text=", ".join(sentence for sentence in sentences if sentence),
                 )
             )
     return cases
 
 
-def _junit_outcome(term: TermVerdict) -> Outcome:
+def _get_junit_outcome(term: TermVerdict) -> Outcome:
     """Return the JUnit outcome of a term. Only a term of the list `must` can fail."""
     if term.verdict == PASS:
         return "passed"

@@ -249,7 +249,7 @@ def select_steady_sample(
 
     The start-up of a run, during which the server fills, and its end, during which the server
     empties, are removed. The load is too short if the start-up did not end in the first half of a
-    run, or if `_check_steady_load` says so.
+    run, or if `_add_load_checks` says so.
 
     Args:
         runs: The runs of a level.
@@ -275,10 +275,10 @@ def select_steady_sample(
         startup_check = load_checks.create_failed_startup_check(longest_run_s)
         return sample._replace(load_check=startup_check)
     sample = sample._replace(load_description=_format_steady_start(timed_samples, steady_ranges))
-    return _check_steady_load(sample, runs, steady_values, query)
+    return _add_load_checks(sample, runs, steady_values, query)
 
 
-def _check_steady_load(
+def _add_load_checks(
     sample: SteadySample,
     runs: Sequence[RecordedRun],
     steady_values: Sequence[TimedValues],

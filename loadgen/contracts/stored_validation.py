@@ -131,7 +131,7 @@ def judge_again(directory: Path) -> Validation:
         raise missing_result(directory, _WRONG_FOLDER_HINT)
     refuse_links(directory)
     errors = [
-        _changed_file_error(directory / name, problem)
+        _create_changed_file_error(directory / name, problem)
         for name, problem in verify_checksums(directory).items()
     ]
     if errors:
@@ -140,7 +140,7 @@ def judge_again(directory: Path) -> Validation:
     return judge_runs(directory, contract, facts)
 
 
-def _changed_file_error(file: Path, problem: str) -> UserError:
+def _create_changed_file_error(file: Path, problem: str) -> UserError:
     """Return the error for a file that differs from its checksum.
 
     `problem` is a value of `verify_checksums`, which is "gone" for a missing file.
@@ -173,7 +173,7 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
     contract = schema.parse_contract(
         schema.read_contract_text(contract_file, str(contract_file)),
         str(contract_file),
-        extra_metrics=_plugin_metrics(directory),
+        extra_metrics=_list_plugin_metrics(directory),
     )
     facts_file = directory / FACTS_FILE
     facts = decode_json(
@@ -186,7 +186,7 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
     return contract, facts
 
 
-def _plugin_metrics(directory: Path) -> tuple[str, ...]:
+def _list_plugin_metrics(directory: Path) -> tuple[str, ...]:
     """Return the metrics of other packages that the runs of a validation used."""
     names: dict[str, None] = {}
     for file in sorted(directory.glob(RUN_MANIFESTS)):
@@ -204,7 +204,8 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
     Args:
         directory: The directory of the validation.
         contract: The contract.
-        facts: What the records do not contain, such as why a level could not be run.
+        facts: The content of `target.json`: what the records do not contain, such as why a level
+            could not be run.
     """
     measured_levels = {
         level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
@@ -213,6 +214,8 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
     levels = _judge_all_levels(directory, contract, facts, measured_levels)
     target = _find_target(measured_levels)
     contract_bytes = (directory / CONTRACT_FILE).read_bytes()
+    # A validation that was never extended has no counts of runs and was judged once.
+    analysis_count = max(len(facts.run_counts), 1)
     return Validation(
         contract=contract.name,
         contract_sha256=hashlib.sha256(contract_bytes).hexdigest(),
@@ -220,7 +223,7 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         sentence=verdict.summarize_levels(levels),
         confidence=contract.confidence,
         horizon_s=contract.horizon_ns / 1e9,
-        analyses=max(len(facts.run_counts), 1),  # there are no counts without an extension
+        analyses=analysis_count,
         target=facts.target,
         model=target.model,
         server=target.server,

@@ -31,7 +31,7 @@ from loadgen.contracts.terms import (
     TermKind,
     can_be_about_class,
     get_term_kind,
-    latency_metrics,
+    list_latency_metrics,
 )
 from loadgen.core.workload.fields import Quantile
 from loadgen.core.workload.file_models import FileContext, Tagged, TaggedUnion
@@ -175,8 +175,8 @@ def validate_term(value: object, info: ValidationInfo) -> ContractTerm:
     extra_metrics: tuple[str, ...] = ()
     if isinstance(info.context, FileContext):
         extra_metrics = info.context.extra_metrics
-    unknown_metrics = [name for name in extra_metrics if name not in latency_metrics()]
-    metrics = (*latency_metrics(), *unknown_metrics)
+    unknown_metrics = [name for name in extra_metrics if name not in list_latency_metrics()]
+    metrics = (*list_latency_metrics(), *unknown_metrics)
     return _create_load_term_adapter(metrics).validate_python(value, context=info.context)
 
 
@@ -189,7 +189,7 @@ TermInFile = Annotated[
     ContractTerm,
     PlainValidator(
         validate_term,
-        json_schema_input_type=_create_load_term_type(latency_metrics(include_plugins=False)),
+        json_schema_input_type=_create_load_term_type(list_latency_metrics(include_plugins=False)),
     ),
 ]
 """A term about a load, in the file."""

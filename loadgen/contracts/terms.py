@@ -459,7 +459,7 @@ TERM_KINDS = {
         requirements=("level",),
     ),
 }
-"""The keywords of terms about a load, apart from the latency metrics (see `latency_metrics`)."""
+"""The keywords of terms about a load, without the latency metrics (see `list_latency_metrics`)."""
 
 FRACTION_OF_GOOD_TERMS = ("goodput", "task_goodput", "fairness")
 """Keywords of terms that are computed from the fraction of requests or tasks that meet the SLO."""
@@ -521,7 +521,7 @@ class pays for.
 """
 
 
-def latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
+def list_latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
     """Return the names of the metrics of requests that a term may limit.
 
     Metrics of other packages come after those of this one.
