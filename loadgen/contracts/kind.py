@@ -76,7 +76,9 @@ def list_row(directory: Path) -> ListRow:
 
 
 def compare_side(directory: Path) -> Side:
-    """Return the runs of the only level of a validation, as one side of a comparison.
+    """Return the runs of the only level of a validation, for `loadgen compare`.
+
+    Its runs have the same load, so together they are one of the two results that are compared.
 
     Raises:
         UserError: The validation has several levels, which are different loads, or none.

@@ -269,10 +269,10 @@ def _build_overrides(level: ContractLevel) -> Overrides:
 def _check_terms(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that contradict each other, or that need something that is missing.
+    """Report terms of a level that contradict each other, or that need an input that is missing.
 
-    Checks of a term against the workload need the plan. The order of the checks is the order in
-    which several errors of one term are printed.
+    The checks against the workload need the plan of the level, which is None if its load has
+    errors. If a term has several errors, they are printed in the order of the checks.
     """
     if plan is not None:
         _check_workload_terms(draft, plan, errors)

@@ -66,7 +66,11 @@ def build_report(directory: Path, validation: Validation) -> Report:
 def _render_outputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> dict[str, bytes]:
-    """Return the files about a verdict, by their names."""
+    """Return the content of the files about a verdict, by their names.
+
+    These are the verdict as JSON, the HTML page for two parties to sign, and the JUnit results for
+    a pipeline.
+    """
     report = sections.build_report(
         validation, _read_page_inputs(directory, validation, contract, facts)
     )
@@ -80,9 +84,10 @@ def _render_outputs(
 def _read_page_inputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> PageInputs:
-    """Return what the page shows besides the verdict.
+    """Return what the HTML page of a validation shows besides the verdict.
 
-    Everything is read from the directory, so the page can be made again later.
+    Everything is in the directory, so that the page can be generated again later (`loadgen verify`
+    does so).
     """
     summaries = {
         run: run_folder.kept_summary(directory / run)

@@ -207,10 +207,11 @@ def signature_section(validation: Validation) -> Section:
 
 
 def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Section]:
-    """Yield the sections behind the signed page. In print they begin on a new page.
+    """Yield the sections of the annex, which follows the part of the page that is signed.
 
     They explain the terms on the page and show the data behind the verdict: the times of the runs,
-    how much they differ, the preflight checks, the delivered load, and the contract.
+    how much they differ, the preflight checks, the delivered load, and the contract. In print the
+    annex begins on a new page.
     """
     yield section("Annex", "The data behind the verdict.", id="annex", page_only=True)
     glossary = [f"{word}: {meaning}" for word, meaning in _find_mentioned_terms(validation)]

@@ -471,7 +471,7 @@ def format_now() -> str:
 
 
 def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
-    """Return the directory of a new validation: the one given, or a new one in `results`.
+    """Return the directory of a new validation: that of `--out`, or a new one in `results`.
 
     Raises:
         UserError: The directory exists and is not empty, or is a file.

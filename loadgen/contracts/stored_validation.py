@@ -245,7 +245,15 @@ def _judge_all_levels(
     facts: ValidationFacts,
     measured_levels: Mapping[str, MeasuredLevel],
 ) -> tuple[LevelVerdict, ...]:
-    """Return the verdict on each level of a contract, and on its responses if they were scored."""
+    """Return the verdict on each level of a contract, and on its responses if they were scored.
+
+    Args:
+        directory: The directory of the validation.
+        contract: The contract.
+        facts: The content of `target.json`. It says how often the validation was extended, and
+            which levels were shortened or could not be run.
+        measured_levels: The recorded runs of each level.
+    """
     cost_function = _load_cost_function(directory) if contract.prices else None
     load_levels = judge.judge_interim_analyses(
         contract, measured_levels, facts.run_counts, cost_function
@@ -296,20 +304,30 @@ def _with_error_codes(level: LevelVerdict, facts: ValidationFacts) -> LevelVerdi
 
 
 def _read_level(directory: Path, level: str, failure_reason: str) -> MeasuredLevel:
-    """Return the runs of a level that have a summary, in order of their numbers.
+    """Return the recorded runs of a level, in order of their numbers.
 
-    A run without a summary did not end.
+    The runs are in directories `r1`, `r2` and so on. A run without a summary did not end and is
+    left out.
+
+    Args:
+        directory: The directory of the validation.
+        level: The name of the level.
+        failure_reason: Why a run of the level could not be made, or "".
     """
     run_dirs = [
-        file.parent
-        for file in (directory / level).glob("r*/run.json")
-        if file.parent.name[1:].isdecimal()
+        manifest_file.parent
+        for manifest_file in (directory / level).glob("r*/run.json")
+        if manifest_file.parent.name.removeprefix("r").isdecimal()
     ]
-    run_dirs.sort(key=lambda run_dir: int(run_dir.name[1:]))
-    runs = tuple(
-        read_run(run_dir, directory) for run_dir in run_dirs if (run_dir / "summary.json").is_file()
-    )
+    run_dirs.sort(key=_get_run_number)
+    finished_run_dirs = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
+    runs = tuple(read_run(run_dir, directory) for run_dir in finished_run_dirs)
     return MeasuredLevel(runs=runs, failure_reason=failure_reason)
+
+
+def _get_run_number(run_dir: Path) -> int:
+    """Return the number of a run from the name of its directory: 12 for `r12`."""
+    return int(run_dir.name.removeprefix("r"))
 
 
 def read_run(

@@ -143,7 +143,7 @@ class ContractTerm(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The term for people, such as "ttft at p99 within 2.0 s"."""
+        """The term as messages and reports show it, such as "ttft at p99 within 2.0 s"."""
         values = self._asdict() | {
             "limit": self.definition.limit.to_text(self.limit),
             "window": format.duration(self.window_ns / NS_PER_S),

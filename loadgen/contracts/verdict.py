@@ -228,18 +228,22 @@ def summarize_levels(levels: Sequence[LevelVerdict]) -> str:
 
 
 def _summarize_required(terms: Sequence[TermVerdict]) -> str:
-    """Return how many required terms failed or were not decided, without a full stop."""
+    """Return how many required terms failed or were not decided, without a full stop.
+
+    For example "2 of 5 required terms failed, 1 inconclusive".
+    """
     if not terms:
         return "the contract has no required terms (must)"
     counts = Counter(term.verdict for term in terms)
+    failed = counts["FAIL"]
+    undecided = counts["INCONCLUSIVE"]
     total = len(terms)
-    if counts["FAIL"] and counts["INCONCLUSIVE"]:
-        undecided = counts["INCONCLUSIVE"]
-        return f"{counts['FAIL']} of {total} required terms failed, {undecided} inconclusive"
-    if counts["FAIL"]:
-        return f"{counts['FAIL']} of {total} required terms failed"
-    if counts["INCONCLUSIVE"]:
-        return f"{counts['INCONCLUSIVE']} of {total} required terms inconclusive"
+    if failed and undecided:
+        return f"{failed} of {total} required terms failed, {undecided} inconclusive"
+    if failed:
+        return f"{failed} of {total} required terms failed"
+    if undecided:
+        return f"{undecided} of {total} required terms inconclusive"
     return f"{total} of {total} required terms passed"
 
 
