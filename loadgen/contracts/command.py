@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
     from loadgen.repeated.repeats import Repetition
+    from loadgen.runs.planned_runs import PlannedRun
 
 
 MAX_EXTENSIONS = 3
@@ -84,11 +85,13 @@ class ValidateRequest(NamedTuple):
             for plan in self.checked_contract.levels
         }
 
-    def planned_runs(self) -> list[tuple[Workload, Settings]]:
+    def planned_runs(self) -> list[PlannedRun]:
         """Return the workload and the settings of each run that is made at least."""
+        from loadgen.runs.planned_runs import PlannedRun
+
         runs = self.runs_per_level()
         return [
-            (plan.workload, self.settings)
+            PlannedRun(plan.workload, self.settings)
             for plan in self.checked_contract.levels
             for _ in range(runs[plan.level.name])
         ]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
     from loadgen.repeated.repeats import Repetition
+    from loadgen.runs.planned_runs import PlannedRun
     from loadgen.runs.run_display import RunDisplay
 
 COMMAND = "loadgen run"
@@ -103,9 +104,11 @@ class RunPlan(NamedTuple):
     ci_report: CiReport
 
     @property
-    def runs(self) -> list[tuple[Workload, Settings]]:
+    def runs(self) -> list[PlannedRun]:
         """The workload of each run with its settings."""
-        return [(workload, self.settings) for workload in self.workloads.values()]
+        from loadgen.runs.planned_runs import PlannedRun
+
+        return [PlannedRun(workload, self.settings) for workload in self.workloads.values()]
 
 
 class Outcome(NamedTuple):

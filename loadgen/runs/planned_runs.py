@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from loadgen.core import slo
-from loadgen.core.errors import CombinedError, LoadgenError
+from loadgen.core.errors import OK, CombinedError, LoadgenError
 from loadgen.core.schedule.forecast import Forecast, combine_forecasts, forecast_load
 from loadgen.core.stats.quantiles import needed_samples
 
@@ -22,11 +22,19 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
 
-PlannedRun = tuple["Workload", "Settings"]
-"""The workload and the settings of a run that has not started."""
 
-PlannedLoad = tuple[Forecast, "Settings"]
-"""The forecast of a run that has not started, and its settings."""
+class PlannedRun(NamedTuple):
+    """The workload and the settings of a run that has not started."""
+
+    workload: Workload
+    settings: Settings
+
+
+class ForecastRun(NamedTuple):
+    """The forecast of a run that has not started, and its settings."""
+
+    forecast: Forecast
+    settings: Settings
 
 
 class RunForecast(NamedTuple):
@@ -37,7 +45,7 @@ class RunForecast(NamedTuple):
 
 
 def forecast_run(schedule: Schedule, tokens: MeanTokens, response_s: float) -> RunForecast:
-    """Return the forecast of a run.
+    """Return the forecast of the requests, tokens and duration of a run.
 
     Args:
         schedule: The schedule of the run.
@@ -45,18 +53,19 @@ def forecast_run(schedule: Schedule, tokens: MeanTokens, response_s: float) -> R
         response_s: How long a response takes, or 0 if that is not known.
     """
     measured_stages = tuple(stage for stage in schedule.stages if stage.measured)
-    other_stages = tuple(stage for stage in schedule.stages if not stage.measured)
-    measured, other = (
-        forecast_load(msgspec.structs.replace(schedule, stages=stages), tokens, response_s)
-        for stages in (measured_stages, other_stages)
-    )
-    return RunForecast(measured, combine_forecasts([measured, other]))
+    warmup_stages = tuple(stage for stage in schedule.stages if not stage.measured)
+    measured_schedule = msgspec.structs.replace(schedule, stages=measured_stages)
+    warmup_schedule = msgspec.structs.replace(schedule, stages=warmup_stages)
+    measured = forecast_load(measured_schedule, tokens, response_s)
+    warmup = forecast_load(warmup_schedule, tokens, response_s)
+    return RunForecast(measured=measured, total=combine_forecasts([measured, warmup]))
 
 
 def warn_too_few_requests(measured: Forecast, requested_slo: Slo | None) -> str:
     """Return a warning if a load has too few requests to verify its SLO, or "" if it has enough.
 
-    A closed loop may send fewer requests than its forecast, and never more.
+    The warning is about the objective on the highest percentile, which needs most requests. A
+    closed loop may send fewer requests than its forecast, and never more, so it is warned too.
     """
     count = measured.requests
     if count is None or requested_slo is None or not requested_slo.terms:
@@ -79,7 +88,7 @@ def _needed_samples(term: Term) -> int:
 def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     """Print what runs would send and, with prices, what they would cost, for --dry-run.
 
-    Returns the exit code 0.
+    Returns the exit code OK.
 
     Raises UserError if the cost exceeds the limit, and CombinedError if a target does not accept
     such requests.
@@ -87,10 +96,10 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     from loadgen.core.execution.load_description import describe_load
 
     error_by_text: dict[str, LoadgenError] = {}
-    loads: list[PlannedLoad] = []
+    forecasts: list[ForecastRun] = []
     for workload, settings in runs:
         description = describe_load(workload, settings)
-        loads.append((description.load, settings))
+        forecasts.append(ForecastRun(description.load, settings))
         print(description.text)
         if budget is not None:
             print(_describe_forecast_cost(description.load, settings, budget))
@@ -99,8 +108,8 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     if error_by_text:
         raise CombinedError(list(error_by_text.values()))
     if budget is not None:
-        _print_total_cost(loads, budget)
-    return 0
+        _print_total_cost(forecasts, budget)
+    return OK
 
 
 def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) -> str:
@@ -110,16 +119,20 @@ def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) 
     return f"cost: about {describe_cost(budget, cost, settings)}"
 
 
-def _print_total_cost(loads: Sequence[PlannedLoad], budget: Budget) -> None:
-    """Print the cost of several runs. Raises UserError if real runs exceed the limit."""
-    cost = total_cost(budget, loads)
+def _print_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
+    """Print the cost of several runs, if it is known before they start.
+
+    Raises UserError if it exceeds the limit of the budget. Runs in virtual time cost nothing, so
+    they never do.
+    """
+    cost = compute_total_cost(budget, runs)
     if cost is None:
         return
-    settings = loads[-1][1]
-    if len(loads) > 1:
-        print(f"cost of all {len(loads)} runs: about {describe_cost(budget, cost, settings)}")
+    settings = runs[-1].settings
+    if len(runs) > 1:
+        print(f"cost of all {len(runs)} runs: about {describe_cost(budget, cost, settings)}")
     if not settings.virtual:
-        budget.check_limit(cost, describe_run_count(len(loads)))
+        budget.check_limit(cost, describe_run_count(len(runs)))
 
 
 def describe_run_count(count: int) -> str:
@@ -133,14 +146,14 @@ def describe_cost(budget: Budget, cost: Decimal, settings: Settings) -> str:
     return f"{amount} on a real server (virtual time is free)" if settings.virtual else amount
 
 
-def total_cost(budget: Budget, loads: Sequence[PlannedLoad]) -> Decimal | None:
-    """Return the cost of several loads.
+def compute_total_cost(budget: Budget, runs: Sequence[ForecastRun]) -> Decimal | None:
+    """Return the cost of several runs.
 
-    Returns None if the cost of a load is known only after its target was probed.
+    Returns None if the cost of a run is known only after its target was probed.
     """
     total = Decimal()
-    for load, settings in loads:
-        cost = budget.forecast_cost(load, target_facts(settings))
+    for run in runs:
+        cost = budget.forecast_cost(run.forecast, target_facts(run.settings))
         if cost is None:
             return None
         total += cost
@@ -148,12 +161,16 @@ def total_cost(budget: Budget, loads: Sequence[PlannedLoad]) -> Decimal | None:
 
 
 def target_facts(settings: Settings) -> list[TargetFacts]:
-    """Return what is known of the targets before a request is sent."""
+    """Return what is known of the targets before a request is sent, for a forecast of the cost.
+
+    The number of GPUs of a target is the one that the user specified, or that of the hardware that
+    a simulated target models.
+    """
     from loadgen.core.execution import backend
     from loadgen.core.results.manifest import TargetFacts
 
-    known = backend.known(settings)
-    known_gpus = None if known is None else known.gpus
+    known_target = backend.known(settings)
+    known_gpus = None if known_target is None else known_target.gpus
     return [
         TargetFacts(
             url=endpoint.url,

@@ -107,18 +107,22 @@ class Progress:
         self._last_ns = self._start_ns
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, counters: Callable[[], Counters]) -> None:
-        """Print the counters from now on, until the event loop ends or `clear` is called."""
+    def follow(self, read_counters: Callable[[], Counters]) -> None:
+        """Print the counters of a load repeatedly, until `clear` is called or the event loop ends.
+
+        A terminal is updated every REFRESH_S, and another stream gets a line every LINE_EVERY_S.
+        """
         interval_s = REFRESH_S if self._is_rewritten else LINE_EVERY_S
         loop = asyncio.get_running_loop()
 
-        def update() -> None:
-            self._print(self.facts(counters(), monotonic_ns()))
-            self._timer = loop.call_later(interval_s, update)
+        def print_and_reschedule() -> None:
+            self._print(self.facts(read_counters(), monotonic_ns()))
+            self._timer = loop.call_later(interval_s, print_and_reschedule)
 
-        self._timer = loop.call_later(interval_s, update)
+        self._timer = loop.call_later(interval_s, print_and_reschedule)
 
     def _print(self, facts: ProgressFacts) -> None:
+        """Rewrite the line of a terminal, or print another line as text or JSON."""
         if self._is_rewritten:
             line = describe_progress(facts, _terminal_columns(self._stream))
             self._draw(f"{_CLEAR_LINE}{line}")
@@ -139,9 +143,10 @@ class Progress:
             self._stream.flush()
 
     def facts(self, counters: Counters, now_ns: int) -> ProgressFacts:
-        """Return the progress at a time on the monotonic clock.
+        """Return the progress at a time on the monotonic clock, with times in s rounded to 0.1 s.
 
-        The rate of events covers the time since the last call.
+        The rate of events covers the time since the last call, and the call after this one starts
+        from here.
         """
         interval_s = max(now_ns - self._last_ns, 1) / _NS_PER_S
         events_per_s = (counters.events - self._last_events) / interval_s
@@ -204,7 +209,7 @@ class ProgressLine:
         self._progress: Progress | None = None
 
     def __call__(self, event: RunEvent) -> None:
-        """Follow the load of a planned run until the run ends."""
+        """Handle an event of a run: prepare when it is planned, print while its load runs."""
         match event:
             case RunPlanned(plan, manifest) if manifest.client != VIRTUAL_TIME_CLIENT:
                 grace_s = manifest.grace_s
@@ -225,17 +230,17 @@ class ProgressLine:
 
 
 class _LinePart(NamedTuple):
-    """A part of the progress line. A narrow terminal leaves out parts of low importance."""
+    """A part of the progress line. A narrow terminal leaves out the least important parts first."""
 
     text: str
     importance: int
 
 
 def describe_progress(facts: ProgressFacts, columns: int | None = None) -> str:
-    """Return the progress line.
+    """Return the progress as a line of text.
 
     With a number of columns, the line is shorter than that, so that a terminal never wraps it. The
-    least important parts are left out first.
+    least important parts are left out first, and a last part that is too long is cut.
     """
     parts = _line_parts(facts)
     line = _join_parts(parts)
@@ -258,22 +263,25 @@ def _importance(part: _LinePart) -> int:
 
 
 def _line_parts(facts: ProgressFacts) -> list[_LinePart]:
-    """Return the parts of the progress line in the order in which they are printed."""
+    """Return the parts of the progress line in the order in which they are printed.
+
+    How much of the load is done matters most, then the time that is left, then failures.
+    """
     total = "" if facts.planned is None else f"/{facts.planned:,}"
     parts = [
-        _LinePart(f"{facts.done:,}{total} done", 5),
-        _LinePart(f"{facts.in_flight:,} in flight", 2),
-        _LinePart(f"{facts.events_per_s:,.0f} events/s", 0),
+        _LinePart(f"{facts.done:,}{total} done", importance=5),
+        _LinePart(f"{facts.in_flight:,} in flight", importance=2),
+        _LinePart(f"{facts.events_per_s:,.0f} events/s", importance=0),
     ]
     if facts.ttft_p50_ms is not None and facts.ttft_p99_ms is not None:
-        text = f"TTFT p50 {facts.ttft_p50_ms:,.1f} p99 {facts.ttft_p99_ms:,.1f} ms"
-        parts.append(_LinePart(text, 1))
+        ttft = f"TTFT p50 {facts.ttft_p50_ms:,.1f} p99 {facts.ttft_p99_ms:,.1f} ms"
+        parts.append(_LinePart(ttft, importance=1))
     if facts.failed:
-        parts.append(_LinePart(f"{facts.failed:,} failed", 3))
+        parts.append(_LinePart(f"{facts.failed:,} failed", importance=3))
     if facts.dropped:
-        parts.append(_LinePart(f"{facts.dropped:,} dropped", 3))
+        parts.append(_LinePart(f"{facts.dropped:,} dropped", importance=3))
     if facts.left_s is not None:
-        parts.append(_LinePart(_describe_time_left(facts), 4))
+        parts.append(_LinePart(_describe_time_left(facts), importance=4))
     return parts
 
 
@@ -295,7 +303,12 @@ def describe_drain(in_flight: int, left_s: float | None) -> str:
 
 
 class RemainingSteps(NamedTuple):
-    """How many steps remain, the next one included, and how long they take; None if unknown."""
+    """An estimate of the steps that remain, the next one included.
+
+    Attributes:
+        steps: How many there are, which may be a mean and no whole number.
+        seconds: How long they take together, or None if that is not known.
+    """
 
     steps: float
     seconds: float | None
@@ -306,24 +319,25 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: Which step it is, counted from 1.
-        of: How many steps there are, or at most.
+        max_count: How many steps there are, or at most (`of` in JSON).
         at_most: Whether there may be fewer steps.
-        about: How many steps are expected. None if `of` is the number.
+        expected_count: How many steps are expected. None if it is `max_count` (`about` in JSON).
         elapsed_s: Time since the first step began.
-        each_s: Mean time of the steps before it. None if they took too little time.
+        mean_s: Mean time of the steps before it. None if they took too little time (`each_s` in
+            JSON).
         left_s: Time for this step and the following ones, or None if it is not known.
     """
 
     number: int = msgspec.field(name="step")
-    of: int
+    max_count: int = msgspec.field(name="of")
     at_most: bool
-    about: int | None
+    expected_count: int | None = msgspec.field(name="about")
     elapsed_s: float
-    each_s: float | None
+    mean_s: float | None = msgspec.field(name="each_s")
     left_s: float | None
 
     def as_dict(self) -> dict[str, object]:
-        """Return the fields by their names in JSON."""
+        """Return the fields by the names that they have in JSON."""
         fields: dict[str, object] = msgspec.to_builtins(self)
         return fields
 
@@ -353,56 +367,62 @@ class StepCounter:
         """Time since the first step began."""
         return (monotonic_ns() - self._start_ns) / _NS_PER_S
 
-    def next(self, remaining: RemainingSteps | None = None) -> Step:
-        """Return the step that begins now.
+    def begin_step(self, remaining: RemainingSteps | None = None) -> Step:
+        """Return the step that begins now, with an estimate of the time until the last one ends.
 
-        `remaining` is what the caller knows of the steps that follow. It replaces the estimate from
-        the steps so far.
+        `remaining` is the caller's own estimate of this step and the following ones. Without one,
+        the time is extrapolated from the steps so far. Commands that take less than MIN_FORECAST_S
+        have no estimate, because it would be past before anyone has read it.
         """
         elapsed_s = self.elapsed_s
-        finished = self._number
+        finished_count = self._number
         self._number += 1
-        each_s = None
-        if finished and elapsed_s >= MIN_FORECAST_S:
-            each_s = elapsed_s / finished
-        about = None
+        mean_s = None
+        if finished_count and elapsed_s >= MIN_FORECAST_S:
+            mean_s = elapsed_s / finished_count
+        expected_count = None
         if remaining is None:
-            left_s = self._estimate_left_s(finished, elapsed_s)
+            left_s = self._extrapolate_left_s(finished_count, elapsed_s)
         else:
-            about = min(finished + max(round(remaining.steps), 1), self._count)
+            remaining_count = max(round(remaining.steps), 1)
+            expected_count = min(finished_count + remaining_count, self._count)
             left_s = remaining.seconds
             if left_s is not None and elapsed_s + left_s < MIN_FORECAST_S:
                 left_s = None
         return Step(
             number=self._number,
-            of=self._count,
+            max_count=self._count,
             at_most=self._at_most,
-            about=about,
+            expected_count=expected_count,
             elapsed_s=round(elapsed_s, 1),
-            each_s=_round_if_known(each_s),
+            mean_s=_round_if_known(mean_s),
             left_s=_round_if_known(left_s),
         )
 
-    def _estimate_left_s(self, finished: int, elapsed_s: float) -> float | None:
-        """Return the remaining time by the weights of the finished and of the remaining steps."""
-        if not finished or elapsed_s < MIN_FORECAST_S or self._at_most:
+    def _extrapolate_left_s(self, finished_count: int, elapsed_s: float) -> float | None:
+        """Return the remaining time by the weights of the finished and of the remaining steps.
+
+        Return None if no step was finished, if the steps were short, or if their number is open.
+        """
+        if not finished_count or elapsed_s < MIN_FORECAST_S or self._at_most:
             return None
-        finished_weight = sum(self._weights[:finished])
-        return elapsed_s / finished_weight * (sum(self._weights) - finished_weight)
+        finished_weight = sum(self._weights[:finished_count])
+        remaining_weight = sum(self._weights) - finished_weight
+        return elapsed_s / finished_weight * remaining_weight
 
 
 def describe_step(name: str, step: Step) -> str:
     """Return a step as text: `c8: 3 of 6, about 12 min left, until 14:32`."""
     text = f"{name}: {step.number} of {_describe_step_count(step)}"
+    if step.left_s is None and step.mean_s is None:
+        return text
     if step.left_s is None:
-        if step.each_s is None:
-            return text
-        return f"{text}, about {format.duration(step.each_s)} each"
+        return f"{text}, about {format.duration(step.mean_s)} each"
     end = datetime.datetime.now() + datetime.timedelta(seconds=step.left_s)
     return f"{text}, about {format.duration(step.left_s)} left, until {end:%H:%M}"
 
 
 def _describe_step_count(step: Step) -> str:
-    if step.about is not None:
-        return f"about {step.about}"
-    return f"at most {step.of}" if step.at_most else f"{step.of}"
+    if step.expected_count is not None:
+        return f"about {step.expected_count}"
+    return f"at most {step.max_count}" if step.at_most else f"{step.max_count}"

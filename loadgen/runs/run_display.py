@@ -27,12 +27,14 @@ from loadgen.core.execution.stage_plans import describe_bounds
 from loadgen.core.schedule.forecast import Forecast, combine_forecasts, mean_tokens
 from loadgen.render import text as text_renderer
 from loadgen.runs.planned_runs import (
+    ForecastRun,
     PlannedRun,
+    RunForecast,
+    compute_total_cost,
     describe_cost,
     describe_run_count,
     forecast_run,
     target_facts,
-    total_cost,
     warn_too_few_requests,
 )
 from loadgen.runs.progress import (
@@ -62,17 +64,18 @@ COST_CHECK_S = 1.0
 
 _NS_PER_S = 1e9
 
-_SIMULATION_NOTE = "virtual_time"
-"""The code of a note that repeats the line about a simulated target."""
+_SIMULATION_WARNING = "virtual_time"
+"""The code of a warning that is not printed, because the line about the target says the same."""
 
 
 def create_display(
     invocation: Invocation, *, quiet: bool = False, has_line_per_step: bool = False
 ) -> RunDisplay:
-    """Return the display of the runs of a command. Raises UserError or CombinedError.
+    """Return the display of the runs of a command, with its budget and its telemetry.
 
-    With `quiet`, target and load are not printed for each run. With `has_line_per_step`, a stream
-    that is no terminal gets one line after each run.
+    `quiet` and `has_line_per_step` are those of `RunDisplay`.
+
+    Raises UserError or CombinedError if an option about prices or telemetry is wrong.
     """
     return RunDisplay(
         invocation["progress"],
@@ -91,7 +94,10 @@ class _PricedLoad(NamedTuple):
 
 
 class RunDisplay:
-    """Prints the runs of one command on stderr, and shows their progress.
+    """Prints what happens in the runs of one command on stderr, and shows their progress.
+
+    A command with several runs calls them steps. `begin_steps` starts the clock, and `begin_step`
+    prints which one comes next. The display also checks the cost of each run against the budget.
 
     Attributes:
         event_handlers: Everything that listens to the runs; to be passed to `execute`.
@@ -109,11 +115,11 @@ class RunDisplay:
         """Prepare the display.
 
         Args:
-            progress: auto (a live view on a terminal, else a line every 10 s), plain (a line), json
-                or off.
+            progress: How progress is shown: `auto` (a live view on a terminal, else a line every
+                10 s), `plain` (a line), `json` (an object per line) or `off`.
             quiet: Do not print target and load, as for the trials of a search.
-            has_line_per_step: With auto and without a terminal, print a line after each run and
-                none while it runs.
+            has_line_per_step: Print one line after each run and none while it runs. This applies
+                only to `auto` without a terminal, for example in a log of a CI system.
             budget: Prices and the limit of cost.
             listeners: Other listeners to the runs, such as telemetry.
         """
@@ -123,57 +129,72 @@ class RunDisplay:
         self._has_line_per_step = has_line_per_step and is_auto_without_terminal
         progress_handlers = () if self._has_line_per_step else _progress_handlers(progress)
         self.event_handlers = (self.handle, *listeners, *progress_handlers)
+
         self._budget = budget
+        # The load of the current run, and what it has cost so far.
         self._priced_load: _PricedLoad | None = None
         self._current_cost: Callable[[], Decimal] = Decimal
+
+        # The runs of a command with several, the line that announced the current one, and the
+        # summaries of the finished ones.
         self._steps: StepCounter | None = None
         self._step_line = ""
         self._finished: list[Summary] = []
-        self._printed: set[str] = set()
+
+        # Lines that need not be printed again for a later run.
+        self._printed_lines: set[str] = set()
 
     # -- before the runs ---------------------------------------------------------------------------
 
     def announce_runs(self, runs: Sequence[PlannedRun], *, always: bool = False) -> None:
         """Print what several runs will send and cost together, before the first of them.
 
-        Nothing is printed of a single run, or of runs in virtual time, unless `always` is True.
+        Nothing is printed of a single run, of runs in virtual time, or of short runs without a
+        price, unless `always` is True.
 
         Raises UserError if together they exceed the limit of cost. What a closed loop costs is
-        known only once its target was probed, so such runs are refused one by one.
+        known only once its target was probed, so the cost of such runs is checked when each starts.
         """
         from loadgen.core.execution.load_description import describe_load
 
         if not runs:
             return
-        settings = runs[0][1]
+        settings = runs[0].settings
         if not always and (len(runs) < 2 or settings.virtual):
             return
-        loads = [
-            (describe_load(workload, run_settings).load, run_settings)
-            for workload, run_settings in runs
+        forecast_runs = [
+            ForecastRun(describe_load(run.workload, run.settings).load, run.settings)
+            for run in runs
         ]
-        total = combine_forecasts([load for load, _ in loads])
+        total = combine_forecasts([run.forecast for run in forecast_runs])
         cost_text = ""
         if self._budget is not None:
-            cost = total_cost(self._budget, loads)
-            cost_text = self._check_cost(cost, settings, describe_run_count(len(loads)))
+            cost = compute_total_cost(self._budget, forecast_runs)
+            cost_text = self._check_and_describe_cost(cost, settings, describe_run_count(len(runs)))
         is_long = total.seconds is None or total.seconds >= LONG_S
         if always or cost_text or is_long:
-            print_status(f"Estimated: {format.counted(len(loads), 'run')}, {total.text}{cost_text}")
+            print_status(f"Estimated: {format.counted(len(runs), 'run')}, {total.text}{cost_text}")
 
-    def _check_cost(self, cost: Decimal | None, settings: Settings, subject: str) -> str:
-        """Return a cost as text after a comma, "" if it is unknown.
+    def _check_and_describe_cost(
+        self, cost: Decimal | None, settings: Settings, subject: str = "this run"
+    ) -> str:
+        """Return a cost as text that starts with a comma, or "" if it is not known.
 
-        Raises UserError above the limit.
+        `subject` names what costs this much in the error.
+
+        Raises UserError if the cost, together with what earlier runs have cost, exceeds the limit.
+        An unknown cost counts as zero. Runs in virtual time cost nothing.
         """
-        if self._budget is None or cost is None:
+        if self._budget is None:
             return ""
         if not settings.virtual:
-            self._budget.check_limit(cost, subject)
+            self._budget.check_limit(cost or Decimal(), subject)
+        if cost is None:
+            return ""
         return f", {describe_cost(self._budget, cost, settings)}"
 
     def cost_per_time(self, seconds: float, settings: Settings) -> str:
-        """Return what the targets cost for this time, as text after a comma.
+        """Return what the targets cost for this time, as text that starts with a comma.
 
         It is "" without prices, and if the price depends on the requests.
         """
@@ -194,7 +215,7 @@ class RunDisplay:
 
         Args:
             count: The number of runs.
-            at_most: Whether there may be fewer runs.
+            at_most: Whether there may be fewer runs, as in a search.
             weights: How long each run takes relative to the others; empty if all take as long.
         """
         self._steps = StepCounter(count, at_most=at_most, weights=weights)
@@ -207,11 +228,12 @@ class RunDisplay:
     def begin_step(self, name: str, remaining: RemainingSteps | None = None) -> None:
         """Print which of the runs comes next, and how long the remaining ones may take.
 
-        `remaining` is what the caller knows of them, which is better than an extrapolation.
+        `remaining` is the caller's own estimate of the remaining runs. Without one, the time is
+        extrapolated from the runs so far.
         """
         if self._steps is None or self._progress == "off":
             return
-        step = self._steps.next(remaining)
+        step = self._steps.begin_step(remaining)
         self._step_line = describe_step(name, step)
         if self._progress == "json":
             print_status(json.dumps({"step": {"name": name} | step.as_dict()}))
@@ -223,7 +245,10 @@ class RunDisplay:
         print_status(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
 
     def add_finished(self, summary: Summary) -> None:
-        """Print the table of the runs so far, if the runs take long enough to wait for."""
+        """Print the result of a finished run: the table of all runs so far, or a line of JSON.
+
+        Nothing is printed if the runs are so short that the final report follows at once.
+        """
         self._finished.append(summary)
         if self._progress == "json":
             result = {
@@ -233,8 +258,8 @@ class RunDisplay:
             }
             print_status(json.dumps({"finished": result | table_metrics(summary)}))
             return
-        is_worth_waiting = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
-        if self._progress != "off" and is_worth_waiting:
+        runs_take_long = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
+        if self._progress != "off" and runs_take_long:
             table = text_renderer.render_sections(
                 [run_table(self._finished)], width=text_width(sys.stderr)
             )
@@ -268,51 +293,41 @@ class RunDisplay:
             return
         manifest = planned.manifest
         for line in _target_lines(manifest):
-            self._say_once(line)
+            self._print_once(line)
         for index, stage in enumerate(manifest.stages):
             counts = _stage_counts(planned, stage, index)
             print_status(_describe_stage(stage, counts))
-        for note in manifest.warnings:
-            code = manifest.warning_codes.get(note)
-            if code is None or code.code != _SIMULATION_NOTE:
-                self._say_once(f"Warning: {note}")
+        for warning in manifest.warnings:
+            reason = manifest.warning_codes.get(warning)
+            if reason is None or reason.code != _SIMULATION_WARNING:
+                self._print_once(f"Warning: {warning}")
 
     def _print_forecast(self, planned: RunPlanned) -> None:
         """Warn of a load that is too short for its SLO, and print what a paid load will cost.
 
         Raises UserError if the cost exceeds the limit.
         """
-        plan = planned.plan
-        settings = plan.job.settings
+        settings = planned.plan.job.settings
         if settings.virtual and self._budget is None:
             return
-        tokens = mean_tokens(plan.requests)
-        probe = plan.job.probe_results[0]
-        response_time = staggered_start.response_time_of_probe(
-            probe.one_token_response_ms, probe.per_token_ms
-        )
-        response_s = response_time.ns(1, *tokens) / _NS_PER_S
-        forecast = forecast_run(plan.schedule, tokens, response_s)
-        requested_slo, _ = judge_slo(plan.job.workload.slo, settings)
-        warning = warn_too_few_requests(forecast.measured, requested_slo)
-        if warning and not self._quiet and not settings.virtual:
-            self._say_once(f"Warning: {warning}")
+        forecast = _forecast_planned_run(planned)
+        if not self._quiet and not settings.virtual:
+            judged_slo = judge_slo(planned.plan.job.workload.slo, settings)
+            warning = warn_too_few_requests(forecast.measured, judged_slo.slo)
+            if warning:
+                self._print_once(f"Warning: {warning}")
         if self._budget is None:
             return
         targets = planned.manifest.targets
         self._priced_load = _PricedLoad(forecast.total, targets)
         cost = self._budget.forecast_cost(forecast.total, targets)
-        if not settings.virtual:
-            self._budget.check_limit(cost or Decimal())
-        cost_text = ""
-        if cost is not None:
-            cost_text = f", {describe_cost(self._budget, cost, settings)}"
+        cost_text = self._check_and_describe_cost(cost, settings)
         print_status(f"Estimated: {forecast.total.text}{cost_text}")
 
-    def _say_once(self, line: str) -> None:
-        """Print a line that is the same for all runs of a command only once."""
-        if line not in self._printed:
-            self._printed.add(line)
+    def _print_once(self, line: str) -> None:
+        """Print a line unless it was printed before, for what is the same in all runs."""
+        if line not in self._printed_lines:
+            self._printed_lines.add(line)
             print_status(line)
 
     # -- cost --------------------------------------------------------------------------------------
@@ -357,6 +372,7 @@ class _CostMonitor:
         return self._budget.forecast_cost(sent, self._priced_load.targets) or Decimal()
 
     def _check(self) -> None:
+        """Stop the load if the command has spent the budget. Otherwise check again later."""
         limit = self._budget.limit
         spent = self._budget.spent + self.cost()
         if limit is not None and spent >= limit:
@@ -371,15 +387,34 @@ class _CostMonitor:
 # -- lines about a run -----------------------------------------------------------------------------
 
 
+def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
+    """Return the forecast of a run whose responses take as long as that to the probe.
+
+    The probe is the first request to the target, sent before the load.
+    """
+    plan = planned.plan
+    probe = plan.job.probe_results[0]
+    response_time = staggered_start.response_time_of_probe(
+        probe.one_token_response_ms, probe.per_token_ms
+    )
+    tokens = mean_tokens(plan.requests)
+    response_ns = response_time.ns(1, tokens.input_tokens, tokens.output_tokens)
+    return forecast_run(plan.schedule, tokens, response_ns / _NS_PER_S)
+
+
 def _target_lines(manifest: RunManifest) -> Iterator[str]:
-    """Yield a line for the target, or for each target that serves steps of its own."""
-    first, *further = manifest.targets
+    """Yield the lines that describe the targets of a run.
+
+    The first line describes the first target, and the second one names the targets that share the
+    load with it. A target that serves only some steps of the tasks has a line of its own.
+    """
+    first, *further_targets = manifest.targets
     yield f"Target: {_describe_target(first)}"
-    same_role = [target for target in further if not target.serves]
-    if same_role:
-        names = ", ".join(target.name or target.url for target in same_role)
+    sharing = [target for target in further_targets if not target.serves]
+    if sharing:
+        names = ", ".join(target.name or target.url for target in sharing)
         yield f"        and {names}"
-    for target in further:
+    for target in further_targets:
         if target.serves:
             yield f"        {_describe_target(target)}, serves {target.serves}"
 
@@ -406,28 +441,28 @@ def _stage_counts(planned: RunPlanned, stage: StagePlan, index: int) -> list[str
 
 
 def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
-    """Return a stage with its numbers of requests and its length.
+    """Return a stage of the load as text, with `counts`: its numbers of requests and its length.
 
     Examples are `Warm-up: Poisson 8 req/s, 3 s` and `Load: concurrency 16, 500 requests`. Before a
     closed loop, each virtual user may send one request that is not measured.
     """
     label = "Load" if stage.measured else "Warm-up"
-    parts = [describe_arrival(stage.arrival), *counts]
     if stage.name == staggered_start.FIRST_ROUND:
-        parts = ["first request of each virtual user"]
+        phrases = ["first request of each virtual user"]
+    else:
+        phrases = [describe_arrival(stage.arrival), *counts]
     start = staggered_start.describe_start(stage.ramp_s, stage.ramp_from, stage.concurrency)
     if start:
-        parts.append(start)
-    return f"{label}: {', '.join(parts)}"
+        phrases.append(start)
+    return f"{label}: {', '.join(phrases)}"
 
 
 def _print_cluster(cluster: Cluster) -> None:
-    """Print the nodes of the workers, and lost nodes."""
-    nodes = dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
-    workers = format.counted(len(cluster.workers), "worker")
-    print_status(
-        f"Cluster: {workers} on {format.counted(cluster.nodes, 'node')}: {', '.join(nodes)}"
-    )
+    """Print the nodes on which the workers run, and a warning for each lost node."""
+    worker_nodes = dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
+    worker_count = format.counted(len(cluster.workers), "worker")
+    node_count = format.counted(cluster.nodes, "node")
+    print_status(f"Cluster: {worker_count} on {node_count}: {', '.join(worker_nodes)}")
     for node in cluster.lost:
         print_status(
             f"Warning: {node} was lost before the load; its workers are on the other nodes"
@@ -435,7 +470,10 @@ def _print_cluster(cluster: Cluster) -> None:
 
 
 def _progress_handlers(progress: str) -> Iterator[EventHandler]:
-    """Yield what shows the progress of each run: the live view on a terminal, or lines."""
+    """Yield the event handler that shows the progress of each run, or nothing with `off`.
+
+    On a terminal, `auto` starts a process that draws the live view. Otherwise it is a line.
+    """
     if progress == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard
         from loadgen.telemetry.reader_process import SidecarStarter

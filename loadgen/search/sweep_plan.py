@@ -67,7 +67,9 @@ class Sweep(Struct, frozen=True, kw_only=True):
     @property
     def planned_runs(self) -> list[PlannedRun]:
         """The runs of all load points."""
-        return [(planned.workload, planned.settings) for planned in self.points]
+        from loadgen.runs.planned_runs import PlannedRun
+
+        return [PlannedRun(planned.workload, planned.settings) for planned in self.points]
 
 
 class SweepRun(NamedTuple):

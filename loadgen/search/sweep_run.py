@@ -81,8 +81,10 @@ def points_to_run(sweep: Sweep, output_dir: Path) -> list[PlannedPoint]:
 
 def expected_runs(sweep: Sweep, output_dir: Path, *, repeats_all: bool) -> list[PlannedRun]:
     """Return the runs that are not in the directory yet, or with `repeats_all` all of them."""
+    from loadgen.runs.planned_runs import PlannedRun
+
     return [
-        (planned.workload, planned.settings)
+        PlannedRun(planned.workload, planned.settings)
         for planned in sweep.points
         if repeats_all or not run_folder.is_run(output_dir / planned.point.name)
     ]

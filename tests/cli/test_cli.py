@@ -277,7 +277,7 @@ def test_progress_as_json_says_which_step_of_how_many(
 def test_progress_states_the_time_left() -> None:
     steps = StepCounter(4)
     steps._start_ns -= 30_000_000_000
-    first, second = steps.next(), steps.next()
+    first, second = steps.begin_step(), steps.begin_step()
     assert first.left_s is None and second.left_s == pytest.approx(90, abs=1)
     assert re.fullmatch(
         r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", describe_step("c2", second)
@@ -288,12 +288,12 @@ def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     """The estimate once multiplied by the largest number of trials and was 12 times too long."""
     steps = StepCounter(40, at_most=True)
     steps._start_ns -= 30_000_000_000
-    steps.next()
-    second = steps.next()
-    assert second.left_s is None and second.each_s == pytest.approx(30, abs=1)
+    steps.begin_step()
+    second = steps.begin_step()
+    assert second.left_s is None and second.mean_s == pytest.approx(30, abs=1)
     assert describe_step("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
-    third = steps.next(RemainingSteps(8.4, 240.0))
-    assert (third.number, third.about, third.left_s) == (3, 10, 240.0)
+    third = steps.begin_step(RemainingSteps(8.4, 240.0))
+    assert (third.number, third.expected_count, third.left_s) == (3, 10, 240.0)
     assert re.fullmatch(
         r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", describe_step("8/s", third)
     )
@@ -303,8 +303,8 @@ def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
     """Of levels of 1, 2, 4 and 8 in virtual time the last costs more than the others together."""
     steps = StepCounter(4, weights=[1, 2, 4, 8])
     steps._start_ns -= 30_000_000_000
-    steps.next(), steps.next()
-    third = steps.next()
+    steps.begin_step(), steps.begin_step()
+    third = steps.begin_step()
     assert third.left_s == pytest.approx(120, abs=1)
 
 
