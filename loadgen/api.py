@@ -206,8 +206,10 @@ class Result:
             raise UserError(
                 "unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}"
             )
-        stored = request_gaps.read(self.folder)
-        table = request_table(stored.manifest, stored.rows, stored.texts, unit, stored.each_gap)
+        stored = request_gaps.read_run_with_gaps(self.folder)
+        table = request_table(
+            stored.manifest, stored.rows, stored.texts, unit, stored.gaps_ns_by_slot
+        )
         if library in ("pandas", "polars") and find_spec(library) is None:
             hint = f'pip install {library}, or frame("pyarrow"), which is here'
             raise UserError(

@@ -275,7 +275,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "csv",
             suffixes=(".csv", ".tsv"),
             dataset=text_data_sets.read_csv,
-            write=records_csv.write,
+            write=records_csv.write_csv,
         ),
         FormatRow("json-list", begins=(b"[",), dataset=text_data_sets.read_json_list),
     )

@@ -65,7 +65,7 @@ class ExportSource:
         self.samples: ToolSamples | None = samples.get(tool)
         # Only what `runs.request_gaps` has read has this attribute.
         self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = getattr(
-            stored, "each_gap", None
+            stored, "gaps_ns_by_slot", None
         )
         measured_stages = [stage for stage in stored.manifest.stages if stage.measured]
         self.stage = measured_stages[0] if measured_stages else None

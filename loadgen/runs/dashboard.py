@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -38,12 +39,16 @@ from loadgen.telemetry.reader_process import ReaderProcess
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.progress import Progress
     from rich.table import Table
 
 REFRESH_S = 0.5
 RECENT_S = 10.0  # rates and the first column of latencies cover this much time
+MIN_RECENT_SPAN_S = 0.1  # rates of a run that has just started refer to at least this much time
 TIMELINE_DELAY_S = 2.0  # workers store their timelines at most this late
 SNAPSHOT_WIDTH = 100  # columns, where the view is drawn into a page
+NS_PER_S = 1e9
+NS_PER_MS = 1e6
 
 Percentiles = tuple[float | None, float | None]
 """p50 and p99 in ms; None without samples."""
@@ -75,36 +80,40 @@ class LiveStatus:
     """
 
     def __init__(self, manifest: RunManifest) -> None:
+        """Start with a run of which nothing but its manifest is known."""
         self.manifest = manifest
         self.now_s = 0.0
+        # Counts of requests: successful, failed by kind of error, and ended in any way.
         self.ok = 0
         self.error_counts = np.zeros(len(KINDS), np.int64)
         self._finished = 0
-        self._counted = 0
+        # The SLO attainment is the number of good requests / the number that counts for the SLO.
         self._good = 0
+        self._counted_for_slo = 0
         self._histograms = {"ttft": Histogram(), "tpot": Histogram()}
-        self._recent = np.zeros(0, ROW)
-        self._last_second_by_worker: dict[int, WorkerSample] = {}
+        self._recent_rows = np.zeros(0, ROW)
+        self._last_sample_by_worker: dict[int, WorkerSample] = {}
+        # The last value of each metric, by the page, the name and the labels of the metric.
         self._server_samples: dict[tuple[str, str, str], MetricSample] = {}
 
     def add_records(self, rows: NDArray[np.void]) -> None:
         """Add the records of requests that have ended, in any order."""
         columns = Columns(rows)
-        ok = columns.where(OK)
-        failed = ~(ok | columns.where(UNFINISHED))
-        self.ok += int(ok.sum())
+        is_ok = columns.where(OK)
+        is_failed = ~(is_ok | columns.where(UNFINISHED))
+        self.ok += int(is_ok.sum())
         self._finished += len(rows)
-        self.error_counts += np.bincount(columns["kind"][failed], minlength=len(KINDS))
+        self.error_counts += np.bincount(columns["kind"][is_failed], minlength=len(KINDS))
         for name, histogram in self._histograms.items():
-            histogram.add(metrics.drop_undefined(columns.measure(name)[ok]))
+            histogram.add(metrics.drop_undefined(columns.measure(name)[is_ok]))
         if self.manifest.slo is not None:
-            self._counted += int(outcomes.is_counted(columns, self.manifest.slo).sum())
+            self._counted_for_slo += int(outcomes.is_counted(columns, self.manifest.slo).sum())
             self._good += int(outcomes.meets_slo(columns, self.manifest.slo).sum())
-        self._recent = concatenate_rows((self._recent, rows))
+        self._recent_rows = concatenate_rows((self._recent_rows, rows))
 
-    def add_worker_samples(self, seconds: Iterable[WorkerSample]) -> None:
+    def add_worker_samples(self, samples: Iterable[WorkerSample]) -> None:
         """Add what the workers measured of themselves; the last sample of each worker counts."""
-        self._last_second_by_worker.update((second.worker, second) for second in seconds)
+        self._last_sample_by_worker.update((sample.worker, sample) for sample in samples)
 
     def add_server_samples(self, samples: Iterable[MetricSample]) -> None:
         """Add samples of the servers' metrics pages; the last value of each series counts."""
@@ -113,14 +122,15 @@ class LiveStatus:
 
     def recent_records(self) -> Columns:
         """Return the records of the last `RECENT_S` seconds, and forget older ones."""
-        since_ns = round((self.now_s - RECENT_S) * 1e9)
-        self._recent = select_rows(self._recent, self._recent["done_ns"] >= since_ns)
-        return Columns(self._recent)
+        since_ns = round((self.now_s - RECENT_S) * NS_PER_S)
+        is_recent = self._recent_rows["done_ns"] >= since_ns
+        self._recent_rows = select_rows(self._recent_rows, is_recent)
+        return Columns(self._recent_rows)
 
     @property
     def recent_span_s(self) -> float:
         """Length of the time that `recent_records` covers."""
-        return max(min(self.now_s, RECENT_S), 0.1)
+        return max(min(self.now_s, RECENT_S), MIN_RECENT_SPAN_S)
 
     @property
     def finished(self) -> int:
@@ -130,43 +140,46 @@ class LiveStatus:
     @property
     def last_sample_s(self) -> float:
         """Time of the newest sample of a worker, in seconds of the run; 0 before the first."""
-        return max((second.t_s for second in self._last_second_by_worker.values()), default=0.0)
+        return max((sample.t_s for sample in self._last_sample_by_worker.values()), default=0.0)
 
     @property
     def in_flight(self) -> int:
         """Number of requests in flight in all workers."""
-        return sum(second.in_flight for second in self._last_second_by_worker.values())
+        return sum(sample.in_flight for sample in self._last_sample_by_worker.values())
 
     @property
     def busiest_worker_share(self) -> float:
         """CPU share of the busiest worker, of one core."""
         return max(
-            (second.cpu_share for second in self._last_second_by_worker.values()), default=0.0
+            (sample.cpu_share for sample in self._last_sample_by_worker.values()), default=0.0
         )
 
     @property
     def attainment(self) -> float | None:
         """Share of the counted requests that met every objective; None without an SLO."""
-        return self._good / self._counted if self._counted else None
+        return self._good / self._counted_for_slo if self._counted_for_slo else None
 
     @property
     def planned(self) -> int | None:
-        """Number of requests of the schedule; None where the load ends by time."""
-        slots = [stage.slots for stage in self.manifest.stages if stage.slots is not None]
-        is_known = len(slots) == len(self.manifest.stages) and slots
-        return sum(slots) if is_known else None
+        """Number of requests of the schedule; None if a stage of the load ends by time."""
+        stages = self.manifest.stages
+        request_counts = [stage.slots for stage in stages if stage.slots is not None]
+        if not stages or len(request_counts) < len(stages):
+            return None
+        return sum(request_counts)
 
     @property
     def stage(self) -> StagePlan | None:
         """The stage that runs at `now_s`."""
-        started = [stage for stage in self.manifest.stages if stage.start_ns <= self.now_s * 1e9]
-        return started[-1] if started else None
+        now_ns = self.now_s * NS_PER_S
+        started_stages = [stage for stage in self.manifest.stages if stage.start_ns <= now_ns]
+        return started_stages[-1] if started_stages else None
 
     @property
     def load_left_s(self) -> float | None:
         """Seconds until the load ends, 0 during the drain; None without a fixed end."""
         end_ns = self.manifest.stages[-1].end_ns if self.manifest.stages else None
-        return None if end_ns is None else max(end_ns / 1e9 - self.now_s, 0.0)
+        return None if end_ns is None else max(end_ns / NS_PER_S - self.now_s, 0.0)
 
     @property
     def server_gauges(self) -> dict[str, float]:
@@ -174,37 +187,50 @@ class LiveStatus:
         return series.compute_gauges(self._server_samples.values())
 
     def latency(self, name: str) -> LatencyStatus:
-        """Return the distribution of `ttft` or `tpot`, and whether it meets its objective."""
+        """Return the percentiles of `ttft` or `tpot`, and whether it meets its objective so far."""
         recent = self.recent_records()
         recent_ns = metrics.drop_undefined(recent.measure(name)[recent.where(OK)])
-        histogram = self._histograms[name]
         recent_ms: Percentiles = (None, None)
-        overall_ms: Percentiles = (None, None)
         if len(recent_ns):
-            recent_ms = (quantile_of(recent_ns, 0.5) / 1e6, quantile_of(recent_ns, 0.99) / 1e6)
-        if histogram.count:
-            overall_ms = (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6)
+            recent_ms = (
+                quantile_of(recent_ns, 0.5) / NS_PER_MS,
+                quantile_of(recent_ns, 0.99) / NS_PER_MS,
+            )
+        histogram = self._histograms[name]
         objective = self._objective(name)
-        if objective is None or not histogram.count:
-            return LatencyStatus(recent_ms, overall_ms, objective)
-        is_met = bool(histogram.quantile(objective.quantile) <= objective.limit_ns)
+        if not histogram.count:
+            return LatencyStatus(recent_ms, (None, None), objective)
+        overall_ms = (
+            histogram.quantile(0.5) / NS_PER_MS,
+            histogram.quantile(0.99) / NS_PER_MS,
+        )
+        is_met = None
+        if objective is not None:
+            is_met = bool(histogram.quantile(objective.quantile) <= objective.limit_ns)
         return LatencyStatus(recent_ms, overall_ms, objective, is_met)
 
     def _objective(self, name: str) -> Term | None:
         """Return the objective of the highest percentile for a metric, or None without one."""
         terms = self.manifest.slo.terms if self.manifest.slo is not None else ()
-        of_metric = [term for term in terms if term.metric == name]
-        return max(of_metric, key=lambda term: term.quantile, default=None)
+        terms_on_metric = [term for term in terms if term.metric == name]
+        return max(terms_on_metric, key=attrgetter("quantile"), default=None)
 
 
 def render(status: LiveStatus, output_tokens_per_s: float | None = None) -> Group:
-    """Return a progress bar and a table of about ten lines.
+    """Return the live view: a progress bar, a table of latencies, and about five lines of facts.
 
     Without `output_tokens_per_s`, the output tokens of the requests that ended recently are used.
     """
     from rich.console import Group
+
+    return Group(
+        _progress_bar(status), _latency_table(status), _fact_table(status, output_tokens_per_s)
+    )
+
+
+def _progress_bar(status: LiveStatus) -> Progress:
+    """Return a bar with the current stage, the requests that have ended, and the time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.table import Table
 
     stage = status.stage
     progress = Progress(
@@ -219,33 +245,47 @@ def render(status: LiveStatus, output_tokens_per_s: float | None = None) -> Grou
         completed=status.finished,
         time=_describe_time(status),
     )
+    return progress
+
+
+def _fact_table(status: LiveStatus, output_tokens_per_s: float | None) -> Table:
+    """Return a line for each fact: concurrency, throughput, SLO, server, client and errors.
+
+    SLO, server and errors have a line only if something is known about them.
+    """
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2))
-    recent = status.recent_records()
-    ok = recent.where(OK)
-    if output_tokens_per_s is None:
-        output_tokens_per_s = recent["output_tokens"][ok].clip(0).sum() / status.recent_span_s
     table.add_row("In flight", format.count(status.in_flight))
-    table.add_row(
-        "Throughput",
-        f"{format.rate(ok.sum() / status.recent_span_s, ' req/s')}, "
-        f"{format.rate(output_tokens_per_s, ' output tok/s')}",
-    )
+    table.add_row("Throughput", _describe_throughput(status, output_tokens_per_s))
     if status.attainment is not None:
         table.add_row("SLO attainment", format.percent(status.attainment))
     if status.server_gauges:
         table.add_row("Server", _describe_server(status.server_gauges))
-    is_busy = status.busiest_worker_share > CPU_SHARE
+    is_client_busy = status.busiest_worker_share > CPU_SHARE
     table.add_row(
         "Client CPU",
         f"{format.percent(status.busiest_worker_share)} of a core",
-        style="bold red" if is_busy else None,
+        style="bold red" if is_client_busy else None,
     )
     if status.error_counts.any():
         table.add_row("Errors", _describe_errors(status.error_counts), style="red")
-    return Group(progress, _latency_table(status), table)
+    return table
+
+
+def _describe_throughput(status: LiveStatus, output_tokens_per_s: float | None) -> str:
+    """Return the rates of completed requests and of output tokens over the last RECENT_S."""
+    recent = status.recent_records()
+    is_ok = recent.where(OK)
+    if output_tokens_per_s is None:
+        output_tokens = recent["output_tokens"][is_ok].clip(0).sum()
+        output_tokens_per_s = output_tokens / status.recent_span_s
+    request_rate = format.rate(is_ok.sum() / status.recent_span_s, " req/s")
+    return f"{request_rate}, {format.rate(output_tokens_per_s, ' output tok/s')}"
 
 
 def _latency_table(status: LiveStatus) -> Table:
+    """Return the recent and the overall percentiles of TTFT and TPOT, with their objectives."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -255,14 +295,14 @@ def _latency_table(status: LiveStatus) -> Table:
         latency = status.latency(name)
         table.add_row(
             name.upper(),
-            _format_pair(latency.recent),
-            _format_pair(latency.overall),
+            _format_percentiles(latency.recent),
+            _format_percentiles(latency.overall),
             _describe_objective(latency),
         )
     return table
 
 
-def _format_pair(values_ms: Percentiles) -> str:
+def _format_percentiles(values_ms: Percentiles) -> str:
     p50_ms, p99_ms = values_ms
     return f"{format.milliseconds(p50_ms)} / {format.milliseconds(p99_ms)}"
 
@@ -280,7 +320,7 @@ def _describe_time(status: LiveStatus) -> str:
 def _describe_objective(latency: LatencyStatus) -> str:
     if latency.objective is None:
         return ""
-    limit = format.milliseconds(latency.objective.limit_ns / 1e6)
+    limit = format.milliseconds(latency.objective.limit_ns / NS_PER_MS)
     text = f"p{latency.objective.quantile * 100:g} <= {limit}"
     if latency.is_met is None:
         return text
@@ -309,13 +349,15 @@ def _describe_errors(counts: Sequence[int] | NDArray[np.int64]) -> str:
 
 def output_events_per_s(run_dir: Path, begin_s: float, end_s: float) -> float | None:
     """Return output events per second between two times; None without a stored timeline."""
-    begin = max(int(begin_s * 1e9 / BIN_NS), 0)
-    end = int(end_s * 1e9 / BIN_NS)
-    files = [file for file in (run_dir / "flows").glob("w*.timeline.*") if file.suffix != ".new"]
-    if not files or end <= begin:
+    first_bin = max(int(begin_s * NS_PER_S / BIN_NS), 0)
+    end_bin = int(end_s * NS_PER_S / BIN_NS)
+    timelines = (run_dir / "flows").glob("w*.timeline.*")
+    # A file is written under a name that ends with .new, and renamed when it is complete.
+    files = [file for file in timelines if file.suffix != ".new"]
+    if not files or end_bin <= first_bin:
         return None
-    events = sum(int(np.fromfile(file, "<i8")[begin:end].sum()) for file in files)
-    return events * 1e9 / BIN_NS / (end - begin)
+    events = sum(int(np.fromfile(file, "<i8")[first_bin:end_bin].sum()) for file in files)
+    return events * NS_PER_S / BIN_NS / (end_bin - first_bin)
 
 
 def read_status(run_dir: Path) -> LiveStatus:
@@ -338,12 +380,17 @@ def snapshot(run_dir: Path) -> str:
 
 
 def follow(run_dir: Path, stop: TextIO) -> None:
-    """Draw the run in `run_dir` on stderr until `stop` becomes readable or reaches its end."""
+    """Draw the run in `run_dir` on stderr until `stop` becomes readable or reaches its end.
+
+    The time of the run is that of the last sample of a worker, plus the time since that sample was
+    read. Nothing is drawn before the first sample. The process that executes the run closes `stop`
+    when the run ends.
+    """
     from rich.console import Console
     from rich.live import Live
 
     status = LiveStatus(decode_manifest((run_dir / "run.json").read_bytes()))
-    sampled_at = monotonic()
+    sample_read_at_s = monotonic()
     console = Console(stderr=True)
     with (
         closing(Tail(run_dir)) as tail,
@@ -353,17 +400,18 @@ def follow(run_dir: Path, stop: TextIO) -> None:
             last_sample_s = status.last_sample_s
             _read_new(tail, status)
             if status.last_sample_s > last_sample_s:
-                sampled_at = monotonic()
-            if status.last_sample_s == 0.0:
+                sample_read_at_s = monotonic()
+            has_started = status.last_sample_s > 0.0
+            if not has_started:
                 continue
-            status.now_s = status.last_sample_s + monotonic() - sampled_at
-            end_s = status.now_s - TIMELINE_DELAY_S
-            live.update(
-                render(status, output_events_per_s(run_dir, end_s - RECENT_S, end_s)), refresh=True
-            )
+            status.now_s = status.last_sample_s + monotonic() - sample_read_at_s
+            timeline_end_s = status.now_s - TIMELINE_DELAY_S
+            events_per_s = output_events_per_s(run_dir, timeline_end_s - RECENT_S, timeline_end_s)
+            live.update(render(status, events_per_s), refresh=True)
 
 
 def _read_new(tail: Tail, status: LiveStatus) -> None:
+    """Add what the workers have appended to the files of the run since the last call."""
     status.add_records(tail.rows())
     status.add_worker_samples(tail.seconds())
     status.add_server_samples(tail.server())

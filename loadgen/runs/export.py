@@ -145,7 +145,7 @@ def _export_file(row: FormatRow, form: str, folder: Path, out: Path | None) -> i
     from loadgen.core.run_summary import summarize
     from loadgen.runs import request_gaps
 
-    stored = request_gaps.read(folder)
+    stored = request_gaps.read_run_with_gaps(folder)
     assert row.write is not None
     write = FORMATS.guard(row, row.write, check_type(bytes, Mapping, Iterable))
     parts = _file_parts(write(summarize(*stored), stored))

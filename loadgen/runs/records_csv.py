@@ -5,54 +5,65 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
 
 _BLOCK_ROWS = 131_072  # rows that become text together: about 40 MB of CSV
 
 
-def write(
+def write_csv(
     summary: Summary,  # noqa: ARG001 - the signature of `FormatRow.write`
     stored: Stored,
     block_rows: int = _BLOCK_ROWS,
 ) -> Iterator[bytes]:
-    """Yield the parts of a CSV file with the columns of `Result.frame()`, times in ms.
+    """Yield the parts of a CSV file with a line per request, and its head in the first part.
 
-    A missing value is an empty field. The gaps between the events of a request are a JSON list. The
-    last column, `simulated`, is true if a simulated server answered the request.
+    The columns are those of `Result.frame()`, with times in ms. A missing value is an empty field,
+    and the gaps between the events of a request are a JSON list. The last column, `simulated`, is
+    true if a simulated server answered the request. A run may have more records than fit into
+    memory as text, so `block_rows` of them are converted at a time.
     """
-    import pyarrow as pa
     from pyarrow import csv
 
-    from loadgen.runs.request_table import request_table
-
-    targets = stored.manifest.targets
-    each_gap = getattr(stored, "each_gap", None)
-    for first in range(0, max(len(stored.rows), 1), block_rows):
-        rows = stored.rows[first : first + block_rows]
-        table = request_table(stored.manifest, rows, stored.texts, "ms", each_gap)
-        is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
-        table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))
-        columns = [_to_text(column) for column in table.columns]
+    # A run without records still has a line with the names of the columns.
+    row_count = max(len(stored.rows), 1)
+    for first_row in range(0, row_count, block_rows):
+        block = stored.rows[first_row : first_row + block_rows]
         buffer = io.BytesIO()
-        csv.write_csv(
-            pa.table(columns, names=table.column_names),
-            buffer,
-            csv.WriteOptions(include_header=first == 0),
-        )
+        options = csv.WriteOptions(include_header=first_row == 0)
+        csv.write_csv(_build_text_table(stored, block), buffer, options)
         yield buffer.getvalue()
 
 
-def _to_text(column: Any) -> Any:
-    """Return a column of a pyarrow table with lists as JSON and dictionary values as strings."""
+def _build_text_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
+    """Return some records of a run as a table whose values CSV can express."""
+    import pyarrow as pa
+
+    from loadgen.runs.request_table import request_table
+
+    gaps_ns_by_slot = getattr(stored, "gaps_ns_by_slot", None)
+    table = request_table(stored.manifest, rows, stored.texts, "ms", gaps_ns_by_slot)
+    targets = stored.manifest.targets
+    is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
+    table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))
+    columns = [_convert_for_csv(column) for column in table.columns]
+    return pa.table(columns, names=table.column_names)
+
+
+def _convert_for_csv(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Return a column with its lists as JSON, and dictionary-encoded values as strings."""
     import pyarrow as pa
 
     if pa.types.is_list(column.type):
-        lists = [None if gaps is None else json.dumps(gaps) for gaps in column.to_pylist()]
-        return pa.array(lists, pa.string())
+        texts = [None if values is None else json.dumps(values) for values in column.to_pylist()]
+        return pa.array(texts, pa.string())
     if pa.types.is_dictionary(column.type):
         return column.cast(pa.string())
     return column

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,43 +20,59 @@ Gaps = Mapping[int, NDArray[np.int64]]
 class StoredWithGaps(Stored):
     """A stored run with the inter-chunk latencies of each request; None if they were not kept."""
 
-    each_gap: Gaps | None
+    gaps_ns_by_slot: Gaps | None
 
 
-def read(folder: Path) -> StoredWithGaps:
+def read_run_with_gaps(run_dir: Path) -> StoredWithGaps:
     """Return a stored run with its records in the order of the file.
 
     Raises UserError if a file of the run is damaged.
     """
-    stored = StoredWithGaps(*read_run_lazily(folder, by_stage=False))
-    stored.each_gap = read_each_gap(folder)
+    stored = StoredWithGaps(*read_run_lazily(run_dir, by_stage=False))
+    stored.gaps_ns_by_slot = read_request_gaps(run_dir)
     return stored
 
 
-def read_each_gap(folder: Path) -> Gaps | None:
-    """Return the inter-chunk latencies of each request, or None if they were not kept.
+def read_request_gaps(run_dir: Path) -> Gaps | None:
+    """Return the inter-chunk latencies of each request by its slot, or None if they were not kept.
 
-    Of a run that was killed, these are the latencies of the requests that had ended.
+    A run that was killed has no Parquet file yet. Then the latencies come from the files that its
+    workers appended to, and are those of the requests that had ended.
     """
-    file = folder / gaps.FILE
-    is_complete = file.is_file()
-    if not is_complete and not any(folder.glob("spool/w*.events")):
+    parquet_file = run_dir / gaps.FILE
+    groups: Iterable[RequestGaps]
+    if parquet_file.is_file():
+        groups = _read_row_groups(parquet_file)
+    elif any(run_dir.glob("spool/w*.events")):
+        groups = gaps.read_event_files(run_dir)
+    else:
         return None
-    groups = _read_groups(file) if is_complete else gaps.read_event_files(folder)
-    return {slot: request_gaps for group in groups for slot, request_gaps in group.each()}
+    gaps_ns_by_slot = {}
+    for group in groups:
+        for slot, gaps_ns in group.each():
+            gaps_ns_by_slot[slot] = gaps_ns
+    return gaps_ns_by_slot
 
 
-def _read_groups(file: Path) -> Iterator[RequestGaps]:
-    """Yield the row groups of the Parquet file. Raises UserError if it is damaged."""
+def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
+    """Yield the row groups of the Parquet file, so that never all rows are decoded at one time.
+
+    Raises UserError if the file is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file) as groups:
-            for number in range(groups.num_row_groups):
-                table = groups.read_row_group(number, columns=["slot", "inter_chunk_ns"])
+        with pq.ParquetFile(parquet_file) as reader:
+            for number in range(reader.num_row_groups):
+                table = reader.read_row_group(number, columns=["slot", "inter_chunk_ns"])
+                # A row has the list of one request. RequestGaps stores all lists as one array
+                # with the length of each, as Arrow does.
                 lists = table["inter_chunk_ns"].combine_chunks()
-                counts = lists.value_lengths().to_numpy()
-                yield RequestGaps(table["slot"].to_numpy(), counts, lists.flatten().to_numpy())
+                yield RequestGaps(
+                    slots=table["slot"].to_numpy(),
+                    counts=lists.value_lengths().to_numpy(),
+                    values=lists.flatten().to_numpy(),
+                )
     except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
-        raise unreadable("gaps", error, file, "copy it again") from None
+        raise unreadable("gaps", error, parquet_file, "copy it again") from None

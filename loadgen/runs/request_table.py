@@ -16,6 +16,7 @@ from loadgen.figures import METRICS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from loadgen.core.results.manifest import RunManifest
@@ -46,16 +47,16 @@ def request_table(
     rows: NDArray[np.void],
     texts: list[str],
     unit: Unit,
-    each_gap: Mapping[int, NDArray[np.int64]] | None = None,
-) -> Any:
-    """Return a pyarrow table with a row per request.
+    gaps_ns_by_slot: Mapping[int, NDArray[np.int64]] | None = None,
+) -> pa.Table:
+    """Return a pyarrow table with a row per request, for notebooks and CSV.
 
     Args:
         manifest: The manifest of the run.
         rows: Its records.
         texts: The texts that the records refer to.
         unit: The unit of latencies and times, which is part of the name of a column (`ttft_ms`).
-        each_gap: The inter-chunk latencies of each request by its slot, for a column of lists. None
+        gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, for a column of lists. None
             if they were not kept.
 
     Returns:
@@ -63,39 +64,51 @@ def request_table(
     """
     import pyarrow as pa
 
-    columns: dict[str, Any] = {}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     if manifest.stages:
-        names = [stage.name or str(index) for index, stage in enumerate(manifest.stages)]
-        columns["stage"] = pa.array([names[index] for index in rows["stage"]])
+        stage_names = [stage.name or str(index) for index, stage in enumerate(manifest.stages)]
+        columns["stage"] = pa.array([stage_names[index] for index in rows["stage"]])
     columns |= _metric_columns(rows, unit)
+    # Of a name that exists twice, the column of the stages or of a metric stays.
     for name, column in _record_columns(rows, texts, unit).items():
         columns.setdefault(name, column)
-    if each_gap is not None:
-        columns[f"inter_chunk_{unit}"] = _gap_column(rows, each_gap, unit)
-    first = [name.format(unit=unit) for name in FIRST_COLUMNS]
-    order = [name for name in first if name in columns]
-    order += [name for name in columns if name not in order]
-    return pa.table({name: columns[name] for name in order})
+    if gaps_ns_by_slot is not None:
+        columns[f"inter_chunk_{unit}"] = _gap_column(rows, gaps_ns_by_slot, unit)
+    first_names = [name.format(unit=unit) for name in FIRST_COLUMNS]
+    ordered_names = [name for name in first_names if name in columns]
+    ordered_names += [name for name in columns if name not in ordered_names]
+    return pa.table({name: columns[name] for name in ordered_names})
 
 
-def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, Any]:
-    """Return the metrics that have a value per request."""
+def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, pa.Array]:
+    """Return a column for each metric that has a value per request, by its name.
+
+    Times are in `unit`, which is part of the name. An undefined value is null.
+    """
     import pyarrow as pa
 
     records = Columns(rows)
     columns = {}
     for definition in METRICS.shown_in("requests"):
         values = records.measure(definition.name)
-        is_time = definition.unit == "ms"
-        name = f"{definition.name}_{unit}" if is_time else definition.field
-        # Values of another unit than ms are millionths of it, as ns are of a ms.
-        converted = _in_unit(values, unit if is_time else "ms")
-        columns[name] = pa.array(converted, mask=values == UNDEFINED)
+        is_undefined = values == UNDEFINED
+        if definition.unit == "ms":
+            times = _convert_ns(values, unit)
+            columns[f"{definition.name}_{unit}"] = pa.array(times, mask=is_undefined)
+        else:
+            # Values of another unit are stored in millionths of it, as times are in ns of a ms.
+            values_in_unit = _convert_ns(values, "ms")
+            columns[definition.field] = pa.array(values_in_unit, mask=is_undefined)
     return columns
 
 
-def _record_columns(rows: NDArray[np.void], texts: list[str], unit: Unit) -> dict[str, Any]:
-    """Return the fields of the records, with times in the unit."""
+def _record_columns(
+    rows: NDArray[np.void], texts: list[str], unit: Unit
+) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """Return a column for each field of the records, with times in `unit` instead of ns.
+
+    The name of a column with times ends with the unit: `due_ns` becomes `due_ms`.
+    """
     import pyarrow as pa
 
     table = to_table(rows, texts)
@@ -106,25 +119,28 @@ def _record_columns(rows: NDArray[np.void], texts: list[str], unit: Unit) -> dic
             continue
         times_ns = np.ascontiguousarray(rows[name])
         is_missing = table[name].is_null().to_numpy()
-        columns[f"{name.removesuffix('ns')}{unit}"] = pa.array(
-            _in_unit(times_ns, unit), mask=is_missing
-        )
+        times = _convert_ns(times_ns, unit)
+        columns[f"{name.removesuffix('ns')}{unit}"] = pa.array(times, mask=is_missing)
     return columns
 
 
 def _gap_column(
-    rows: NDArray[np.void], each_gap: Mapping[int, NDArray[np.int64]], unit: Unit
-) -> Any:
-    """Return the list of the inter-chunk latencies of each request, null where it has none."""
+    rows: NDArray[np.void], gaps_ns_by_slot: Mapping[int, NDArray[np.int64]], unit: Unit
+) -> pa.Array:
+    """Return the list of the inter-chunk latencies of each request, null where it has none.
+
+    A request is identified by its slot, its position in the schedule of the run.
+    """
     import pyarrow as pa
 
     lists = []
     for slot in rows["slot"].tolist():
-        gaps_ns = each_gap.get(slot)
-        lists.append(None if gaps_ns is None else _in_unit(gaps_ns, unit).tolist())
-    return pa.array(lists, pa.list_(pa.int64() if unit == "ns" else pa.float64()))
+        gaps_ns = gaps_ns_by_slot.get(slot)
+        lists.append(None if gaps_ns is None else _convert_ns(gaps_ns, unit).tolist())
+    value_type = pa.int64() if unit == "ns" else pa.float64()
+    return pa.array(lists, pa.list_(value_type))
 
 
-def _in_unit(values_ns: NDArray[np.int64], unit: Unit) -> NDArray[Any]:
+def _convert_ns(values_ns: NDArray[np.int64], unit: Unit) -> NDArray[Any]:
     """Return times in a unit: integers in ns, and floats in another unit."""
     return values_ns if unit == "ns" else values_ns / NS[unit]

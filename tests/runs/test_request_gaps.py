@@ -52,30 +52,30 @@ def ran(
 
 def agree(folder: Path) -> Gaps:
     """Return the gaps of a run after comparing them with its records and histograms."""
-    stored = request_gaps.read(folder)
-    assert stored.each_gap is not None
+    stored = request_gaps.read_run_with_gaps(folder)
+    assert stored.gaps_ns_by_slot is not None
     rows, pooled = stored.rows, Histogram()
     for row in rows[rows["output_events"] > 1]:
-        of_request = stored.each_gap[int(row["slot"])]
+        of_request = stored.gaps_ns_by_slot[int(row["slot"])]
         assert len(of_request) == row["output_events"] - 1 and of_request.max() == row["max_gap_ns"]
         assert of_request.sum() == row["last_token_ns"] - row["first_token_ns"]
         pooled.add(of_request)
-    assert set(stored.each_gap) == set(rows["slot"][rows["output_events"] > 1].tolist())
+    assert set(stored.gaps_ns_by_slot) == set(rows["slot"][rows["output_events"] > 1].tolist())
     summed = Histogram()
     for histogram in stored.gaps:
         summed.merge(histogram)
     assert pooled.to_bytes() == summed.to_bytes()
-    return stored.each_gap
+    return stored.gaps_ns_by_slot
 
 
 @pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
 def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
     flags = {"request_rate": "40", "num_requests": "300"}
     kept, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
-    each_gap = agree(kept)
+    gaps_ns_by_slot = agree(kept)
     one, other = (loadgen.load(folder).summary for folder in (kept, plain))
     assert (one.inter_chunk_ms, one.tokens) == (other.inter_chunk_ms, other.tokens)
-    pooled = np.concatenate(list(each_gap.values()))
+    pooled = np.concatenate(list(gaps_ns_by_slot.values()))
     assert distribution_of(pooled).p99 == pytest.approx(one.inter_chunk_ms.p99, rel=0.001)
     files = {file.relative_to(kept).as_posix() for file in kept.rglob("*") if file.is_file()}
     assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {
@@ -90,10 +90,10 @@ def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers:
     """A busy host delays sends after logging, so only half of the gaps must agree within 25 %."""
     endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
     folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
-    each_gap, seen = agree(folder), log(endpoint)
+    gaps_ns_by_slot, seen = agree(folder), log(endpoint)
     number = {one.id.rpartition("-")[2]: one.number for one in seen.requests}
     differences = []
-    for slot, of_request in each_gap.items():
+    for slot, of_request in gaps_ns_by_slot.items():
         theirs = np.diff(seen.sent_ns[seen.request == number[str(slot)]])
         differences.append(
             of_request - theirs[: len(of_request)]
@@ -105,8 +105,12 @@ def test_every_export_has_the_gaps(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", num_requests="50", concurrency="4")
-    each_gap, stored, result = agree(folder), request_gaps.read(folder), loadgen.load(folder)
-    in_order = [each_gap.get(slot) for slot in stored.rows["slot"].tolist()]
+    gaps_ns_by_slot, stored, result = (
+        agree(folder),
+        request_gaps.read_run_with_gaps(folder),
+        loadgen.load(folder),
+    )
+    in_order = [gaps_ns_by_slot.get(slot) for slot in stored.rows["slot"].tolist()]
     assert any(one is None for one in in_order), "a request of one token has no gap"
     frame = result.frame("pyarrow", unit="ns")
     assert frame["inter_chunk_ns"].to_pylist() == [
@@ -148,7 +152,7 @@ def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> No
     file.write_bytes(file.read_bytes()[:-20])
     assert exits("bundle", folder, "-o", tmp_path / "other.zip") == 2
     with refused(UserError, "damaged_file", where="gaps"):
-        request_gaps.read_each_gap(folder)
+        request_gaps.read_request_gaps(folder)
 
 
 def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
@@ -162,15 +166,15 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
         spool.close()
     expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
     assert {
-        slot: one.tolist() for slot, one in (request_gaps.read_each_gap(tmp_path) or {}).items()
+        slot: one.tolist() for slot, one in (request_gaps.read_request_gaps(tmp_path) or {}).items()
     } == expected
     torn = tmp_path / "spool" / "w1.events"
     torn.write_bytes(torn.read_bytes()[:-3])
-    found = request_gaps.read_each_gap(tmp_path) or {}
+    found = request_gaps.read_request_gaps(tmp_path) or {}
     assert sorted(found) == [4, 5, 6, 7, 8]
     gaps.write(tmp_path, gaps.read_event_files(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
-    again = request_gaps.read_each_gap(tmp_path) or {}
+    again = request_gaps.read_request_gaps(tmp_path) or {}
     assert {slot: one.tolist() for slot, one in again.items()} == {
         slot: one.tolist() for slot, one in found.items()
     }
@@ -178,8 +182,8 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
 
 def test_a_run_without_stored_gaps_has_none(tmp_path: Path) -> None:
     folder = ran(tmp_path, PLAIN, "sim:gb300-vm", "raw", num_requests="5", concurrency="1")
-    assert request_gaps.read_each_gap(folder) is None and not (folder / "gaps").exists()
-    stored = request_gaps.read(folder)
+    assert request_gaps.read_request_gaps(folder) is None and not (folder / "gaps").exists()
+    stored = request_gaps.read_run_with_gaps(folder)
     assert "itls" not in export.export_vllm(loadgen.load(folder).summary, stored)
     assert "inter_chunk_ms" not in loadgen.load(folder).frame("pyarrow").column_names
 
@@ -188,7 +192,7 @@ def test_without_a_gap_the_file_is_empty(tmp_path: Path) -> None:
     """Of a run whose answers have one token each: they were kept, and there are none."""
     text = "requests: {input_tokens: 8, output_tokens: 1}"
     assert (
-        request_gaps.read_each_gap(
+        request_gaps.read_request_gaps(
             ran(tmp_path, text, "sim:gb300-vm", num_requests="5", concurrency="1")
         )
         == {}

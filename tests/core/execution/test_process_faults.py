@@ -82,9 +82,9 @@ def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: Embed
     requests = run_folder.summary(tmp_path / "out").requests
     last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
     assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
-    stored = request_gaps.read(tmp_path / "out")
+    stored = request_gaps.read_run_with_gaps(tmp_path / "out")
     several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
-    assert set(several) <= set(stored.each_gap or {}), "what was recorded has its gaps"
+    assert set(several) <= set(stored.gaps_ns_by_slot or {}), "what was recorded has its gaps"
     assert requests.scheduled < 3000, "what was due after the kill was never asked for"
     assert decode_manifest((tmp_path / "out" / "run.json").read_bytes()).state == "running"
 
