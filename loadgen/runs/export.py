@@ -32,7 +32,7 @@ _NEXT_NUMBER = ",\n    "
 FILES = ", ".join(row.name for row in FORMATS.builtin_rows if row.write)
 _KINDS = ", ".join(KINDS)
 TRACKERS = " or ".join(row.name for row in FORMATS.builtin_rows if row.send)
-FORM = typer.Option(
+FORMAT_OPTION = typer.Option(
     "--as",
     metavar="FORMAT",
     help=f"Format: {FILES}; or a tracker: {TRACKERS}.",
@@ -47,7 +47,7 @@ def export(
         Path | None,
         typer.Argument(help="Directory of a run.", autocompletion=completion.complete_result),
     ] = None,
-    form: Annotated[str | None, FORM] = None,
+    format_name: Annotated[str | None, FORMAT_OPTION] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -78,8 +78,8 @@ def export(
     Example: loadgen export results/qa-20261122-101500-1a2b --as vllm -o vllm.json
     """
     if schema is not None:
-        return _write_schema(schema, folder or form, out)
-    if folder is None or form is None:
+        return _write_schema(schema, out, has_run=folder is not None or format_name is not None)
+    if folder is None or format_name is None:
         missing = "the directory of a run" if folder is None else "--as"
         raise UserError(
             "missing_value",
@@ -87,50 +87,64 @@ def export(
             "loadgen export",
             "loadgen export RUN --as csv -o run.csv",
         )
-    row = _find_format(form)
-    if row.send is not None:
-        return _send_to_tracker(row, form, folder, out)
+    export_format = _find_format(format_name)
+    if export_format.send is not None:
+        return _send_to_tracker(export_format, format_name, folder, out)
     _check_exportable(folder)
-    return _export_file(row, form, folder, out)
+    return _export_file(export_format, format_name, folder, out)
 
 
-def _find_format(form: str) -> FormatRow:
-    """Return a format that runs can be exported to. Raises UserError for another name."""
-    row = FORMATS.find(form)
-    if row is not None and (row.write is not None or row.send is not None):
-        return row
+def _find_format(format_name: str) -> FormatRow:
+    """Return the format with a name, if it can write files or send runs to a tracker.
+
+    Raises UserError for another name, which lists the names of all such formats.
+    """
+    export_format = FORMATS.find(format_name)
+    if export_format is not None and (export_format.write or export_format.send):
+        return export_format
     rows = FORMATS.rows()
-    names = [row.name for row in rows if row.write] + [row.name for row in rows if row.send]
+    file_formats = [row.name for row in rows if row.write]
+    trackers = [row.name for row in rows if row.send]
     raise UserError(
-        "unknown_name", f'unknown format "{form}"', f"--as {form}", f"known: {', '.join(names)}"
+        "unknown_name",
+        f'unknown format "{format_name}"',
+        f"--as {format_name}",
+        f"known: {', '.join(file_formats + trackers)}",
     )
 
 
-def _send_to_tracker(row: FormatRow, form: str, folder: Path, out: Path | None) -> int:
-    """Send a run to an experiment tracker and print where it is."""
+def _send_to_tracker(
+    export_format: FormatRow, format_name: str, run_dir: Path, out: Path | None
+) -> int:
+    """Send a run to an experiment tracker, print where it is, and return the exit code OK."""
     from loadgen.core.run_folder import open_run
 
-    assert row.send is not None
-    location = FORMATS.guard(row, row.send)(folder, open_run(folder).summary, out)
-    print(f"written to {form}: {location}", file=sys.stderr)
+    assert export_format.send is not None
+    # The guard reports an exception in a format of a plug-in as an error of that plug-in.
+    send = FORMATS.guard(export_format, export_format.send)
+    location = send(run_dir, open_run(run_dir).summary, out)
+    print(f"written to {format_name}: {location}", file=sys.stderr)
     return OK
 
 
 def _check_exportable(folder: Path) -> None:
-    """Raise UserError unless the directory is one run with records."""
+    """Raise UserError for a run without records, and for a directory of several runs.
+
+    A directory that is no result at all passes: reading it reports a better error.
+    """
     from loadgen.core.results import store
     from loadgen.core.run_folder import is_run
 
-    if is_run(folder):
-        if not store.has_rows(folder):
-            raise UserError(
-                "no_records",
-                "only the summary of this run was kept, not its records",
-                str(folder),
-                "export a run with records",
-            )
+    if is_run(folder) and not store.has_rows(folder):
+        raise UserError(
+            "no_records",
+            "only the summary of this run was kept, not its records",
+            str(folder),
+            "export a run with records",
+        )
+    if is_run(folder) or not folder.is_dir():
         return
-    runs = result_kinds.runs_in(folder) if folder.is_dir() else []
+    runs = result_kinds.runs_in(folder)
     if runs:
         raise UserError(
             "ambiguous",
@@ -140,25 +154,33 @@ def _check_exportable(folder: Path) -> None:
         )
 
 
-def _export_file(row: FormatRow, form: str, folder: Path, out: Path | None) -> int:
-    """Write a run as a file of another tool, to stdout without `out`."""
+def _export_file(
+    export_format: FormatRow, format_name: str, run_dir: Path, out: Path | None
+) -> int:
+    """Write a run as a file of another tool, and return the exit code OK.
+
+    Without `out` the file is written to stdout.
+    """
     from loadgen.core.run_summary import summarize
     from loadgen.runs import request_gaps
 
-    stored = request_gaps.read_run_with_gaps(folder)
-    assert row.write is not None
-    write = FORMATS.guard(row, row.write, check_type(bytes, Mapping, Iterable))
-    parts = _file_parts(write(summarize(*stored), stored))
+    stored = request_gaps.read_run_with_gaps(run_dir)
+    assert export_format.write is not None
+    # The guard reports an exception, or a result of another type, as an error of the plug-in.
+    check_content = check_type(bytes, Mapping, Iterable)
+    write = FORMATS.guard(export_format, export_format.write, check_content)
+    content = write(summarize(*stored), stored)
+    parts = _split_content(content)
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
     _write_completely(out, parts)
-    print(f"written: {out}{_export_notes(stored, form)}", file=sys.stderr)
+    print(f"written: {out}{_describe_limitations(stored, format_name)}", file=sys.stderr)
     return OK
 
 
-def _file_parts(data: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[bytes]:
-    """Return the content of a file in parts: bytes, a JSON document, or parts already."""
+def _split_content(data: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[bytes]:
+    """Return the content of a file in parts, from bytes, a JSON document, or parts already."""
     if isinstance(data, bytes):
         return [data]
     if isinstance(data, Mapping):
@@ -167,7 +189,11 @@ def _file_parts(data: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[b
 
 
 def _write_completely(out: Path, parts: Iterable[bytes]) -> None:
-    """Write a file, and remove it if its parts cannot all be computed."""
+    """Write a file, and remove it if an error ends the computation of its parts.
+
+    The parts are computed while they are written. A file that was not begun is left alone, so that
+    an error before the first part does not remove an older file.
+    """
     is_partial = False
 
     def tracked_parts() -> Iterator[bytes]:
@@ -183,17 +209,21 @@ def _write_completely(out: Path, parts: Iterable[bytes]) -> None:
             out.unlink()
 
 
-def _export_notes(stored: StoredWithGaps, form: str) -> str:
-    """Return what a reader of the file has to know: that it is simulated, and unmeasured rows."""
+def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
+    """Return what a reader of the file has to know, as text that follows the name of the file.
+
+    It says that the server was simulated, and that a CSV file has requests of unmeasured stages.
+    """
     manifest = stored.manifest
-    notes = ""
+    is_csv = format_name == "csv"
+    text = ""
     if any(target.simulated for target in manifest.targets):
-        place = "column `simulated`" if form == "csv" else "field `loadgen`"
-        notes += f" (SIMULATED, no real server was measured: see its {place})"
+        marked_by = "column `simulated`" if is_csv else "field `loadgen`"
+        text += f" (SIMULATED, no real server was measured: see its {marked_by})"
     unmeasured = [stage.name or "load" for stage in manifest.stages if not stage.measured]
-    if form == "csv" and unmeasured:
-        notes += f"; rows of stage {', '.join(unmeasured)} are not part of the metrics"
-    return notes
+    if is_csv and unmeasured:
+        text += f"; rows of stage {', '.join(unmeasured)} are not part of the metrics"
+    return text
 
 
 def json_parts(
@@ -232,11 +262,14 @@ def _array_parts(values: NDArray[Any], numbers_per_part: int) -> Iterator[bytes]
     yield b"\n  ]"
 
 
-def _write_schema(kind: str, other_argument: object, out: Path | None) -> int:
-    """Write the JSON Schema of a file. Raises UserError if a run was specified too."""
+def _write_schema(kind: str, out: Path | None, *, has_run: bool) -> int:
+    """Write the JSON Schema of a kind of file to `out` or stdout, and return the exit code OK.
+
+    Raises UserError if the command line also names a run or a format (`has_run`).
+    """
     from loadgen.cli import schema
 
-    if other_argument is not None:
+    if has_run:
         raise UserError(
             "no_effect",
             "--schema does not export a run",

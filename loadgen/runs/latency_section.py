@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
@@ -61,36 +61,40 @@ def _uncertain_ranges(
     summary: Summary, definition: MetricDefinition
 ) -> Mapping[str, tuple[float, float]]:
     """Return the ranges of the statistics of a metric that are too uncertain to be reported."""
-    withheld = summary.withheld.get(definition.name)
-    return {} if withheld is None else withheld.ranges
+    uncertain = summary.withheld.get(definition.name)
+    return {} if uncertain is None else uncertain.ranges
 
 
-def _requested_percentiles(summary: Summary, rows: Iterable[MetricRow]) -> Table:
-    """Return the percentiles that the user requested with --percentiles; no rows without them."""
-    requested = [row for row in rows if summary.percentiles.get(row.definition.field)]
-    names = list(
-        dict.fromkeys(
-            name for row in requested for name in summary.percentiles[row.definition.field]
-        )
-    )
-    table_rows = [
-        (
-            label_with_unit(definition),
-            *_percentile_cells(summary.percentiles[definition.field], names, distribution),
-            format.count(distribution.count),
-        )
-        for definition, distribution in requested
-    ]
-    return Table(("requested, ms", *map(cells.quantile_label, names), "samples"), table_rows)
+def _requested_percentiles(summary: Summary, rows: Sequence[MetricRow]) -> Table:
+    """Return the percentiles that the user requested with --percentiles; no rows without them.
+
+    Each latency may have other percentiles, so the columns are those of all latencies together.
+    """
+    percentile_names: list[str] = []
+    for definition, _ in rows:
+        percentile_names += summary.percentiles.get(definition.field, {})
+    columns = list(dict.fromkeys(percentile_names))
+    table_rows = []
+    for definition, distribution in rows:
+        values_ms = summary.percentiles.get(definition.field)
+        if values_ms:
+            cells_of_row = _percentile_cells(values_ms, columns, distribution)
+            sample_count = format.count(distribution.count)
+            table_rows.append((label_with_unit(definition), *cells_of_row, sample_count))
+    return Table(("requested, ms", *map(cells.quantile_label, columns), "samples"), table_rows)
 
 
 def _percentile_cells(
-    value_by_percentile: Mapping[str, float], names: Iterable[str], distribution: Distribution
+    values_ms: Mapping[str, float], names: Iterable[str], distribution: Distribution
 ) -> list[str]:
-    """Return the values of percentiles such as `p97_5`, marked if they are not supported."""
-    row = []
+    """Return the values of percentiles such as `p97_5`, marked with ~ if they lack samples.
+
+    A percentile that was not requested for this latency has an empty cell.
+    """
+    percentile_cells = []
     for name in names:
-        quantile = float(cells.quantile_label(name)[1:]) / 100
-        mark = cells.UNSUPPORTED if distribution.count < needed_samples(quantile) else ""
-        row.append(f"{mark}{format.milliseconds(value_by_percentile.get(name))}")
-    return row
+        percentile = float(cells.quantile_label(name).removeprefix("p"))
+        is_supported = distribution.count >= needed_samples(percentile / 100)
+        mark = "" if is_supported else cells.UNSUPPORTED
+        percentile_cells.append(f"{mark}{format.milliseconds(values_ms.get(name))}")
+    return percentile_cells

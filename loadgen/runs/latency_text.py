@@ -26,9 +26,9 @@ class MetricRow(NamedTuple):
 def latency_rows(summary: Summary) -> list[MetricRow]:
     """Return the latencies of a run in the order of the table, each with its definition.
 
-    A metric that equals another one (`unlike`) is left out, and so is the inter-chunk latency if
-    there is an ITL, which has the same values. Metrics of plug-ins that are not installed come
-    last.
+    A metric is left out if it equals the one that its definition names as `unlike`, and so is the
+    inter-chunk latency if there is an ITL, which has the same values. Metrics of plug-ins that are
+    not installed come last, with their key as a label.
     """
     by_name = {row.definition.name: row.distribution for row in measured_metrics(summary)}
     rows = [
@@ -108,21 +108,25 @@ def _lacks_itl(summary: Summary) -> bool:
 
 
 def _responses_without_tpot(summary: Summary) -> Iterator[str]:
-    """Yield how many responses have no TPOT, for each reason."""
-    at_once = summary.tpot_no_span
-    without_text = summary.tpot_no_output
-    too_short = summary.tpot_undefined - at_once - without_text
-    if too_short:
-        yield f"{format.counted(too_short, 'response')} had too few tokens for a TPOT."
-    if at_once:
+    """Yield how many streamed responses have no TPOT, in a sentence for each reason.
+
+    TPOT is the mean time per output token after the first one, so a response needs several tokens
+    that arrived at different times.
+    """
+    single_chunk_count = summary.tpot_no_span
+    without_text_count = summary.tpot_no_output
+    too_short_count = summary.tpot_undefined - single_chunk_count - without_text_count
+    if too_short_count:
+        yield f"{format.counted(too_short_count, 'response')} had too few tokens for a TPOT."
+    if single_chunk_count:
         yield (
-            f"{format.counted(at_once, 'response')} arrived in one piece: there is no TPOT, and "
-            "TTFT is the time of the whole response."
+            f"{format.counted(single_chunk_count, 'response')} arrived in one piece: there is no "
+            "TPOT, and TTFT is the time of the whole response."
         )
-    if without_text:
+    if without_text_count:
         yield (
-            f"{format.counted(without_text, 'response')} had tokens but no text: there is no TTFT "
-            "and no TPOT."
+            f"{format.counted(without_text_count, 'response')} had tokens but no text: there is no "
+            "TTFT and no TPOT."
         )
 
 

@@ -26,6 +26,9 @@ MIN_TREND_BLOCK_S = 2.0
 between its thirds mostly shows how the run starts."""
 
 STATUSES = ("scheduled", "ok", "failed", "dropped", "cancelled", "unfinished", "lost", "resent")
+NOT_COUNTED = ("none", "unasked")
+"""The sources of output tokens that are unknown, and of requests for no output."""
+
 ALWAYS_SHOWN = ("scheduled", "ok", "failed")
 """The other statuses are shown if a request has them."""
 
@@ -51,23 +54,24 @@ def run_facts(summary: Summary) -> Facts:
             "" if run.seed is None else f"seed {run.seed}",
             f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
         ),
-        Machine=list(_machine(summary)),
+        Machine=list(_describe_machine(summary)),
         Software=summary.target.software,
         Hardware=[] if summary.hardware is None else summary.hardware.descriptions,
         **format.metadata_by_heading(run.metadata),
-        Requests=request_counts(summary),
-        Load=list(_load(summary)),
+        Requests=describe_request_counts(summary),
+        Load=list(_describe_load(summary)),
         Load_check=load_fidelity.describe_checks(summary.stimulus),
-        Duration=list(_times(summary)),
+        Duration=list(_describe_duration(summary)),
         Trend=describe_trends(summary.drift),
         Stability=describe_stability(summary.sustainable),
         Tasks=describe_tasks(summary.sessions) if summary.sessions else [],
-        Tokens=list(_tokens(summary)),
-        Throughput=list(_throughput(summary)),
+        Tokens=list(_describe_tokens(summary)),
+        Throughput=list(_describe_throughput(summary)),
     )
 
 
-def _machine(summary: Summary) -> Iterator[str]:
+def _describe_machine(summary: Summary) -> Iterator[str]:
+    """Yield the GPUs, the machine type and the region of the target, and how far away it is."""
     target = summary.target
     if target.gpus is not None:
         yield format.counted(target.gpus, "GPU")
@@ -78,8 +82,11 @@ def _machine(summary: Summary) -> Iterator[str]:
         yield f"connection time {connect_time}"
 
 
-def request_counts(summary: Summary) -> list[str]:
-    """Return how many requests were scheduled, and how many had which outcome."""
+def describe_request_counts(summary: Summary) -> list[str]:
+    """Return how many requests were scheduled, and how many had which outcome.
+
+    The last text also says how many requests of the warm-up are not included in the counts.
+    """
     counts = []
     for status in STATUSES:
         count = getattr(summary.requests, status)
@@ -93,14 +100,14 @@ def request_counts(summary: Summary) -> list[str]:
 # -- load and time ---------------------------------------------------------------------------------
 
 
-def _load(summary: Summary) -> Iterator[str]:
+def _describe_load(summary: Summary) -> Iterator[str]:
     """Yield the arrival process, the rates, the concurrency and the spacing of requests."""
     load = summary.load
     has_task_rate = summary.sessions is not None and load.offered_rps is not None
     if load.arrival:
         yield f"{load.arrival} ({rate_unit(summary)})" if has_task_rate else load.arrival
-    yield from _virtual_user_starts(summary)
-    yield from _request_rates(summary, load, has_task_rate=has_task_rate)
+    yield from _describe_virtual_user_starts(summary)
+    yield from _describe_request_rates(summary, load, has_task_rate=has_task_rate)
     yield f"concurrency {format.quantity(load.in_flight_mean)} on average"
     yield f"{format.count(load.in_flight_max)} maximum"
     if load.gap_variation is not None:
@@ -108,7 +115,7 @@ def _load(summary: Summary) -> Iterator[str]:
         yield f"inter-arrival CV {load.gap_variation:.2f} (target {planned:.2f})"
 
 
-def _virtual_user_starts(summary: Summary) -> Iterator[str]:
+def _describe_virtual_user_starts(summary: Summary) -> Iterator[str]:
     """Yield how the virtual users of closed-loop stages started, each text once."""
     texts = (
         staggered_start.describe_start(stage.ramp_s, stage.ramp_from, stage.concurrency)
@@ -117,24 +124,32 @@ def _virtual_user_starts(summary: Summary) -> Iterator[str]:
     yield from dict.fromkeys(text for text in texts if text)
 
 
-def _request_rates(summary: Summary, load: Load, *, has_task_rate: bool) -> Iterator[str]:
+def _describe_request_rates(summary: Summary, load: Load, *, has_task_rate: bool) -> Iterator[str]:
     """Yield the offered, sent and completed rates of requests.
 
-    The rate of a workload with tasks counts tasks, so the rate of requests is named as such. It
-    includes requests after the end of the load, when tasks that started before go on.
+    `has_task_rate` says that the rate of the arrival process counts tasks. Then the offered rate is
+    named as one of requests, and it covers the time until the last request, because tasks that have
+    started send requests after the end of the load.
     """
     if load.offered_rps is not None:
-        offered = format.rate(load.offered_rps)
-        goes_on = has_task_rate and load.steady_completed_rps is not None
-        suffix = " until the last request" if goes_on else ""
-        yield f"{'requests ' if has_task_rate else ''}offered {offered}{suffix}"
+        yield _describe_offered_rate(load, load.offered_rps, has_task_rate=has_task_rate)
     yield f"sent {format.rate(load.achieved_rps)}"
     rates = select_headline_rates(summary)
     full_run = format.rate(compute_full_run_rates(summary).requests)
     yield f"completed {format.rate(rates.requests)} in the {rates.window} ({full_run} full run)"
 
 
-def _times(summary: Summary) -> Iterator[str]:
+def _describe_offered_rate(load: Load, offered_rps: float, *, has_task_rate: bool) -> str:
+    """Return the rate of the scheduled requests, with the time that it covers if that differs."""
+    text = f"offered {format.rate(offered_rps)}"
+    if not has_task_rate:
+        return text
+    covers_end_of_tasks = load.steady_completed_rps is not None
+    suffix = " until the last request" if covers_end_of_tasks else ""
+    return f"requests {text}{suffix}"
+
+
+def _describe_duration(summary: Summary) -> Iterator[str]:
     """Yield when the run started, and the lengths of the windows that rates refer to."""
     window = summary.window
     yield summary.run.started.replace("T", " ")
@@ -173,12 +188,17 @@ def describe_stability(sustainable: Sustainable) -> str:
 # -- tokens and rates ------------------------------------------------------------------------------
 
 
-def _tokens(summary: Summary) -> Iterator[str]:
-    """Yield the numbers of prompt and output tokens, how many were cached, and who counted them."""
+def _describe_tokens(summary: Summary) -> Iterator[str]:
+    """Yield the numbers of prompt and output tokens, how many were cached, and who counted them.
+
+    If prompts are assembled from shared chunks of text, such as retrieved documents, it also says
+    how many of the chunks were sent before, and how many of these a prefix cache can reuse because
+    they follow the same chunks as before.
+    """
     tokens = summary.tokens
-    prompt_details = list(_prompt_details(summary))
-    details = f" ({', '.join(prompt_details)})" if prompt_details else ""
-    yield f"{format.count(tokens.input)} prompt{details}"
+    cache_details = list(_describe_cached_prompts(summary))
+    suffix = f" ({', '.join(cache_details)})" if cache_details else ""
+    yield f"{format.count(tokens.input)} prompt{suffix}"
     output = f"{format.count(tokens.output)} output"
     if tokens.asked_output is not None and tokens.asked_output != tokens.output:
         output += f" of {format.count(tokens.asked_output)} requested"
@@ -186,12 +206,12 @@ def _tokens(summary: Summary) -> Iterator[str]:
     if summary.chunks is not None:
         yield f"chunks: {format.percent(summary.chunks.reused_share)} sent before"
         yield f"{format.percent(summary.chunks.leading_share)} after the same chunks"
-    sources = [tag for tag in tokens.sources.output if tag not in ("none", "unasked")]
-    if sources:
-        yield f"output counted by: {' + '.join(sources)}"
+    counters = [source for source in tokens.sources.output if source not in NOT_COUNTED]
+    if counters:
+        yield f"output counted by: {' + '.join(counters)}"
 
 
-def _prompt_details(summary: Summary) -> Iterator[str]:
+def _describe_cached_prompts(summary: Summary) -> Iterator[str]:
     """Yield how much of the prompts was cached, requested to be cached, and cacheable."""
     tokens = summary.tokens
     if tokens.cached_share is not None:
@@ -205,7 +225,7 @@ def _prompt_details(summary: Summary) -> Iterator[str]:
         yield f"{format.percent(summary.trace_cache_share)} repeated in the trace"
 
 
-def _throughput(summary: Summary) -> Iterator[str]:
+def _describe_throughput(summary: Summary) -> Iterator[str]:
     """Yield token rates in the headline window and over the full run."""
     rates = select_headline_rates(summary)
     full_run = compute_full_run_rates(summary)
@@ -214,10 +234,12 @@ def _throughput(summary: Summary) -> Iterator[str]:
     yield f"{format.rate(rates.output, ' output tok/s')}"
     yield f"{format.rate(rates.total, ' total tok/s')} in the {rates.window}"
     yield f"full run {format.rate(full_run.output, ' output tok/s')}"
-    yield from _throughput_per_gpu(rates, full_run.output_per_gpu)
+    yield from _describe_throughput_per_gpu(rates, full_run.output_per_gpu)
 
 
-def _throughput_per_gpu(rates: HeadlineRates, full_run_per_gpu: float | None) -> Iterator[str]:
+def _describe_throughput_per_gpu(
+    rates: HeadlineRates, full_run_per_gpu: float | None
+) -> Iterator[str]:
     if rates.output_per_gpu is None:
         return
     unit = " output tok/s per GPU"

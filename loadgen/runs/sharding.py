@@ -14,22 +14,20 @@ from loadgen.core.workload import Workload
 
 
 def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> Settings:
-    """Return the settings of the part of a run that `--shard` and `--start-at` describe.
+    """Return the settings of one part of a run that is divided between independent machines.
 
-    Raises UserError if one of the two is missing or wrong, or if another option cannot be divided.
+    `shard` and `start_at` are the values of the options `--shard` and `--start-at`. Without both,
+    the settings are returned as they are.
+
+    Raises UserError if one of the two is missing or wrong, or if another option cannot be combined
+    with them.
     """
     if shard is None and start_at is None:
         return settings
-    if shard is None or start_at is None:
-        specified, missing = ("--start-at", "--shard")
-        if start_at is None:
-            specified, missing = ("--shard", "--start-at")
-        raise UserError(
-            "missing_option",
-            f"{specified} requires {missing}: all parts of a run start at the same time",
-            specified,
-            "--shard 1/8 --start-at 2026-12-01T10:00:00Z",
-        )
+    if start_at is None:
+        raise _missing_option_error("--shard", "--start-at")
+    if shard is None:
+        raise _missing_option_error("--start-at", "--shard")
     if settings.ray is not None:
         raise UserError(
             "conflict",
@@ -47,18 +45,32 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
     return replace(settings, shard=parse_shard(shard, start_at))
 
 
+def _missing_option_error(specified: str, missing: str) -> UserError:
+    """Return the error of a command with only one of `--shard` and `--start-at`."""
+    return UserError(
+        "missing_option",
+        f"{specified} requires {missing}: all parts of a run start at the same time",
+        specified,
+        "--shard 1/8 --start-at 2026-12-01T10:00:00Z",
+    )
+
+
 def check_divisible(
     settings: Settings, workloads: Collection[Workload], *, is_repeated: bool
 ) -> None:
-    """Raise UserError if a run that is divided into parts is not one load with a fixed seed."""
+    """Raise UserError if `--shard` divides something else than one load with a fixed seed.
+
+    Each machine computes the whole schedule and sends its part. So all machines must have the same
+    seed, and a command with several runs cannot be divided.
+    """
     if settings.shard is None:
         return
-    where = f"--shard {settings.shard.index}/{settings.shard.count}"
+    shard_option = f"--shard {settings.shard.index}/{settings.shard.count}"
     if is_repeated or len(workloads) > 1:
         raise UserError(
             "conflict",
             "a part belongs to one run, and several loads need several starts",
-            where,
+            shard_option,
             "use one value of --concurrency and no --repeat",
         )
     for workload in workloads:
@@ -66,6 +78,6 @@ def check_divisible(
             raise UserError(
                 "missing_option",
                 "all parts need the same seed and salt, or they send different loads",
-                where,
+                shard_option,
                 "use --seed 1 and no --salt fresh",
             )
