@@ -60,7 +60,7 @@ def parse_repetition(text: str | None) -> Repetition | None:
     return repeats.Repetition(
         count=count,
         most=most or repeats.DEFAULT_MAX_RUNS,
-        within=within or repeats.DEFAULT_PRECISION,
+        precision=within or repeats.DEFAULT_PRECISION,
         pause_ns=pause_ns or 0,
     )
 

@@ -342,7 +342,7 @@ def run_level(
                 f"{name}, run {number}",
                 repetition,
                 virtual=settings.virtual,
-                say=options.show_status,
+                print_line=options.show_status,
                 wait=options.sleep,
             )
             if not is_pause_complete:

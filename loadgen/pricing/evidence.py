@@ -17,7 +17,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords
 from loadgen.pricing.reasons import note
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, describe_horizon
-from loadgen.repeated.run_warnings import describe_other_work
+from loadgen.repeated.run_warnings import describe_work_warnings
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ def _measurement_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
         yield note("reserved", caveats=_unique(caveats))
-    warnings = [text for summary in summaries for text in describe_other_work(summary)]
+    warnings = [text for summary in summaries for text in describe_work_warnings(summary)]
     new_warnings = [text for text in _unique(warnings) if text not in caveats]
     if new_warnings:
         yield note("other_work", warnings=new_warnings)

@@ -161,10 +161,10 @@ class Capacity(
 
     @property
     def comparison_note(self) -> str:
-        """Which run of its search is compared, and how far its load was shown.
+        """A note for a comparison that names the run that stands for the whole search.
 
-        A comparison needs a single run on each side, and the run at the capacity stands for the
-        whole search.
+        A comparison needs a single run on each side, and takes the run at the capacity. The note
+        states the capacity with its interval, and whether it is sustained or confirmed.
         """
         interval = ""
         if self.low_per_s is not None:
@@ -182,19 +182,19 @@ class Capacity(
 
 
 def default_trial_ns(workload: Workload) -> int:
-    """Return how long a trial of a search lasts by default: ten minutes, and for tasks longer.
+    """Return how long a trial of a search lasts by default, in ns.
 
-    A trial of tasks lasts ten times as long as one may take. The first tasks find an empty server
-    and are quick, and one in ten that may miss is few: in trials of 600 s a search found 0.849/s
-    for `coding-agent`, whose tasks may take 180 s, where runs of four hours meet the SLO at 0.80/s
-    and miss it at 0.83/s.
+    It lasts DEFAULT_TRIAL_NS, and with an SLO on whole tasks at least TASK_LIMITS_PER_TRIAL times
+    as long as a task may take. In a shorter trial most tasks start on an empty server, so that the
+    capacity is overestimated: in trials of 600 s a search found 0.849/s for `coding-agent`, whose
+    tasks may take 180 s, where runs of four hours meet the SLO at 0.80/s and miss it at 0.83/s.
     """
+    # Only a mix of request classes has `classes`.
     classes = getattr(workload.requests, "classes", {}).values()
     slos = [workload.slo, *(request_class.slo for request_class in classes)]
-    # A term of tasks may limit only their waits: then it has no `within_ns`, and asks for no more.
-    task_limits_ns = [
-        slo.task.within_ns or 0 for slo in slos if slo is not None and slo.task is not None
-    ]
+    task_objectives = [slo.task for slo in slos if slo is not None and slo.task is not None]
+    # An objective that limits only the waits of a task has no `within_ns`.
+    task_limits_ns = [objective.within_ns or 0 for objective in task_objectives]
     longest_task_limit_ns = max(task_limits_ns, default=0)
     return max(DEFAULT_TRIAL_NS, TASK_LIMITS_PER_TRIAL * longest_task_limit_ns)
 

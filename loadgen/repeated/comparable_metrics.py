@@ -93,7 +93,7 @@ SESSION_METRICS = {
 """The metrics of sessions that have a single value, by their path."""
 
 NOT_COMPARABLE_FIELDS = ("sources", "by_error", "by_finish", "arrival", "slo", "met")
-"""The fields of the blocks of a summary that are not numbers."""
+"""The fields of the objects in `summary.json` that are not numbers."""
 
 _QUANTILES = dict(QUANTILES)
 _STATISTICS = (*_QUANTILES, "mean", "min", "max")
@@ -130,14 +130,18 @@ def default_metric_paths() -> tuple[str, ...]:
 
 def metric_paths() -> list[str]:
     """Return all paths that `find_metric` knows."""
-    latency_paths = [f"{row.path}.{name}" for row in METRICS.available() for name in _STATISTICS]
+    latency_paths = [
+        f"{definition.path}.{statistic}"
+        for definition in METRICS.available()
+        for statistic in _STATISTICS
+    ]
     session_time_paths = [
         f"sessions.{time}.{name}" for time in SESSION_TIMES for name in _STATISTICS
     ]
     return [
         *(path for path in latency_paths if find_metric(path) is not None),
         OK_SHARE,
-        *sorted(_block_paths()),
+        *sorted(_field_paths()),
         *session_time_paths,
         *SESSION_METRICS,
     ]
@@ -146,20 +150,21 @@ def metric_paths() -> list[str]:
 def find_metric(path: str) -> Metric | None:
     """Return the metric with a path, or None if no metric has it.
 
-    There are three groups: statistics of latencies such as `ttft_ms.p99`, times and counts of
-    sessions such as `sessions.requests`, and single numbers such as `goodput.share`.
+    There are four groups of paths: statistics of latencies such as `ttft_ms.p99`, the share of ok
+    requests, times and counts of sessions such as `sessions.requests`, and single numbers in an
+    object of `summary.json` such as `goodput.share`.
     """
-    latency = _find_latency(path)
-    if latency is not None:
-        return latency
+    latency_metric = _find_latency_metric(path)
+    if latency_metric is not None:
+        return latency_metric
     if path == OK_SHARE:
         return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
     if path.startswith("sessions."):
         return _find_session_metric(path)
-    if path not in _block_paths():
+    if path not in _field_paths():
         return None
     unit = "/s" if path.endswith(("_per_s", "rps")) else ""
-    return Metric(path, NAMES.get(path, path), unit, _block_direction(path))
+    return Metric(path, NAMES.get(path, path), unit, _field_direction(path))
 
 
 def metric_value(summary: Summary, path: str) -> float | None:
@@ -179,24 +184,27 @@ def _ok_share(summary: Summary) -> float | None:
     return summary.requests.ok / decided_count if decided_count else None
 
 
-def _find_latency(path: str) -> Metric | None:
+def _find_latency_metric(path: str) -> Metric | None:
     """Return the metric with a path if it is a statistic of a latency, else None.
 
-    The latencies are the rows of `loadgen.figures`. The path `ttft_ms.p99` consists of the path of
-    the row, `ttft_ms`, and of the statistic, `p99`.
+    The path `ttft_ms.p99` consists of the path of the distribution in `summary.json`, which a
+    definition in `loadgen.figures` has, and of the statistic.
     """
-    row_path, _, statistic = path.rpartition(".")
-    row = next((row for row in METRICS.available() if row.path == row_path), None)
-    if row is None or statistic not in _STATISTICS:
+    distribution_path, _, statistic = path.rpartition(".")
+    definition_by_path = {definition.path: definition for definition in METRICS.available()}
+    definition = definition_by_path.get(distribution_path)
+    if definition is None or statistic not in _STATISTICS:
         return None
-    # Of a minimum or maximum, single requests give no interval.
-    has_samples = row.values is not None and (statistic in _QUANTILES or statistic == "mean")
+    # The values of single requests give a confidence interval of a quantile or a mean, but none of
+    # a minimum or maximum.
+    has_interval = statistic in _QUANTILES or statistic == "mean"
+    has_request_values = definition.values is not None
     return Metric(
         path,
-        f"{row.label} {_statistic_label(statistic)}",
-        row.unit,
-        row.better,
-        per_request=row.name if has_samples else "",
+        f"{definition.label} {_statistic_label(statistic)}",
+        definition.unit,
+        definition.better,
+        per_request=definition.name if has_interval and has_request_values else "",
         p=_QUANTILES.get(statistic),
     )
 
@@ -222,11 +230,11 @@ def _statistic_label(statistic: str) -> str:
     return statistic.replace("_", ".")
 
 
-def _block_direction(path: str) -> int:
-    """Return whether a number in a block of the summary is better if it is higher or lower.
+def _field_direction(path: str) -> int:
+    """Return LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION for a number of `summary.json`.
 
-    Rates and goodput are better if they are higher. Of most other numbers, such as those of tokens,
-    neither can be said.
+    `path` is one of `_field_paths`. Rates and goodput are better if they are higher. Of most other
+    numbers, such as numbers of tokens, neither can be said.
     """
     if path in LOWER_IS_BETTER_PATHS:
         return LOWER_IS_BETTER
@@ -234,10 +242,10 @@ def _block_direction(path: str) -> int:
     return HIGHER_IS_BETTER if is_rate or path.startswith("goodput.") else NO_DIRECTION
 
 
-def _block_paths() -> set[str]:
-    """Return the paths of the numbers in the blocks of a summary, for example `goodput.share`.
+def _field_paths() -> set[str]:
+    """Return the paths of the single numbers in `summary.json`, for example `goodput.share`.
 
-    They are read from the types of the blocks, so that a new field can be compared at once.
+    They are read from the types of the objects in it, so that a new field can be compared at once.
     """
     from loadgen.core.metrics.client_use import ClientUse
     from loadgen.core.metrics.goodput import Goodput
@@ -245,7 +253,7 @@ def _block_paths() -> set[str]:
     from loadgen.core.metrics.request_counts import RequestCounts, Stalls
     from loadgen.core.metrics.token_usage import Tokens
 
-    blocks: dict[str, type[Struct]] = {
+    type_by_object: dict[str, type[Struct]] = {
         "tokens": Tokens,
         "load": Load,
         "goodput": Goodput,
@@ -253,8 +261,8 @@ def _block_paths() -> set[str]:
         "client": ClientUse,
     }
     paths = {f"stalls.{field_name}" for field_name in Stalls.__struct_fields__}
-    for block_name, block_type in blocks.items():
-        for field_name in block_type.__struct_fields__:
+    for object_name, object_type in type_by_object.items():
+        for field_name in object_type.__struct_fields__:
             if field_name not in NOT_COMPARABLE_FIELDS:
-                paths.add(f"{block_name}.{field_name}")
+                paths.add(f"{object_name}.{field_name}")
     return paths

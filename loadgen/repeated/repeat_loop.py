@@ -34,7 +34,7 @@ def run_repeats(
     run_repeat: Callable[[int], bool],
     *,
     virtual: bool,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Run repeats 1, 2, ... until `is_complete` returns True, with a pause before each later one.
@@ -44,7 +44,7 @@ def run_repeats(
         is_complete: Whether there are enough repeats.
         run_repeat: Runs the repeat with this number. It returns False if the user interrupted it.
         virtual: Whether the runs take place in virtual time, which needs no pause.
-        say: Prints a line of progress.
+        print_line: Prints a line of progress.
         wait: Waits for this number of seconds.
 
     Returns:
@@ -55,9 +55,11 @@ def run_repeats(
         number += 1
         name = f"r{number}"
         is_first = number == 1
-        if not is_first and not pause_before(name, repetition, virtual=virtual, say=say, wait=wait):
+        if not is_first and not pause_before(
+            name, repetition, virtual=virtual, print_line=print_line, wait=wait
+        ):
             return False
-        say(f"Run {name} of {repetition.description}")
+        print_line(f"Run {name} of {repetition.description}")
         if not run_repeat(number):
             return False
     return True
@@ -68,7 +70,7 @@ def pause_before(
     repetition: Repetition,
     *,
     virtual: bool,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Wait for the requested pause before a run. Return False if the user interrupted it."""
@@ -76,9 +78,9 @@ def pause_before(
     if not pause_s:
         return True
     if virtual:
-        say("No pause: runs in virtual time do not affect each other.")
+        print_line("No pause: runs in virtual time do not affect each other.")
         return True
-    say(
+    print_line(
         f"Pause of {format.duration(pause_s)} before {run_name}. Ctrl-C ends here and keeps the "
         "runs so far."
     )
@@ -97,7 +99,9 @@ def write_repeat_summary(
     from loadgen.repeated import repeats
 
     is_open_ended = repetition.count is None
-    summary = repeats.summarize_repeats(runs, within=repetition.within if is_open_ended else None)
+    summary = repeats.summarize_repeats(
+        runs, requested_precision=repetition.precision if is_open_ended else None
+    )
     checksums.begin(output_dir)
     store.replace(output_dir / repeats.FILE, format.document(summary))
     checksums.write(output_dir)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 FILE = "repeats.json"
 MIN_RUNS = 3
-"""Runs before an interval may be called tight: two runs agree by chance too often."""
+"""Runs before a mean may be called precise: two runs agree by chance too often."""
 DEFAULT_MAX_RUNS = 10
 DEFAULT_PRECISION = 0.05
-TIGHT_METRICS = ("ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s")
-"""The paths of the metrics whose intervals have to be tight, of those that a run has."""
+PRECISION_METRICS = ("ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s")
+"""The paths of the metrics whose means have to be precise, of those that a run has."""
 
 
 class RepeatedMetric(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,12 @@ class RepeatSummary(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
-    rename={"metrics": "figures", "excluded_runs": "left_out"},
+    rename={
+        "metrics": "figures",
+        "excluded_runs": "left_out",
+        "requested_precision": "within",
+        "is_precise": "tight",
+    },
 ):
     """The content of `repeats.json`.
 
@@ -83,8 +88,9 @@ class RepeatSummary(
         metrics: The metrics that every run has.
         valid: Whether the metrics are those of valid runs.
         simulated: Whether a performance model responded instead of a real server.
-        within: The requested precision of the metrics of TIGHT_METRICS. Null if none was requested.
-        tight: Whether they are known to that precision. Null if none was requested.
+        requested_precision: The largest half width of the interval of each metric of
+            PRECISION_METRICS, as a fraction of its mean. Null if none was requested.
+        is_precise: Whether these metrics have that precision. Null if none was requested.
         excluded_runs: The names of the runs that are INVALID and so count in no metric. Empty if
             every run is INVALID: then the metrics are those of all runs, and `valid` is false.
     """
@@ -96,8 +102,8 @@ class RepeatSummary(
     metrics: tuple[RepeatedMetric, ...]
     valid: bool
     simulated: bool
-    within: float | None = None
-    tight: bool | None = None
+    requested_precision: float | None = None
+    is_precise: bool | None = None
     excluded_runs: tuple[str, ...] = ()
 
     @property
@@ -110,15 +116,16 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     """How often a load is repeated.
 
     Attributes:
-        count: The number of runs. None to repeat until the metrics are known to `within`.
+        count: The number of runs. None to repeat until the means have the requested precision.
         most: The largest number of runs if `count` is None.
-        within: The precision to reach if `count` is None.
+        precision: The largest half width of an interval, as a fraction of the mean, with which the
+            runs end if `count` is None.
         pause_ns: The pause between two runs.
     """
 
     count: int | None = 1
     most: int = DEFAULT_MAX_RUNS
-    within: float = DEFAULT_PRECISION
+    precision: float = DEFAULT_PRECISION
     pause_ns: int = 0
 
     @property
@@ -136,7 +143,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
         """The number of runs as text."""
         if self.count is not None:
             return f"{self.count}"
-        percent = f"{self.within * 100:g} %"
+        percent = f"{self.precision * 100:g} %"
         return f"{MIN_RUNS} to {self.most}, until the figures are known to {percent}"
 
     def is_complete(self, summaries: Sequence[Summary]) -> bool:
@@ -145,7 +152,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if self.count is not None:
             return False
-        return is_tight(summarize_metrics(valid_or_all(summaries)), self.within)
+        return has_precision(summarize_metrics(valid_or_all(summaries)), self.precision)
 
 
 def is_valid(summary: Summary) -> bool:
@@ -163,35 +170,42 @@ def valid_or_all(summaries: Sequence[Summary]) -> list[Summary]:
     return valid or list(summaries)
 
 
-def is_tight(metrics: Sequence[RepeatedMetric], within: float) -> bool:
-    """Return whether every metric of TIGHT_METRICS is known to this part of its mean.
+def has_precision(metrics: Sequence[RepeatedMetric], precision: float) -> bool:
+    """Return whether the intervals of all metrics of PRECISION_METRICS are narrow enough.
 
-    Return False if the runs have none of these metrics.
+    `precision` is the largest half width of an interval, as a fraction of the mean. Return False if
+    the runs have none of these metrics.
     """
-    judged = [metric for metric in metrics if metric.metric in TIGHT_METRICS and metric.mean]
-    return bool(judged) and all(_is_known_to(metric, within) for metric in judged)
+    examined = [metric for metric in metrics if metric.metric in PRECISION_METRICS and metric.mean]
+    return bool(examined) and all(_is_narrow(metric, precision) for metric in examined)
 
 
-def _is_known_to(metric: RepeatedMetric, within: float) -> bool:
-    """Return whether the interval of a metric is no wider than this part of its mean."""
+def _is_narrow(metric: RepeatedMetric, precision: float) -> bool:
+    """Return whether a metric has enough values and an interval that is narrow enough."""
     if len(metric.values) < MIN_RUNS or metric.half_width is None:
         return False
-    return metric.half_width <= within
+    return metric.half_width <= precision
 
 
 def summarize_repeats(
-    runs: Sequence[NamedSummary], *, within: float | None = None
+    runs: Sequence[NamedSummary], *, requested_precision: float | None = None
 ) -> RepeatSummary:
     """Return the summary of repeats of one load.
 
+    INVALID runs count in no mean, unless every run is INVALID.
+
     Args:
         runs: The name and the summary of each run, in order.
-        within: The requested precision, or None.
+        requested_precision: The precision of the means until which the load was repeated, or None
+            if the number of repeats was fixed.
     """
     summaries = [run.summary for run in runs]
     metrics = summarize_metrics(valid_or_all(summaries))
     has_valid_run = any(map(is_valid, summaries))
     invalid_runs = tuple(run.name for run in runs if not is_valid(run.summary))
+    is_precise = None
+    if requested_precision is not None:
+        is_precise = has_precision(metrics, requested_precision)
     return RepeatSummary(
         runs=tuple(run.name for run in runs),
         seeds=tuple(summary.run.seed for summary in summaries),
@@ -199,71 +213,85 @@ def summarize_repeats(
         metrics=metrics,
         valid=has_valid_run,
         simulated=any(summary.target.simulated for summary in summaries),
-        within=within,
-        tight=None if within is None else is_tight(metrics, within),
+        requested_precision=requested_precision,
+        is_precise=is_precise,
         excluded_runs=invalid_runs if has_valid_run else (),
     )
 
 
 def summarize_metrics(summaries: Sequence[Summary]) -> tuple[RepeatedMetric, ...]:
-    """Return the metrics that every one of these runs has."""
+    """Return the mean and the interval of each metric that every one of these runs has."""
     request_count = sum(summary.requests.scheduled for summary in summaries)
-    summarized = []
+    repeated_metrics = []
     for path in default_metric_paths():
         metric = find_metric(path)
         values = [metric_value(summary, path) for summary in summaries]
-        known = [value for value in values if value is not None]
-        if metric is not None and known and len(known) == len(summaries):
-            summarized.append(_summarize(metric, known, request_count))
-    return tuple(summarized)
+        known_values = [value for value in values if value is not None]
+        has_all_values = bool(known_values) and len(known_values) == len(summaries)
+        if metric is not None and has_all_values:
+            repeated_metrics.append(_summarize_metric(metric, known_values, request_count))
+    return tuple(repeated_metrics)
 
 
-class _Spread(NamedTuple):
-    """The interval of a mean, and the standard deviation between runs."""
+class _MeanInterval(NamedTuple):
+    """The confidence interval of the mean of several runs. Both ends are None for one run."""
 
-    low: float
-    high: float
-    standard_deviation: float
+    low: float | None
+    high: float | None
 
 
-def _summarize(metric: Metric, values: Sequence[float], request_count: int) -> RepeatedMetric:
-    """Return one metric over all runs, which have `request_count` requests together.
+def _summarize_metric(
+    metric: Metric, values: Sequence[float], request_count: int
+) -> RepeatedMetric:
+    """Return the mean of a metric over several runs, its confidence interval and its spread.
 
-    The spread is relative to the mean, for example 0.03. That of a share is in points, because a
-    relative spread of a share near 0 says nothing.
+    Args:
+        metric: The metric.
+        values: Its value in each run.
+        request_count: The number of requests of all runs together.
     """
-    mean = float(np.mean(values))
-    spread = None
-    relative_spread = None
-    if len(values) > 1:
-        spread = _spread_of(metric, values, request_count)
-        relative_spread = spread.standard_deviation
-        if metric.path not in SHARE_PATHS:
-            relative_spread = spread.standard_deviation / abs(mean) if mean else None
+    interval = _mean_interval(metric, values, request_count)
     return RepeatedMetric(
         metric=metric.path,
         name=metric.name,
         unit=metric.unit,
-        mean=mean,
-        low=None if spread is None else spread.low,
-        high=None if spread is None else spread.high,
-        spread=relative_spread,
+        mean=float(np.mean(values)),
+        low=interval.low,
+        high=interval.high,
+        spread=_relative_spread(metric, values),
         values=tuple(values),
     )
 
 
-def _spread_of(metric: Metric, values: Sequence[float], request_count: int) -> _Spread:
-    """Return the interval of the mean of several runs, and their standard deviation.
+def _relative_spread(metric: Metric, values: Sequence[float]) -> float | None:
+    """Return the standard deviation between runs as a fraction of the mean; None for one run.
 
-    The interval of a share is at least as wide as the number of requests implies: runs without a
-    failure do not show that there are none.
+    That of a share (0 to 1) is returned as it is, because it would say nothing relative to a mean
+    near 0.
     """
-    interval = intervals.replications(values, LEVEL)
-    low = interval.low
-    high = interval.high
+    if len(values) < 2:
+        return None
+    standard_deviation = float(np.std(values, ddof=1))
     if metric.path in SHARE_PATHS:
-        mean = float(np.mean(values))
-        by_requests = intervals.Interval(mean, *intervals.wilson(mean, request_count, LEVEL), LEVEL)
-        _, low, high = intervals.widen_by_runs(by_requests, values)
-        high = min(high, 1.0)
-    return _Spread(max(low, 0.0), high, float(np.std(values, ddof=1)))
+        return standard_deviation
+    mean = float(np.mean(values))
+    return standard_deviation / abs(mean) if mean else None
+
+
+def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) -> _MeanInterval:
+    """Return the confidence interval of the mean of several runs.
+
+    It is an interval by Student's t, with each run as one value. That of a share (0 to 1) is at
+    least as wide as the Wilson interval of all requests together: runs without a failure do not
+    show that there are none.
+    """
+    if len(values) < 2:
+        return _MeanInterval(None, None)
+    if metric.path not in SHARE_PATHS:
+        interval = intervals.replications(values, LEVEL)
+        return _MeanInterval(max(interval.low, 0.0), interval.high)
+    share = float(np.mean(values))
+    low, high = intervals.wilson(share, request_count, LEVEL)
+    wilson_interval = intervals.Interval(share, low, high, LEVEL)
+    widened = intervals.widen_by_runs(wilson_interval, values)
+    return _MeanInterval(max(widened.low, 0.0), min(widened.high, 1.0))

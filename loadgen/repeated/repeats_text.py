@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from loadgen.core import format
 from loadgen.render.section import Table
 from loadgen.repeated.comparable_metrics import SHARE_PATHS
-from loadgen.repeated.repeats import TIGHT_METRICS, RepeatedMetric, RepeatSummary
+from loadgen.repeated.repeats import PRECISION_METRICS, RepeatedMetric, RepeatSummary
 
 MAX_RUN_COLUMNS = 5
 """Of more runs than these, a table shows only the lowest and the highest value."""
@@ -90,24 +90,27 @@ def _spread_text(metric: RepeatedMetric) -> str:
 
 
 def describe_interval(repeats: RepeatSummary) -> str:
-    """Return what the intervals cover, and whether they are as narrow as requested."""
+    """Return how the intervals are computed and what they cover, as a legend of the table.
+
+    If the load was repeated until its means were precise enough, it also says whether they are.
+    """
     if len(repeats.counted_runs) < 2:
         return "One run shows no run-to-run variation, so there is no confidence interval."
     text = (
         "CI: confidence interval of the mean, by Student's t. Spread: standard deviation between "
         "runs. The interval covers restarts and times like those of these runs."
     )
-    if repeats.tight is None or repeats.within is None:
+    if repeats.is_precise is None or repeats.requested_precision is None:
         return text
-    precision = f"±{repeats.within * 100:g} %"
+    precision = f"±{repeats.requested_precision * 100:g} %"
     metrics = "TTFT, TPOT and E2E p50 and output tokens/s"
-    verb = "are" if repeats.tight else "are not"
+    verb = "are" if repeats.is_precise else "are not"
     return f"{text} {metrics} {verb} known to {precision}."
 
 
 def key_metrics(repeats: RepeatSummary) -> list[RepeatedMetric]:
     """Return the metrics for which a load is repeated: median latencies and throughput."""
-    return [metric for metric in repeats.metrics if metric.metric in TIGHT_METRICS]
+    return [metric for metric in repeats.metrics if metric.metric in PRECISION_METRICS]
 
 
 def headline(repeats: RepeatSummary) -> str:

@@ -37,16 +37,16 @@ SENTENCES = reasons.SENTENCES | {
 }
 
 
-def describe_other_work(summary: Summary) -> tuple[str, ...]:
-    """Return the sentences by which a run warns that its work or its server was not as requested.
+def describe_work_warnings(summary: Summary) -> tuple[str, ...]:
+    """Return the warnings of a run that its requests or its server were not as the workload says.
 
-    If rows were repeated and the server's cache knew more than a few prompt tokens of them, the
-    share of these tokens is stated too.
+    A capacity or a price that is based on the run repeats them. If the rows of a data set were
+    repeated and the server's cache knew more than a few prompt tokens of them, a sentence with the
+    fraction of these tokens is added.
     """
     verdict = summary.verdict
-    codes = [
-        code for code in (*verdict.caveat_codes, *verdict.warning_codes) if code.code in WORK_CODES
-    ]
+    all_codes = (*verdict.caveat_codes, *verdict.warning_codes)
+    codes = [code for code in all_codes if code.code in WORK_CODES]
     cached_share = summary.tokens.cached_share or 0.0
     has_repeated_rows = any(code.code == "rows_repeated" for code in codes)
     if has_repeated_rows and cached_share > CACHED_SHARE:

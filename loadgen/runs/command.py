@@ -366,7 +366,11 @@ def _run_repeatedly(
             return series.run(f"r{number}", with_repeat_seed(workload, number))
 
         is_complete = run_repeats(
-            repetition, has_enough_runs, run_number, virtual=plan.settings.virtual, say=print_status
+            repetition,
+            has_enough_runs,
+            run_number,
+            virtual=plan.settings.virtual,
+            print_line=print_status,
         )
         repeats = write_repeat_summary(series.output_dir, repetition, series.runs)
         report = repeats_report(repeats, build_curve(series.runs))

@@ -60,22 +60,29 @@ class StoredRepeats(NamedTuple):
 
 
 def load(output_dir: Path) -> StoredRepeats:
-    """Read repeats and summarize them again, from their records.
+    """Read repeats and summarize them again, from the records of their runs.
+
+    Only the names of the load points and the requested precision are taken from the stored summary.
 
     Raises UserError for damaged files, and for runs that are no repeats of each other.
     """
-    stored = _read_summaries(output_dir)
+    stored_summaries = _read_summaries(output_dir)
     runs = run_directory_kind.computed_summaries(output_dir, run_dirs(output_dir))
-    if list(stored) == [SINGLE_LOAD]:
+    is_single_load = list(stored_summaries) == [SINGLE_LOAD]
+    if is_single_load:
         run_directory_kind.check_same_recipe(output_dir, runs)
-        summary = summarize_repeats(runs, within=stored[SINGLE_LOAD].within)
+        precision = stored_summaries[SINGLE_LOAD].requested_precision
+        summary = summarize_repeats(runs, requested_precision=precision)
         return StoredRepeats(runs, {SINGLE_LOAD: summary})
+
     run_by_name = {run.name: run for run in runs}
-    summaries = {}
-    for point_name, summary in stored.items():
-        runs_of_point = [run_by_name[name] for name in summary.runs if name in run_by_name]
-        summaries[point_name] = summarize_repeats(runs_of_point, within=summary.within)
-    return StoredRepeats(runs, summaries)
+    summary_by_point = {}
+    for point_name, stored in stored_summaries.items():
+        runs_of_point = [run_by_name[name] for name in stored.runs if name in run_by_name]
+        summary_by_point[point_name] = summarize_repeats(
+            runs_of_point, requested_precision=stored.requested_precision
+        )
+    return StoredRepeats(runs, summary_by_point)
 
 
 def _read_summaries(output_dir: Path) -> dict[str, RepeatSummary]:
@@ -149,10 +156,8 @@ def _throughput_interval(
     summary: RepeatSummary, runs: tuple[NamedSummary, ...]
 ) -> RateInterval | None:
     """Return the interval of the mean output tokens/s, or None if it is not known."""
-    throughput = next(
-        (metric for metric in summary.metrics if metric.metric == "tokens.steady_output_per_s"),
-        None,
-    )
+    metric_by_path = {metric.metric: metric for metric in summary.metrics}
+    throughput = metric_by_path.get("tokens.steady_output_per_s")
     if throughput is None or throughput.low is None or throughput.high is None:
         return None
     per_user = average_repeats(build_curve(runs).load_points).per_user
@@ -189,7 +194,7 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
 
 def _summarize_again(output_dir: Path, stored: RepeatSummary) -> RepeatSummary:
     runs = [NamedSummary(name, run_folder.kept_summary(output_dir / name)) for name in stored.runs]
-    return summarize_repeats(runs, within=stored.within)
+    return summarize_repeats(runs, requested_precision=stored.requested_precision)
 
 
 FUNCTIONS = ResultFunctions(

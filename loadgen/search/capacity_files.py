@@ -15,7 +15,7 @@ from loadgen.core.results import store
 from loadgen.core.workload import Workload, request_fingerprint
 from loadgen.repeated import capacity
 from loadgen.repeated.capacity import Capacity
-from loadgen.repeated.run_warnings import describe_other_work
+from loadgen.repeated.run_warnings import describe_work_warnings
 from loadgen.result_kinds import PAGE
 from loadgen.runs import sweep_analysis, sweep_curve
 from loadgen.runs.slo_text import list_objectives
@@ -262,7 +262,7 @@ def _capacity_of_run(
         sustained=_is_sustained(best_trial, result),
         sustained_reason=result.sustained_reason or best_trial.sustained_reason,
         sustained_s=result.sustained_for_s if is_longer_trial else None,
-        warnings=describe_other_work(summary),
+        warnings=describe_work_warnings(summary),
         state="held" if is_load_point else None,
     )
 

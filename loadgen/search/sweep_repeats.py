@@ -49,7 +49,7 @@ class RepeatedSweep:
             self._is_complete,
             self._run_repeat,
             virtual=self._sweep_run.sweep.settings.virtual,
-            say=print_status,
+            print_line=print_status,
         )
         summaries = self._summarize()
         if not summaries:
@@ -102,9 +102,9 @@ class RepeatedSweep:
     def _summarize(self) -> dict[str, RepeatSummary]:
         """Return the summary of the runs of each load point that has any, by its name."""
         is_open_ended = self._repetition.count is None
-        within = self._repetition.within if is_open_ended else None
+        precision = self._repetition.precision if is_open_ended else None
         return {
-            name: summarize_repeats(runs, within=within)
+            name: summarize_repeats(runs, requested_precision=precision)
             for name, runs in self._runs_by_point.items()
             if runs
         }

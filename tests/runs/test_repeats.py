@@ -117,7 +117,7 @@ def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> 
 
 def test_auto_repeats_until_enough_runs_are_valid() -> None:
     alike = summaries(1, 1, 1)
-    auto = Repetition(count=None, most=6, within=0.05)
+    auto = Repetition(count=None, most=6, precision=0.05)
     assert not auto.is_complete([alike[0], alike[1], invalid(alike[2])])
     assert auto.is_complete([*alike, invalid(alike[2])])
 
@@ -133,7 +133,7 @@ def test_one_run_has_no_interval() -> None:
 def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
     alike = summaries(1, 1, 1)
     apart = summaries(1, 2, 3, by=(0.8, 1.0, 1.3))
-    auto = Repetition(count=None, most=4, within=0.05)
+    auto = Repetition(count=None, most=4, precision=0.05)
     assert not auto.is_complete(alike[:2]) and auto.is_complete(alike), "two that agree are too few"
     assert not auto.is_complete(apart) and auto.is_complete([*apart, *alike])
     assert [Repetition(count=2).is_complete(alike[:n]) for n in range(4)] == [
@@ -243,7 +243,7 @@ def test_the_pause_between_repeats_can_be_interrupted() -> None:
     def repeated(wait: Callable[[float], None]) -> bool:
         made.clear()
         return run_repeats(
-            how, lambda: len(made) == 3, one, virtual=False, say=lambda _: None, wait=wait
+            how, lambda: len(made) == 3, one, virtual=False, print_line=lambda _: None, wait=wait
         )
 
     assert repeated(waited.append) and waited == [600.0, 600.0] and made == [1, 2, 3]
