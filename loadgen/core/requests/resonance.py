@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loadgen.core.requests.file_prompts import FilePrompts
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from loadgen.core.requests.prompts import Prompts
+    from loadgen.core.workload.request_classes import Requests
 
 SMALL_FACTOR = 4
 """A common factor up to this one is reported only if the shares are known to differ."""
@@ -22,7 +27,11 @@ UNEQUAL_SHARE = 0.01
 
 
 def find_resonance(
-    requests: Any, prompts: Any, server_count: int, kind: str, planned_requests: int | None
+    requests: Requests,
+    prompts: Prompts,
+    server_count: int,
+    kind: str,
+    planned_requests: int | None,
 ) -> dict[str, Any] | None:
     """Return the values of the warning "resonance", or None if there is nothing to warn of.
 
@@ -61,13 +70,13 @@ def find_resonance(
     }
 
 
-def _sample_count(requests: Any, prompts: Any) -> int | None:
+def _sample_count(requests: Requests, prompts: Prompts) -> int | None:
     """Return after how many requests the data set begins again, or None if it does not repeat.
 
     A file repeats after its rows. Lists of input and output lengths repeat after a common multiple
     of their sizes.
     """
-    if hasattr(requests, "path"):
+    if isinstance(prompts, FilePrompts):
         return len(prompts.rows)
     input_tokens = _listed_values(requests, "input_tokens")
     output_tokens = _listed_values(requests, "output_tokens")
@@ -77,7 +86,7 @@ def _sample_count(requests: Any, prompts: Any) -> int | None:
 
 
 def _relative_excess_of_busiest_server(
-    requests: Any, sample_count: int, factor: int
+    requests: Requests, sample_count: int, factor: int
 ) -> float | None:
     """Return by which fraction the server with the most output tokens exceeds the mean of servers.
 
@@ -94,7 +103,7 @@ def _relative_excess_of_busiest_server(
     return float(mean_tokens_of_servers.max() / tokens_of_samples.mean() - 1)
 
 
-def _listed_values(requests: Any, field: str) -> NDArray[np.int64] | None:
+def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:
     """Return the lengths that a workload lists one by one, or None if it draws them."""
     length: Any = getattr(requests, field, None)
     if getattr(length, "tag", "") != "listed":

@@ -36,6 +36,13 @@ numpy and the math module may differ in the last bit of a logarithm, cosine or e
 margin is far above that difference.
 """
 
+LengthDistribution = Any
+"""A distribution of lengths: one of the classes in `workload.distributions`.
+
+They are told apart by their `tag` and not by their class, because workers need not import pydantic,
+which those classes are made of.
+"""
+
 LengthSampler = Callable[[bytes, str, int], int]
 """A function of (key, purpose, index) that returns a length."""
 
@@ -59,7 +66,7 @@ def random_integer(key: bytes, purpose: str, index: int, size: int) -> int:
     return int.from_bytes(random_bytes(key, purpose, index, size), "little")
 
 
-def length_sampler(length: Any) -> LengthSampler:
+def length_sampler(length: LengthDistribution) -> LengthSampler:
     """Return a function that draws from a length distribution of `workload.distributions`.
 
     Raises ValueError if the distribution is of an unknown kind.
@@ -84,7 +91,9 @@ def length_sampler(length: Any) -> LengthSampler:
             raise ValueError(f"no length law {other!r}")
 
 
-def sample_lengths(length: Any, key: bytes, purpose: str, indices: Sequence[int]) -> list[int]:
+def sample_lengths(
+    length: LengthDistribution, key: bytes, purpose: str, indices: Sequence[int]
+) -> list[int]:
     """Return the length that `length_sampler(length)` draws for each index, in their order.
 
     For normal and log-normal distributions this is several times faster than single calls, because
@@ -99,7 +108,7 @@ def sample_lengths(length: Any, key: bytes, purpose: str, indices: Sequence[int]
 
 
 def _sample_truncated_lengths(
-    length: Any, key: bytes, purpose: str, indices: Sequence[int]
+    length: LengthDistribution, key: bytes, purpose: str, indices: Sequence[int]
 ) -> list[int]:
     """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
 
@@ -122,7 +131,9 @@ def _sample_truncated_lengths(
     return lengths
 
 
-def _unrounded_lengths(length: Any, normal_values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unrounded_lengths(
+    length: LengthDistribution, normal_values: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the lengths that belong to values of the standard normal distribution."""
     if length.tag == "normal":
         normal_lengths: NDArray[np.float64] = length.mean + length.stddev * normal_values
@@ -132,7 +143,7 @@ def _unrounded_lengths(length: Any, normal_values: NDArray[np.float64]) -> NDArr
     return lognormal_lengths
 
 
-def lognormal_mu(length: Any) -> float:
+def lognormal_mu(length: LengthDistribution) -> float:
     """Return the mean of the logarithm of a log-normal distribution.
 
     The workload sets either the median, which is exp(mu), or the mean, which is
@@ -168,7 +179,7 @@ def _standard_normal_values(
     return normal
 
 
-def _bounds(length: Any) -> tuple[int, int]:
+def _bounds(length: LengthDistribution) -> tuple[int, int]:
     """Return the smallest and the largest value of a normal or log-normal length.
 
     Without bounds in the workload, a length is at least one token and at most what a request may
@@ -204,7 +215,9 @@ def _listed_sampler(values: Sequence[int]) -> LengthSampler:
     return sample
 
 
-def _truncated_sampler(length: Any, transform: Callable[[float], float]) -> LengthSampler:
+def _truncated_sampler(
+    length: LengthDistribution, transform: Callable[[float], float]
+) -> LengthSampler:
     """Return a sampler of `transform(z)`, where z has a standard normal distribution.
 
     The result is rounded to an integer. If it is outside the bounds of `length`, it is drawn again,

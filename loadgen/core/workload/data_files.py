@@ -73,14 +73,14 @@ def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def _read_beginning(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(BEGINNING_BYTES)
+    with file.open("rb") as stream:
+        return stream.read(BEGINNING_BYTES)
 
 
 def _has_conversation_per_line(file: Path) -> bool:
     """Return True if the first line of a file is a complete list of messages."""
-    with file.open("rb") as opened:
-        line = opened.readline(MAX_LINE_BYTES)
+    with file.open("rb") as stream:
+        line = stream.readline(MAX_LINE_BYTES)
     try:
         row = msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError):

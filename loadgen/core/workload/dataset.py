@@ -1,6 +1,6 @@
 """Read data sets of the user.
 
-The whole data set is checked when it is opened, and errors name file:line:column. Only the offset
+The whole data set is checked when it is stream, and errors name file:line:column. Only the offset
 of each row stays in memory, so a file can be larger than memory. A row is read again when its
 request is built. Files that are not JSONL are first converted to a temporary JSONL file.
 """
@@ -276,8 +276,8 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
 
 
 def _update_digest(digest: hashlib._Hash, file: Path) -> None:
-    with file.open("rb") as opened:
-        while content := opened.read(COPY_BYTES):
+    with file.open("rb") as stream:
+        while content := stream.read(COPY_BYTES):
             digest.update(content)
 
 
@@ -290,8 +290,8 @@ def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
     if not data_files.is_jsonl(file):
         yield from data_files.read_converted_rows(file)
         return
-    with file.open("rb") as opened:
-        for number, line in enumerate(opened, 1):
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
             where = f"{file}:{number}"

@@ -129,8 +129,8 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
     """
     try:
         return model.model_validate(document, context=context)
-    except ValidationError as invalid:
-        for error in invalid.errors(include_url=False):
+    except ValidationError as validation_error:
+        for error in validation_error.errors(include_url=False):
             context.errors.append(to_user_error(error, document, context.file))
         return None
 

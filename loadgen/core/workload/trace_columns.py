@@ -208,7 +208,7 @@ class _BatchChecker:
         self._latest_before_rows: Integers = np.zeros(0, np.int64)
         self._rows_read = 0
 
-    def check(self, batch: Any) -> CheckedBatch:
+    def check(self, batch: pa.RecordBatch) -> CheckedBatch:
         """Return the valid rows of the next batch and the first mistakes in it.
 
         The batches must be checked in the order of the file, because times are compared with those
@@ -228,7 +228,7 @@ class _BatchChecker:
         )
         return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
 
-    def _read_values(self, batch: Any) -> _BatchValues:
+    def _read_values(self, batch: pa.RecordBatch) -> _BatchValues:
         """Return the values of a batch, with 0 in the place of values that are not valid."""
         columns = self._columns
         at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
@@ -321,7 +321,7 @@ class _BatchChecker:
             errors.append((self._rows_read + 1 + row, error))
         return errors
 
-    def _has_valid_duration(self, batch: Any) -> Mask:
+    def _has_valid_duration(self, batch: pa.RecordBatch) -> Mask:
         """Return whether each row has no length of time, or one of zero or more."""
         if self._columns.duration is None:
             return np.ones(batch.num_rows, bool)
@@ -329,14 +329,14 @@ class _BatchChecker:
         seconds = column.cast("double").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray((seconds >= 0) & (seconds * NS_PER_S < MAX_TIME_NS))
 
-    def _sessions(self, batch: Any, is_valid: Mask) -> list[str]:
+    def _sessions(self, batch: pa.RecordBatch, is_valid: Mask) -> list[str]:
         """Return the session of each valid row, "" if it has none; [] without such a column."""
         if self._columns.session is None:
             return []
         names = _take(batch.column(self._columns.session), is_valid)
         return ["" if name is None else str(name) for name in names]
 
-    def _durations_ns(self, batch: Any, is_valid: Mask) -> list[int]:
+    def _durations_ns(self, batch: pa.RecordBatch, is_valid: Mask) -> list[int]:
         """Return how long each valid row took; [] without such a column."""
         if self._columns.duration is None:
             return []

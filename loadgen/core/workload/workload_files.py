@@ -108,9 +108,9 @@ def _is_json_list(file: Path) -> bool:
     """Return True for a JSON file with a list. A JSON object may be a workload, as YAML may."""
     if file.suffix != ".json":
         return False
-    with file.open("rb") as opened:
+    with file.open("rb") as stream:
         # A list begins after a few blanks at most.
-        return opened.read(64).lstrip().startswith(b"[")
+        return stream.read(64).lstrip().startswith(b"[")
 
 
 def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
@@ -130,8 +130,8 @@ def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
 def _is_workload(file: Path) -> bool:
     """Return True if a YAML file says what is sent, which no contract does."""
     try:
-        with file.open("rb") as opened:
-            beginning = opened.read(BEGINNING_BYTES)
+        with file.open("rb") as stream:
+            beginning = stream.read(BEGINNING_BYTES)
     except OSError:
         return False
     return re.search(rb"(?m)^(requests|classes|trace):", beginning) is not None
