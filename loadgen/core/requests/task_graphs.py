@@ -204,7 +204,11 @@ class _GraphBuilder:
             self._last_turns[name].append(len(self.requests) - 1)
 
     def _build_first_request(self, name: str, predecessors: tuple[int, ...]) -> TaskRequest:
-        """Return the first request of a copy of a step, which waits for its predecessors."""
+        """Return the first request of a copy of a step, which waits for its predecessors.
+
+        A tool whose result is sent runs only if the request can send it. Any other tool of the step
+        only takes time before the request.
+        """
         step = self._steps[name]
         has_message = step.input_tokens is not None
         context_turn = self._find_context_turn(step, predecessors)

@@ -581,7 +581,8 @@ class Dispatcher:
         stage ends before that is due, or if all sessions of the stage have been sent.
         """
         stage = self.schedule.stages[slot.stage]
-        next_session = slot.slot_id // self._max_turns + stage.concurrency
+        session_index = slot.slot_id // self._max_turns
+        next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
         is_before_end = due_ns < self._stages[slot.stage].end_ns
         has_session_left = (
@@ -693,13 +694,14 @@ class Dispatcher:
         """
         self._stages[stage_index].active -= 1
         while self._waiting_users and not self._is_stopped:
-            user = self._waiting_users[0]
-            user = user._replace(due_ns=max(user.due_ns, now_ns))
-            if user.due_ns < self._stages[user.stage].end_ns:
-                if not self._has_capacity(user.stage):
-                    return
-                self._begin_user(user)
+            first_user = self._waiting_users[0]
+            user = first_user._replace(due_ns=max(first_user.due_ns, now_ns))
+            can_still_begin = user.due_ns < self._stages[user.stage].end_ns
+            if can_still_begin and not self._has_capacity(user.stage):
+                return
             self._waiting_users.popleft()
+            if can_still_begin:
+                self._begin_user(user)
 
     def _has_capacity(self, stage_index: int) -> bool:
         """Return True if another virtual user of a stage may begin.

@@ -283,16 +283,21 @@ def _check_message(message: Any, path: str) -> None:
 
 
 def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the body fields of a row, those of `extra_body` included. Raises BadRowError."""
+    """Return the fields that a row adds to the request body, those of `extra_body` included.
+
+    Raises BadRowError if a field has another type than the API expects, or is not allowed.
+    """
     for field in BODY_FIELDS.keys() & row.keys():
-        _convert_field(row, field, BODY_FIELDS[field])
+        _convert_field(row, field, BODY_FIELDS[field])  # Raises BadRowError for another type.
+    body_fields = {field: value for field, value in row.items() if field in BODY_FIELDS}
+    # A recorded response has a field `stop`, too, with the reason why it ended.
+    if is_finish_reason(body_fields.get("stop")):
+        del body_fields["stop"]
     extra_body: dict[str, Any] = {}
     if "extra_body" in row:
         extra_body = _convert_field(row, "extra_body", EXTRA_BODY_TYPE)
-    for refused in refused_fields(extra_body):
-        path = f"extra_body.{refused.name}"
-        raise BadRowError("unsupported", refused.problem, refused.row_hint, path)
-    copied = {field: value for field, value in row.items() if field in BODY_FIELDS}
-    if is_finish_reason(copied.get("stop")):
-        del copied["stop"]
-    return copied | extra_body
+    first_refused = next(refused_fields(extra_body), None)
+    if first_refused is not None:
+        path = f"extra_body.{first_refused.name}"
+        raise BadRowError("unsupported", first_refused.problem, first_refused.row_hint, path)
+    return body_fields | extra_body

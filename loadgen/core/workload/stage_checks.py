@@ -10,9 +10,9 @@ from loadgen.core.workload.request_classes import Requests, requests_by_class
 from loadgen.core.workload.stages import Closed, Constant, Ramp, Replay, Stage
 from loadgen.core.workload.tasks import Task
 
-MAX_PLANNED_STARTS = 200_000_000
-"""Starts of an open loop. Their times alone take 1.6 GB of memory."""
-BYTES_PER_START = 8
+MAX_PLANNED_ARRIVALS = 200_000_000
+"""Arrivals of open loops. Their times alone take 1.6 GB of memory."""
+BYTES_PER_ARRIVAL = 8
 MAX_TASKS = 500_000
 """Tasks are drawn before the start, which takes about 7 us for each of their requests."""
 
@@ -49,21 +49,20 @@ def _exceeds_plan(stages: list[Stage], requests: Requests, errors: DocumentError
     The arrivals of an open loop and the graphs of tasks are drawn before a run, so that sending
     does not wait for them. Both take memory and time, so their numbers are limited.
     """
-    planned_starts = sum(_planned_starts(stage) for stage in stages)
+    planned_arrivals = sum(_count_planned_arrivals(stage) for stage in stages)
     if _draws_tasks(requests):
-        tasks = sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)
+        tasks = sum(max(stage.count or 0, _count_planned_arrivals(stage)) for stage in stages)
         if tasks > MAX_TASKS:
             problem = f"{tasks:,.0f} tasks to draw before the start, at most {MAX_TASKS:,}"
             hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
             errors.add_option("too_large", problem, errors.file, hint)
             return True
-    if planned_starts > MAX_PLANNED_STARTS:
-        gigabytes = planned_starts * BYTES_PER_START / 1e9
-        problem = (
-            f"{planned_starts:,.0f} requests to plan: their instants alone take {gigabytes:,.1f} GB"
-        )
+    if planned_arrivals > MAX_PLANNED_ARRIVALS:
+        gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
+        requests = f"{planned_arrivals:,.0f} requests"
+        problem = f"{requests} to plan: their instants alone take {gigabytes:,.1f} GB"
         hint = (
-            f"a lower rate or a shorter duration (at most {MAX_PLANNED_STARTS:,}); "
+            f"a lower rate or a shorter duration (at most {MAX_PLANNED_ARRIVALS:,}); "
             "a closed loop (--concurrency) plans none"
         )
         errors.add_option("too_large", problem, errors.file, hint)
@@ -71,10 +70,11 @@ def _exceeds_plan(stages: list[Stage], requests: Requests, errors: DocumentError
     return False
 
 
-def _planned_starts(stage: Stage) -> float:
-    """Return the number of starts that the schedule of an open loop contains.
+def _count_planned_arrivals(stage: Stage) -> float:
+    """Return how many arrivals the schedule of a stage will contain.
 
-    It is 0 for a closed loop, which is planned while it runs.
+    It contains the arrivals of an open loop. A closed loop has none, because it decides during the
+    run when a request is sent. A stage without a limit counts as 0, and `_check_end` reports it.
     """
     arrival = stage.arrival
     if isinstance(arrival, Closed):
@@ -82,7 +82,7 @@ def _planned_starts(stage: Stage) -> float:
     if stage.count is not None:
         return stage.count
     if isinstance(arrival, Replay):
-        return _planned_replays(arrival, stage.duration_ns or 0)
+        return _count_replayed_arrivals(arrival, stage.duration_ns or 0)
     if stage.duration_ns is None:
         return 0
     rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
@@ -91,15 +91,15 @@ def _planned_starts(stage: Stage) -> float:
     return rate_per_s * stage.duration_ns / NS_PER_S
 
 
-def _planned_replays(arrival: Replay, duration_ns: int) -> float:
-    """Return at most how many starts of a trace come in a duration."""
+def _count_replayed_arrivals(arrival: Replay, duration_ns: int) -> float:
+    """Return at most how many requests or sessions of a trace arrive in a duration."""
     from loadgen.core.workload.trace_sessions import read_replay_source
     from loadgen.core.workload.traces import read_replayed_trace
 
-    starts_per_loop = len(read_replay_source(arrival))
+    arrivals_per_loop = len(read_replay_source(arrival))
     rate_per_s = read_replayed_trace(arrival).rate * arrival.speed
-    starts_in_duration = rate_per_s * duration_ns / NS_PER_S + starts_per_loop
-    return min(starts_per_loop * arrival.loop, starts_in_duration)
+    arrivals_in_duration = rate_per_s * duration_ns / NS_PER_S + arrivals_per_loop
+    return min(arrivals_per_loop * arrival.loop, arrivals_in_duration)
 
 
 def _draws_tasks(requests: Requests) -> bool:

@@ -316,31 +316,31 @@ def parse_number(text: str) -> int | float | str:
     return int(value) if value.is_integer() else value
 
 
-def parse_duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
-    """Return the ns of a duration in units of `scale` ns, by default in seconds.
+def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -> int:
+    """Return a duration in ns. It is a number of units of `unit_ns`, by default of seconds.
 
     `name` is the name of the field. Raises InvalidValueError if the value is no number, negative,
     or too large for 64 bits.
     """
-    if not _is_finite_number(value) or not 0 <= value * scale < MAX_TIME_NS:
+    if not _is_finite_number(value) or not 0 <= value * unit_ns < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
         raise InvalidValueError("invalid_value", problem, "a length of time, zero or more", name)
-    ns: int = round(value * scale)
+    ns: int = round(value * unit_ns)
     return ns
 
 
-def parse_time_ns(value: Any, scale: float) -> int:
-    """Return the ns of a time in units of `scale` ns.
+def parse_time_ns(value: Any, unit_ns: float) -> int:
+    """Return a time in ns. It is a number of units of `unit_ns`.
 
     Raises InvalidValueError if the value is no number, or too large for 64 bits.
     """
-    if not _is_finite_number(value) or abs(value) * scale > MAX_TIME_NS:
+    if not _is_finite_number(value) or abs(value) * unit_ns > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
         raise InvalidValueError("invalid_value", problem, "a number", "timestamp")
     # The whole part is multiplied as an integer, because the ns since 1970 have more digits than a
     # float.
     whole_units = int(value)
-    ns: int = whole_units * int(scale) + round((value - whole_units) * scale)
+    ns: int = whole_units * int(unit_ns) + round((value - whole_units) * unit_ns)
     return ns
 
 
