@@ -104,7 +104,7 @@ class MetricTable(OpenTable[MetricDefinition]):
 
     def available(self) -> tuple[MetricDefinition, ...]:
         """Return all rows. Those of plug-ins count as used."""
-        if not self._enabled or self._has_no_plugins:
+        if not self._is_enabled or self._has_no_plugins:
             return self.builtin_rows
         for plugin in self.plugins:
             if plugin.row is not None:

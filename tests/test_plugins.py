@@ -97,8 +97,8 @@ def test_rows_of_other_packages_stand_behind_ours(packages: Path) -> None:
     assert "kitchen_a" not in sys.modules, "a name of ours looks for no plug-in"
     assert dishes.names() == ("soup", "bread", "stew")
     assert (
-        dishes.names(foreign=False) == ("soup", "bread")
-        and dishes.find("stew", foreign=False) is None
+        dishes.names(include_plugins=False) == ("soup", "bread")
+        and dishes.find("stew", include_plugins=False) is None
     )
     stew = dishes.find("stew")
     assert stew is not None and stew.cook is not None

@@ -196,7 +196,7 @@ def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.Re
 
 
 def test_the_rows_have_names_of_their_own() -> None:
-    names = KINDS.names(foreign=False)
+    names = KINDS.names(include_plugins=False)
     assert len(set(names)) == len(names) and set(MADE.values()) <= set(names)
 
 

@@ -276,7 +276,7 @@ def has_queueing_time(runs: Sequence[RecordedRun], metric: str) -> bool:
     """
     if metric == "e2e":
         return not has_negligible_queueing(runs)
-    is_builtin_metric = METRICS.find(metric, foreign=False) is not None
+    is_builtin_metric = METRICS.find(metric, include_plugins=False) is not None
     return metric in QUEUEING_METRICS or not is_builtin_metric
 
 

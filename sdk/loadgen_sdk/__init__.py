@@ -76,7 +76,14 @@ __all__ = sorted(_MODULE_BY_NAME)  # noqa: PLE0605 - the names of the table
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import a public name when it is first used, so that importing the package is cheap.
+
+    Python calls this for a name that the module does not have yet (PEP 562).
+
+    Raises:
+        AttributeError: There is no such public name.
+        ImportError: The name is in the package loadgen-wire, which is not installed.
+    """
     module_name = _MODULE_BY_NAME.get(name)
     if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -85,7 +92,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{module_name}")
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(f"{__name__}."):
+        # Only a missing module of our own is one of loadgen-wire.
+        is_own_module = (error.name or "").startswith(f"{__name__}.")
+        if not is_own_module:
             raise
         raise ImportError(
             f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'"

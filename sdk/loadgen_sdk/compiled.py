@@ -17,8 +17,17 @@ VERSION = 17
 not used."""
 
 
-def load(name: str, version: int) -> tuple[ModuleType | None, str]:
-    """Return a compiled module and an empty text, or None and the reason why there is none."""
+def load_compiled(name: str, version: int) -> tuple[ModuleType | None, str]:
+    """Load a compiled module, if there is one that fits this source.
+
+    Args:
+        name: The name of the module.
+        version: The version of its interface that the Python code expects.
+
+    Returns:
+        The module and an empty text, or None and the reason why there is none. The caller then uses
+        an implementation in Python.
+    """
     if os.environ.get(PURE):
         return None, f"{PURE} is set"
     try:
@@ -32,7 +41,7 @@ def load(name: str, version: int) -> tuple[ModuleType | None, str]:
     return module, ""
 
 
-module, MISSING = load("loadgen_sdk._compiled", VERSION)
+module, MISSING = load_compiled("loadgen_sdk._compiled", VERSION)
 """The compiled module, or None and the reason why there is none."""
 
 RUNS = "compiled" if module is not None else "python"

@@ -204,9 +204,10 @@ def refuse_unknown(names: Iterable[str], options_type: type, function_name: str)
 
 
 def warn(text: str, category: type[Warning] = UserWarning, *, stacklevel: int) -> None:
-    """Warn the application during one of its calls.
+    """Issue a warning for the application during one of its calls.
 
-    If the filters of the application turn the warning into an error, it is logged and not raised.
+    `warnings.warn` raises the warning if the application has turned warnings into errors. It is
+    then logged instead, because it must not fail the call.
     """
     import logging
     import warnings

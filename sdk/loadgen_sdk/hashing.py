@@ -1,4 +1,4 @@
-"""The sum of the hashes of several texts."""
+"""The sum of the hashes of several texts, by which two sets of texts can be compared."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from hashlib import blake2b
 
 HASH_BYTES = 16
 SALT_BYTES = 16
+_SUM_MODULUS = 1 << (8 * HASH_BYTES)
 
 
 def sum_of_hashes(salted_texts: Iterable[tuple[int, bytes]]) -> bytes:
     """Return the sum, modulo 2**128, of the BLAKE2b hashes of texts.
+
+    The sum does not depend on the order of the texts, so that workers that each send a part of the
+    requests can add their sums to that of the whole run.
 
     Args:
         salted_texts: A salt of at least 0, and a text, for each hash.
@@ -23,4 +27,4 @@ def sum_of_hashes(salted_texts: Iterable[tuple[int, bytes]]) -> bytes:
         salt_bytes = salt.to_bytes(SALT_BYTES, "little")
         digest = blake2b(text, digest_size=HASH_BYTES, salt=salt_bytes).digest()
         total += int.from_bytes(digest, "little")
-    return (total % (1 << 8 * HASH_BYTES)).to_bytes(HASH_BYTES, "little")
+    return (total % _SUM_MODULUS).to_bytes(HASH_BYTES, "little")

@@ -29,28 +29,28 @@ def version_of(package: str) -> str:
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group."""
-    return _cached_entry_points(group, installation_state())
+    return _cached_entry_points(group, installation_fingerprint())
 
 
-def installation_state() -> tuple[str, ...]:
-    """Return texts that change when a package is installed or removed.
+def installation_fingerprint() -> tuple[str, ...]:
+    """Return a fingerprint that changes when a package is installed or removed.
 
-    They are the version of Python and the directories of the import path with their modification
-    times.
+    Caches of entry points are valid as long as it does not change. It consists of the version of
+    Python and the directories of the import path with their modification times.
     """
-    state = [sys.version]
+    fingerprint = [sys.version]
     for path in sys.path:
         try:
             modified_ns = os.stat(path or ".").st_mtime_ns
         except OSError:
             continue
-        state.append(f"{path} {modified_ns}")
-    return tuple(state)
+        fingerprint.append(f"{path} {modified_ns}")
+    return tuple(fingerprint)
 
 
 @lru_cache(maxsize=_MAX_CACHED_GROUPS)
-def _cached_entry_points(group: str, _state: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group in this state of the installation."""
+def _cached_entry_points(group: str, _fingerprint: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. The fingerprint is only a key of the cache."""
     from importlib import metadata
 
     return tuple(metadata.entry_points(group=group))

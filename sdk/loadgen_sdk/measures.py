@@ -32,51 +32,61 @@ def first_answer(due: int, answer: int) -> int | None:
     return _duration(due, answer)
 
 
-def streamed_tokens(output: int, reasoning: int, first_token: int, answer: int) -> int:
+def streamed_tokens(
+    output_tokens: int, reasoning_tokens: int, first_token: int, first_answer: int
+) -> int:
     """Return how many output tokens were streamed, for TPOT.
 
     Reasoning comes before the answer. If the first output event is already part of the answer, then
-    the reasoning tokens were not streamed.
+    the reasoning tokens were generated but not streamed.
 
     Args:
-        output: The output tokens by the server's count.
-        reasoning: The reasoning tokens among them. It is not positive if there are none, or if
-            their number is not known.
+        output_tokens: The output tokens by the server's count.
+        reasoning_tokens: The reasoning tokens among them. It is not positive if there are none, or
+            if their number is not known.
         first_token: The timestamp of the first output event.
-        answer: The timestamp of the first output event that is not reasoning.
+        first_answer: The timestamp of the first output event that is not reasoning.
     """
-    if reasoning > 0 and first_token == answer:
-        return output - reasoning
-    return output
+    has_hidden_reasoning = reasoning_tokens > 0 and first_token == first_answer
+    if has_hidden_reasoning:
+        return output_tokens - reasoning_tokens
+    return output_tokens
 
 
-def tpot(first_token: int, last_token: int, n: float, n1: int = 1) -> int | None:
+def tpot(
+    first_token: int, last_token: int, tokens: float, first_event_tokens: int = 1
+) -> int | None:
     """Return the time per output token after the first event, rounded down to a nanosecond.
 
-    It is not defined if no token follows the first event, and if all output came at one time, in
-    one event or in one write. A value of 0 would say that the tokens took no time.
+    It is not defined (None) if no token follows the first event, and if all output came at one
+    time, in one event or in one write. A value of 0 would say that the tokens took no time.
 
     Args:
-        first_token: The timestamp of the first output event.
-        last_token: The timestamp of the last output event.
-        n: The streamed tokens (`streamed_tokens`) of one choice.
-        n1: The tokens of the first output event if the server reports them, else 1.
+        first_token: The timestamp of the first output event, or NEVER.
+        last_token: The timestamp of the last output event, or NEVER.
+        tokens: The streamed tokens (`streamed_tokens`) of one choice.
+        first_event_tokens: The tokens of the first output event if the server reports them, else 1.
     """
-    if NEVER in (first_token, last_token) or n <= n1 or last_token == first_token:
+    if NEVER in (first_token, last_token):
         return None
-    return int((last_token - first_token) // (n - n1))
+    if tokens <= first_event_tokens or last_token == first_token:
+        return None
+    return int((last_token - first_token) // (tokens - first_event_tokens))
 
 
-def tpot_mlperf(due: int, first_token: int, end: int, n: int) -> int | None:
-    """Return the TPOT of MLPerf LoadGen, `(latency - ttft) // (n - 1)`, or None if n <= 1.
+def tpot_mlperf(due: int, first_token: int, end: int, tokens: int) -> int | None:
+    """Return the TPOT of MLPerf LoadGen, `(latency - ttft) // (tokens - 1)`.
+
+    It is not defined (None) for a single token.
 
     The source is loadgen/results.cc of mlcommons/inference. The value differs from `tpot` if the
     request ends after its last token.
     """
-    if NEVER in (due, first_token, end) or n <= 1:
+    if NEVER in (due, first_token, end) or tokens <= 1:
         return None
     latency = end - due
-    return (latency - (first_token - due)) // (n - 1)
+    ttft_ns = first_token - due
+    return (latency - ttft_ns) // (tokens - 1)
 
 
 def e2e(due: int, end: int) -> int | None:

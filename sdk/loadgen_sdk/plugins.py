@@ -19,7 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, wraps
 from types import TracebackType
@@ -80,15 +80,20 @@ def check_type(*types: type) -> Check:
 
 
 class Plugin(Generic[RowT]):
-    """An entry point of another package.
+    """A row of a table that another package defines by an entry point.
 
-    If it could not be loaded, `row` is None and `error` says why.
+    Attributes:
+        name: The name of the row.
+        package: The name of the package.
+        version: Its version.
+        row: The row, or None if it could not be loaded.
+        error: Why it could not be loaded, or "".
     """
 
     def __init__(
         self, name: str, package: str, version: str, row: RowT | None = None, error: str = ""
     ) -> None:
-        """Keep the fields."""
+        """Create a plug-in with its row, or with an error."""
         self.name = name
         self.package = package
         self.version = version
@@ -162,18 +167,25 @@ class OpenTable(Generic[RowT]):
     @property
     def plugins(self) -> tuple[Plugin[RowT], ...]:
         """All entry points of the table, with those that failed. Empty if plug-ins are disabled."""
-        return self._plugins if self._enabled else ()
+        return self._plugins if self._is_enabled else ()
 
-    def find(self, name: str, *, foreign: bool = True) -> RowT | None:
+    def find(self, name: str, *, include_plugins: bool = True) -> RowT | None:
         """Return the row with this name, or None.
 
-        Plug-ins are loaded only if no built-in row has the name. If the name is that of a plug-in
-        that could not be loaded, this raises `plugin_error`.
+        Built-in rows come first, so that plug-ins are loaded only if none of these has the name.
+        The use of a plug-in is recorded, because it is stored with the results of a run.
+
+        Args:
+            name: The name of the row.
+            include_plugins: Rows of plug-ins are found as well.
+
+        Raises:
+            Exception: The name is that of a plug-in that could not be loaded (`plugin_error`).
         """
         for row in self.builtin_rows:
             if row.name == name:
                 return row
-        if not foreign:
+        if not include_plugins:
             return None
         for plugin in self.plugins:
             if plugin.name != name:
@@ -195,20 +207,28 @@ class OpenTable(Generic[RowT]):
             if plugin.row is not None:
                 yield plugin.row
 
-    def names(self, *, foreign: bool = True) -> tuple[str, ...]:
+    def names(self, *, include_plugins: bool = True) -> tuple[str, ...]:
         """Return the names of the rows, by default with those of plug-ins."""
-        rows = self.rows() if foreign else self.builtin_rows
+        rows = self.rows() if include_plugins else self.builtin_rows
         return tuple(row.name for row in rows)
 
     def guard(
         self, row: RowT, function: Callable[P, ResultT], check: Check | None = None
     ) -> Callable[P, ResultT]:
-        """Return the function of a row so that errors of a plug-in are reported as such.
+        """Wrap a function of a row, so that a defect of a plug-in does not look like one of ours.
 
-        Functions of built-in rows are returned unchanged. What a function of a plug-in raises,
-        except `own_errors`, is raised as `plugin_error`; so is what `check` raises for its result.
+        If the row is that of a plug-in, an exception of the function is converted to
+        `plugin_error`, which names the plug-in. Exceptions of the types `own_errors`, which a
+        plug-in may raise for the user, pass unchanged. A function of a built-in row is returned as
+        it is.
+
+        Args:
+            row: The row.
+            function: One of its functions.
+            check: A check of the result of the function, or None. What it raises is converted, too.
         """
-        if any(row is built_in for built_in in self.builtin_rows):
+        is_builtin = any(row is builtin_row for builtin_row in self.builtin_rows)
+        if is_builtin:
             return function
         plugin = next((plugin for plugin in self.plugins if plugin.row is row), None)
         if plugin is None:
@@ -217,26 +237,30 @@ class OpenTable(Generic[RowT]):
         return _PluginGuard(plugin, self).wrap(function, check)
 
     def cached_fields(self, *fields: str) -> tuple[tuple[str, ...], ...]:
-        """Return these text fields of the rows of plug-ins, from a cache if possible.
+        """Return these text fields of the rows of plug-ins, from a cache file if possible.
 
-        The cache is valid as long as no package was installed or removed. With it, no plug-in is
-        imported.
+        With the cache, no plug-in is imported, which would make `--help` slow. The cache is valid
+        as long as no package was installed or removed.
         """
-        if not self._enabled:
+        if not self._is_enabled:
             return ()
         key = f"{self.group} {' '.join(fields)}"
         cache = _read_cache()
         entry = cache.get(key)
-        if isinstance(entry, dict) and entry.get("state") == list(installed.installation_state()):
-            return tuple(tuple(row) for row in entry["rows"])
-        rows = [[str(getattr(row, field)) for field in fields] for row in self.plugin_rows()]
-        # The state is taken after the import, which may have created a __pycache__.
-        cache[key] = {"state": installed.installation_state(), "rows": rows}
+        fingerprint = list(installed.installation_fingerprint())
+        if isinstance(entry, dict) and entry.get("state") == fingerprint:
+            return tuple(tuple(values) for values in entry["rows"])
+        values_by_row = [
+            tuple(str(getattr(row, field)) for field in fields) for row in self.plugin_rows()
+        ]
+        # The fingerprint is taken again, because the import may have created a __pycache__.
+        fingerprint = list(installed.installation_fingerprint())
+        cache[key] = {"state": fingerprint, "rows": values_by_row}
         _write_cache(cache)
-        return tuple(tuple(row) for row in rows)
+        return tuple(values_by_row)
 
     @property
-    def _enabled(self) -> bool:
+    def _is_enabled(self) -> bool:
         return _ENABLED.get() and os.environ.get(SWITCH) != "0"
 
     def _record_use(self, plugin: Plugin[Any]) -> None:
@@ -246,7 +270,7 @@ class OpenTable(Generic[RowT]):
     def _plugins(self) -> tuple[Plugin[RowT], ...]:
         """Load all entry points of the table once, and report those that fail on stderr."""
         entry_points = installed.entry_points(self.group)
-        used_names = set(self.names(foreign=False))
+        used_names = set(self.names(include_plugins=False))
         plugins: list[Plugin[RowT]] = []
         for entry_point in sorted(entry_points, key=lambda point: (_package(point), point.name)):
             plugin = self._load_plugin(entry_point, used_names)
@@ -258,6 +282,10 @@ class OpenTable(Generic[RowT]):
         return tuple(plugins)
 
     def _load_plugin(self, entry_point: EntryPoint, used_names: set[str]) -> Plugin[RowT]:
+        """Import the row of an entry point. If it fails or has a defect, the Plugin has the error.
+
+        `used_names` are those of the rows so far, which no other row may have.
+        """
         name = entry_point.name
         package = _package(entry_point)
         version = _version(entry_point)
@@ -268,13 +296,13 @@ class OpenTable(Generic[RowT]):
             row = entry_point.load()
         except Exception as exception:
             return Plugin(name, package, version, error=_describe(exception))
-        error = self._find_defect(row, entry_point)
+        error = self._find_row_error(row, entry_point)
         if error:
             return Plugin(name, package, version, error=error)
         return Plugin(name, package, version, row)
 
-    def _find_defect(self, row: object, entry_point: EntryPoint) -> str:
-        """Return what is wrong with a loaded row, or an empty string."""
+    def _find_row_error(self, row: object, entry_point: EntryPoint) -> str:
+        """Return what is wrong with the row of a plug-in, or an empty string."""
         if not isinstance(row, self.row_type):
             return f"{entry_point.value} is no {self.row_type.__name__}"
         if row.name != entry_point.name:
@@ -283,19 +311,19 @@ class OpenTable(Generic[RowT]):
 
 
 def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
-    """Return a text about the first field of a row that has a wrong type, or an empty string.
+    """Return what is wrong with the first field of a row that has a wrong type, or "".
 
-    A Struct does not check types when it is created. A field has to be of the type of its default;
-    without a default, it is a text or a function. A field whose default is None is an optional
-    function.
+    A Struct does not check types when a plug-in creates it. A field has to be of the type of its
+    default; without a default, it is a text or a function. A field whose default is None is an
+    optional function.
     """
     names = row.__struct_fields__
-    defaults = row.__struct_defaults__
-    required = names[: len(names) - len(defaults)]
-    for name in required:
+    defaults = row.__struct_defaults__  # those of the last fields
+    required_count = len(names) - len(defaults)
+    for name in names[:required_count]:
         if not isinstance(getattr(row, name), str) and not callable(getattr(row, name)):
             return f"the field {name} is neither a text nor a function"
-    for name, default in zip(names[len(required) :], defaults, strict=True):
+    for name, default in zip(names[required_count:], defaults, strict=True):
         value = getattr(row, name)
         if default is None:
             if value is not None and not callable(value):
@@ -347,14 +375,22 @@ def _write_cache(cache: dict[str, Any]) -> None:
 
 
 class _PluginGuard:
-    """Converts what code of a plug-in raises, at once or later while its result is used."""
+    """Converts exceptions of the code of a plug-in to the error of its table.
+
+    It is a context manager for such code, and wraps functions, also those whose result runs code of
+    the plug-in later.
+    """
 
     def __init__(self, plugin: Plugin[Any], table: OpenTable[Any]) -> None:
         self._plugin = plugin
         self._table = table
 
     def wrap(self, function: Callable[P, ResultT], check: Check | None) -> Callable[P, ResultT]:
-        """Return the function with its errors, and those of `check`, converted."""
+        """Return a function that does the same, and whose exceptions are converted.
+
+        So are those of `check`, which is called with the result and the arguments, and those of a
+        context manager or an iterator that the function returns.
+        """
 
         @wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -382,19 +418,23 @@ class _PluginGuard:
     def _guard_result(self, result: object) -> object:
         """Guard a result whose code runs later: a context manager or an iterator."""
         if hasattr(result, "__enter__"):
-            return self._guard_context(result)
+            return self._guard_context(cast("AbstractContextManager[Any]", result))
         if isinstance(result, Iterator):
             return self._guard_iterator(result)
         return result
 
     @contextmanager
-    def _guard_context(self, context: Any) -> Iterator[Any]:
+    def _guard_context(self, context: AbstractContextManager[Any]) -> Iterator[Any]:
+        """Enter and leave a context manager of a plug-in, whose exceptions are converted.
+
+        An exception of the code inside the `with` block is not one of the plug-in, and passes
+        unchanged unless the context manager suppresses it.
+        """
         with self:
-            entered = context.__enter__()
+            value = context.__enter__()
         try:
-            yield entered
+            yield value
         except BaseException as error:
-            # An error of the code inside the context is not an error of the plug-in.
             with self:
                 is_suppressed = context.__exit__(type(error), error, error.__traceback__)
             if not is_suppressed:

@@ -107,21 +107,26 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def above(self) -> PerToken | None:
-        """Return the price of a request with a long prompt, or None if the length does not matter.
+        """Return the price of a request with more than `above_prompt_tokens` prompt tokens.
 
-        What has no price of its own above the length costs the same below and above it.
+        Return None if the length does not matter. In the returned price, the amounts of the keys
+        `..._above` have replaced the basic ones. A kind of tokens without such an amount costs the
+        same as in a short request.
         """
         if self.above_prompt_tokens is None:
             return None
-        changed: dict[str, Any] = dict.fromkeys(MONEY_ABOVE)
-        for key in MONEY:
-            price_above = getattr(self, f"{key}_above")
-            changed[key] = getattr(self, key) if price_above is None else price_above
-        return msgspec.structs.replace(self, above_prompt_tokens=None, **changed)
+        changes: dict[str, Any] = dict.fromkeys(AMOUNT_KEYS_ABOVE)
+        for key in AMOUNT_KEYS:
+            amount_above = getattr(self, f"{key}_above")
+            changes[key] = getattr(self, key) if amount_above is None else amount_above
+        return msgspec.structs.replace(self, above_prompt_tokens=None, **changes)
 
     @property
     def offer(self) -> Offer:
-        """Return what the price is for."""
+        """Return what the price is for: two prices of one offer differ only by their date.
+
+        Upper and lower case do not matter, so that all texts are in lower case.
+        """
         return Offer(
             self.provider.lower(),
             self.model.lower(),
@@ -175,7 +180,13 @@ def parse_currency(value: object) -> str:
 
 
 def parse_as_of(value: object) -> str:
-    """Return the day, month or year when a price was valid, or UNDATED. Raises WrongUse."""
+    """Return the value of the key `as_of`: the day, month or year when a price was valid.
+
+    It is the text "undated" (UNDATED) for a price whose date nobody knows.
+
+    Raises:
+        WrongUse: The text is no date, or is before any of these prices.
+    """
     text = parse_text(value)
     if text == UNDATED:
         return text
@@ -235,7 +246,7 @@ def parse_token_threshold(value: object) -> int:
 
 def check_tiers(price: PerToken) -> None:
     """Raise WrongUse if a price has only one of a threshold and the prices above it."""
-    keys_above = [key for key in MONEY_ABOVE if getattr(price, key) is not None]
+    keys_above = [key for key in AMOUNT_KEYS_ABOVE if getattr(price, key) is not None]
     if price.above_prompt_tokens is None and keys_above:
         hint = "above_prompt_tokens: 200000"
         raise WrongUse("missing_key", f"{keys_above[0]} without above_prompt_tokens", hint)
@@ -244,13 +255,18 @@ def check_tiers(price: PerToken) -> None:
         raise WrongUse("missing_key", "above_prompt_tokens without a price above it", hint)
 
 
-MONEY = ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write")
-MONEY_ABOVE = tuple(f"{key}_above" for key in MONEY)
+AMOUNT_KEYS = (
+    "per_million_input",
+    "per_million_output",
+    "per_million_cached",
+    "per_million_cache_write",
+)
+AMOUNT_KEYS_ABOVE = tuple(f"{key}_above" for key in AMOUNT_KEYS)
 
 FIELD_PARSERS: dict[str, Callable[[object], object]] = {
     **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), parse_text),
     **dict.fromkeys(("provider", "source", "model"), parse_nonempty_text),
-    **dict.fromkeys((*MONEY, *MONEY_ABOVE, "egress_per_gb"), parse_amount),
+    **dict.fromkeys((*AMOUNT_KEYS, *AMOUNT_KEYS_ABOVE, "egress_per_gb"), parse_amount),
     "above_prompt_tokens": parse_token_threshold,
     "as_of": parse_as_of,
     "currency": parse_currency,
@@ -264,7 +280,7 @@ _TOKEN_PRICE_RANGE = PlausibleRange(
     Decimal("0.001"), Decimal(2000), "per_million", "a million tokens"
 )
 PLAUSIBLE_RANGES = {
-    **dict.fromkeys((*MONEY, *MONEY_ABOVE), _TOKEN_PRICE_RANGE),
+    **dict.fromkeys((*AMOUNT_KEYS, *AMOUNT_KEYS_ABOVE), _TOKEN_PRICE_RANGE),
     "egress_per_gb": PlausibleRange(
         Decimal("0.0001"), Decimal(5), "egress_per_gb", "a gigabyte of egress"
     ),
@@ -313,33 +329,41 @@ def valid_since(as_of: str) -> date:
 
 def latest_prices(
     entries: Sequence[Entry],
-    offer: Callable[[Entry], object],
-    as_of: Callable[[Entry], str],
+    get_offer: Callable[[Entry], object],
+    get_as_of: Callable[[Entry], str],
     day: date | None = None,
 ) -> list[Entry]:
-    """Return the latest price of each offer that is valid at a day, in the given order.
+    """Return the latest price of each offer, of those that were valid at a day.
+
+    A file may keep old prices of an offer, so that old results can be priced as they were. The
+    order of the prices stays. Several prices of one offer and day are all returned.
 
     Args:
         entries: The prices.
-        offer: Returns the offer of a price.
-        as_of: Returns the date of a price.
-        day: The day, or None for any.
+        get_offer: Returns the offer of a price.
+        get_as_of: Returns the date of a price, as its file states it.
+        day: The day. None stands for the latest price of all.
     """
-    valid = [entry for entry in entries if day is None or valid_since(as_of(entry)) <= day]
-    latest_day: dict[object, date] = {}
-    for entry in valid:
-        since = valid_since(as_of(entry))
-        latest_day[offer(entry)] = max(since, latest_day.get(offer(entry), since))
-    return [entry for entry in valid if valid_since(as_of(entry)) == latest_day[offer(entry)]]
+    since_by_entry = [(entry, valid_since(get_as_of(entry))) for entry in entries]
+    if day is not None:
+        since_by_entry = [(entry, since) for entry, since in since_by_entry if since <= day]
+    latest_by_offer: dict[object, date] = {}
+    for entry, since in since_by_entry:
+        offer = get_offer(entry)
+        latest_by_offer[offer] = max(since, latest_by_offer.get(offer, since))
+    return [entry for entry, since in since_by_entry if since == latest_by_offer[get_offer(entry)]]
 
 
 def find_duplicates(
-    entries: Sequence[Entry], offer: Callable[[Entry], object], as_of: Callable[[Entry], str]
+    entries: Sequence[Entry],
+    get_offer: Callable[[Entry], object],
+    get_as_of: Callable[[Entry], str],
 ) -> Iterator[tuple[Entry, Entry]]:
     """Yield each price whose offer has an earlier entry of the same day, with that entry."""
     first_by_offer: dict[object, Entry] = {}
     for entry in entries:
-        first = first_by_offer.setdefault((offer(entry), valid_since(as_of(entry))), entry)
+        offer_and_day = (get_offer(entry), valid_since(get_as_of(entry)))
+        first = first_by_offer.setdefault(offer_and_day, entry)
         if first is not entry:
             yield entry, first
 
@@ -382,27 +406,34 @@ class _FileEntry(NamedTuple):
 
 
 def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
-    """Return the prices in a file. Raises WrongUse."""
+    """Return the prices in a file, after all checks that `loadgen cost` makes.
+
+    `path_text` is the path as the caller has written it, with which each error begins.
+
+    Raises:
+        WrongUse: The file cannot be read, or has a mistake. The message names the key.
+    """
     content = _decode_file(path, path_text)
     if not isinstance(content, Mapping):
         message = f"{path_text}: the top must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
-    written_entries = content.get("per_token") or ()
-    if not isinstance(written_entries, Sequence) or isinstance(written_entries, str):
+    raw_entries = content.get("per_token") or ()
+    if not isinstance(raw_entries, Sequence) or isinstance(raw_entries, str):
         message = f"{path_text}: per_token must be a list"
         raise WrongUse("wrong_type", message, "start each item with a dash")
     if "currency" not in content:
         raise WrongUse("missing_key", f'{path_text}: missing "currency"', _EXAMPLE_HINT)
-    currency = _parse_located(f"{path_text}: currency", parse_currency, content["currency"])
+    currency = _parse_value(f"{path_text}: currency", parse_currency, content["currency"])
     entries = []
-    for index, written in enumerate(written_entries):
-        price = _parse_entry(f"{path_text}: per_token[{index}]", written, currency)
+    for index, raw_entry in enumerate(raw_entries):
+        price = _parse_entry(f"{path_text}: per_token[{index}]", raw_entry, currency)
         entries.append(_FileEntry(index, price))
     _check_duplicates(path_text, entries)
     return entries
 
 
 def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
+    """Raise WrongUse if two prices are for the same offer and day, since only one can apply."""
     duplicates = find_duplicates(
         entries, lambda entry: entry.price.offer, lambda entry: entry.price.as_of
     )
@@ -444,43 +475,57 @@ def _float_or_none(amount: Decimal | None) -> float | None:
     return None if amount is None else float(amount)
 
 
-def _parse_entry(position: str, written: object, file_currency: str) -> PerToken:
-    """Return the price of an entry. `position` names the entry in messages. Raises WrongUse."""
-    if not isinstance(written, Mapping):
-        message = f"{position} must be a mapping (key: value)"
+def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerToken:
+    """Return the price of one entry of `per_token:`, after all checks of its keys.
+
+    Args:
+        location: The place of the entry in the file, for messages: "prices.yaml: per_token[0]".
+        raw_entry: The entry as the file has it.
+        file_currency: The currency of the file, for an entry that does not name its own.
+
+    Raises:
+        WrongUse: The entry has a mistake.
+    """
+    if not isinstance(raw_entry, Mapping):
+        message = f"{location} must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
-    _check_keys(position, written)
+    _check_keys(location, raw_entry)
     values: dict[str, Any] = {"currency": file_currency}
     for field in msgspec.structs.fields(PerToken):
-        if field.name in written:
-            value = written[field.name]
-            if value is not None or field.default is not None:
-                values[field.name] = _parse_located(
-                    f"{position}.{field.name}", FIELD_PARSERS[field.name], value
+        if field.name in raw_entry:
+            value = raw_entry[field.name]
+            is_left_empty = value is None and field.default is None
+            if not is_left_empty:
+                values[field.name] = _parse_value(
+                    f"{location}.{field.name}", FIELD_PARSERS[field.name], value
                 )
         elif field.default is msgspec.NODEFAULT:
-            raise WrongUse("missing_key", f'{position}: missing "{field.name}"', _EXAMPLE_HINT)
+            raise WrongUse("missing_key", f'{location}: missing "{field.name}"', _EXAMPLE_HINT)
     price = PerToken(**values)
-    _check_entry(position, price)
+    _check_entry(location, price)
     return price
 
 
-def _check_keys(position: str, written: Mapping[str, object]) -> None:
-    for key in written:
+def _check_keys(location: str, raw_entry: Mapping[str, object]) -> None:
+    for key in raw_entry:
         if key not in FIELD_PARSERS:
             hint = f"known: {', '.join(FIELD_PARSERS)}"
             synonym = PerToken.synonyms.get(key)
             if synonym:
                 hint = f'did you mean "{synonym}"? {hint}'
-            raise WrongUse("unknown_key", f'{position}.{key}: unknown key "{key}"', hint)
+            raise WrongUse("unknown_key", f'{location}.{key}: unknown key "{key}"', hint)
 
 
-def _check_entry(position: str, price: PerToken) -> None:
+def _check_entry(location: str, price: PerToken) -> None:
     """Raise WrongUse for keys that do not fit together, future dates and implausible amounts."""
-    _parse_located(position, lambda _: check_tiers(price), "")
+    try:
+        check_tiers(price)
+    except WrongUse as error:
+        message = f"{location} {error.message}"
+        raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
     future_date = find_future_date(price.as_of, date.today())
     if future_date is not None:
-        message = f"{position}.as_of: {future_date.message}"
+        message = f"{location}.as_of: {future_date.message}"
         raise WrongUse(future_date.code, message, future_date.hint)
     for key, plausible_range in PLAUSIBLE_RANGES.items():
         amount = getattr(price, key)
@@ -488,18 +533,24 @@ def _check_entry(position: str, price: PerToken) -> None:
             continue
         implausible = find_implausible_amount(amount, plausible_range, price.currency or "")
         if implausible is not None:
-            message = f"{position}.{key}: {implausible.message}"
+            message = f"{location}.{key}: {implausible.message}"
             raise WrongUse(implausible.code, message, implausible.hint)
 
 
-def _parse_located(position: str, parse: Callable[[object], ParsedT], value: object) -> ParsedT:
-    """Return the parsed value. Errors name its position in the file."""
+def _parse_value(location: str, parse: Callable[[object], ParsedT], value: object) -> ParsedT:
+    """Parse the value of a key. An error of the parser is completed by the place and the value.
+
+    Args:
+        location: The place of the value in the file, for messages.
+        parse: The parser of the key. Its error says what is wrong, such as "is not a date".
+        value: The value as the file has it.
+    """
     try:
         return parse(value)
     except WrongUse as error:
-        subject = position
+        subject = location
         if isinstance(value, str | int | float) and value != "":
-            subject = f'{position}: "{value}"'
+            subject = f'{location}: "{value}"'
         message = f"{subject} {error.message}"
         raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
 

@@ -110,7 +110,7 @@ The name of the model that responded is looked up first, then that of the reques
 
 
 def validate_prices(prices: Prices) -> Prices:
-    """Return the prices.
+    """Return the prices that an application has passed, if they are valid.
 
     Raises:
         WrongUse: They are neither a TokenPrice nor a mapping of names to prices.
@@ -128,9 +128,14 @@ def validate_prices(prices: Prices) -> Prices:
 
 
 def find_price(prices: Prices, *models: str) -> TokenPrice | None:
-    """Return the price of the first model that has one.
+    """Return the price of a model, or None if there is none.
 
-    If none has one, return None and warn once per process and model.
+    Args:
+        prices: One price for all models, or prices by model name.
+        models: The names of the model, of which the first one that has a price counts: that in the
+            response, such as "gpt-4o-2024-11-20", and that in the request, such as "gpt-4o".
+
+    If there are prices, but none for the model, a warning is issued once per process and model.
     """
     if prices is None or isinstance(prices, TokenPrice):
         return prices

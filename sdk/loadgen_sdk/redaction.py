@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 HIDDEN = "***"
 
-SHORTEST_SECRET = 4
+MIN_SECRET_CHARS = 4
 """Shorter secrets are hidden in URLs only, because replacing them in texts would garble them."""
 
 _LOOKS_SECRET = re.compile(
@@ -19,13 +19,13 @@ _TERMINAL_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text in which the secrets and everything that looks like a key are hidden.
+    """Return a text in which secrets, and everything that looks like a key, are replaced by `***`.
 
-    The beginning of a secret at the end of the text is hidden too, because the text may have been
-    cut in the middle of it.
+    The beginning of a secret at the end of the text is replaced too, because the text may have been
+    cut in the middle of it. A longer secret comes first, since it may contain a shorter one.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
-        if len(secret) >= SHORTEST_SECRET:
+        if len(secret) >= MIN_SECRET_CHARS:
             text = _hide_cut_secret(text.replace(secret, HIDDEN), secret)
     return _LOOKS_SECRET.sub(_hide_match, text)
 
@@ -38,7 +38,7 @@ def escape_controls(text: str) -> str:
 def _hide_cut_secret(text: str, secret: str) -> str:
     """Hide the beginning of a secret at the end of a text, or before quotation marks at its end."""
     unquoted = text.rstrip("'\"")
-    for length in range(len(secret) - 1, SHORTEST_SECRET - 1, -1):
+    for length in range(len(secret) - 1, MIN_SECRET_CHARS - 1, -1):
         if unquoted.endswith(secret[:length]):
             return unquoted[:-length] + HIDDEN + text[len(unquoted) :]
     return text

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from struct import unpack
 
 TextWriter = Callable[[str, bytes], str]
-"""A function that returns a text, given its beginning and two random bytes for each word."""
+"""A function that appends random words to a text. It gets the text and two bytes per word."""
 
-MOST_WORDS = 1 << 16
+NUMBER_COUNT = 1 << 16
+"""How many numbers two bytes can have."""
 
 
-def text_writer(vocabulary: Sequence[str]) -> TextWriter:
-    """Return a function that appends random words to a text.
+def create_text_writer(vocabulary: Sequence[str]) -> TextWriter:
+    """Return a function that appends words of a vocabulary to a text, chosen by random bytes.
 
-    Each two random bytes, least significant byte first, choose a word. The choice has no bias if
-    the number of words is a power of two.
+    Two bytes, least significant byte first, are a number that chooses a word. The vocabulary is
+    repeated until each number has a word. All words are equally likely if their number is a power
+    of two.
     """
-    copies = 1 + (MOST_WORDS - 1) // len(vocabulary)
-    word_by_number = (list(vocabulary) * copies)[:MOST_WORDS]
+    repetitions = math.ceil(NUMBER_COUNT / len(vocabulary))
+    word_by_number = (list(vocabulary) * repetitions)[:NUMBER_COUNT]
 
-    def write(beginning: str, random_bytes: bytes) -> str:
+    def append_words(beginning: str, random_bytes: bytes) -> str:
         numbers = unpack(f"<{len(random_bytes) // 2}H", random_bytes)
         return beginning + "".join([word_by_number[number] for number in numbers])
 
-    return write
+    return append_words

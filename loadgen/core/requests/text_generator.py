@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from loadgen_sdk.words import TextWriter, text_writer
+from loadgen_sdk.words import TextWriter, create_text_writer
 
 from loadgen.core.requests.sampling import random_bytes, random_integer
 from loadgen.core.requests.tokenizer import DATA, Tokenizer, read_packaged_data
@@ -26,7 +26,7 @@ With thousands of words to choose from, four words give more heads than any run 
 """
 
 BYTES_PER_CHOICE = 2
-"""The random bytes from which `text_writer` chooses one word."""
+"""The random bytes from which `create_text_writer` chooses one word."""
 
 MAX_FITTING_ATTEMPTS = 8
 SHARED_TEXTS_CACHED = 256
@@ -79,7 +79,7 @@ class TextGenerator:
 
     @functools.cached_property
     def _write_words(self) -> TextWriter:
-        return text_writer(self._words)
+        return create_text_writer(self._words)
 
     def start_word(self, index: int) -> str:
         """Return a word that can stand at the beginning of a text, one for each index in turn."""

@@ -11,7 +11,7 @@ from loadgen.sim.engine import replica as reference
 VERSION = 4
 """Version of the interface of `_replica.c`. A module of another version is not used."""
 
-compiled_module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
+compiled_module, _ = compiled.load_compiled("loadgen.sim.engine._replica", VERSION)
 """The compiled module, or None."""
 
 if TYPE_CHECKING or compiled_module is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from loadgen_sdk.words import text_writer
+from loadgen_sdk.words import create_text_writer
 
 from loadgen.core.requests.tokenizer import packaged_tokenizer
 
@@ -18,7 +18,7 @@ WORDS = {
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_each_two_bytes_choose_a_word(words: list[str]) -> None:
-    write = text_writer(words)
+    write = create_text_writer(words)
     numbers = [0, 1, 2, 700, 65_535]
     random_bytes = b"".join(number.to_bytes(2, "little") for number in numbers)
     expected = [words[number % len(words)] for number in numbers]
