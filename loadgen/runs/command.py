@@ -145,7 +145,8 @@ def run(
         return print_plans(plan.runs, invocation.budget())
     plan.ci_report.begin(COMMAND)
     display = create_display(invocation)
-    display.announce_runs(plan.runs * (1 if repetition is None else repetition.min_runs))
+    min_repeats = 1 if repetition is None else repetition.min_runs
+    display.announce_runs(plan.runs * min_repeats)
     invocation.move_existing_results(plan.settings.out)
     if repetition is not None:
         outcome = _run_repeatedly(invocation, plan, repetition, display, report_options)
@@ -155,7 +156,9 @@ def run(
         outcome = _run_once(invocation, plan, display, report_options)
     plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
     codes = [exit_code(run.summary, strict=report_options.strict) for run in outcome.runs]
-    return most_severe(codes if outcome.is_complete else [*codes, INTERRUPTED])
+    if not outcome.is_complete:
+        codes.append(INTERRUPTED)
+    return most_severe(codes)
 
 
 def _plan_runs(
@@ -238,11 +241,11 @@ def _run_once(
     else:
         print_report(text.report(summary, run_dir=run_dir), full=options.full)
         if is_host_busy(summary.verdict):
-            print_status(next_step(invocation.arguments, plan.settings))
+            print_status(suggest_next_step(invocation.arguments, plan.settings))
     return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
 
 
-def next_step(arguments: Sequence[str], settings: Settings) -> str:
+def suggest_next_step(arguments: Sequence[str], settings: Settings) -> str:
     """Return what to do after a run on a host that was too busy to measure.
 
     A simulated target can be measured in virtual time instead, with the same arguments otherwise.
@@ -350,7 +353,11 @@ def _run_repeatedly(
     display: RunDisplay,
     options: ReportOptions,
 ) -> Outcome:
-    """Execute the same load several times and print the spread between the runs."""
+    """Execute the same load several times and print the means and the spread of the runs.
+
+    Each repeat has a seed of its own. The number of repeats is fixed, or they go on until their
+    means are as precise as requested.
+    """
     from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
     from loadgen.runs.repeats_report import repeats_report
     from loadgen.runs.sweep_curve import build_curve

@@ -23,7 +23,7 @@ from loadgen.render.section import (
 from loadgen.runs import charts
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.sections import SlowRequest, Splits
+    from loadgen.core.metrics.sections import E2eSplit, SlowRequest, Splits, TtftSplit
     from loadgen.core.metrics.summary import Summary
     from loadgen.runs.page import ComputeChartData
 
@@ -101,25 +101,29 @@ SLOW_HEAD = (
 def build_slow_request_sections(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the causes of slow requests, the breakdowns, and the slowest requests.
+    """Yield the causes of slow requests, the breakdowns of latency, and the slowest requests.
 
-    A text has the tables only if the server reports its own timing.
+    A page has all of them. A text has the tables only if the server reports its own timing, without
+    which they have no queue and prefill times, and the causes only if there is something to explain.
     """
     splits = summary.splits
     if not splits.groups:
         yield section("Slow requests", summary.causes.text)
         return
-    has_server_timing = bool(splits.accounted)
-    has_finding = summary.goodput.met is False or bool(summary.causes.text)
-    explanation = _explanation(summary)
-    is_page_only = not (has_server_timing or has_finding)
-    yield section("Slow requests", explanation, page_only=is_page_only, id="why")
-    coverage = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
+    has_server_timing = splits.accounted > 0
+    needs_explanation = summary.goodput.met is False or bool(summary.causes.text)
+    yield section(
+        "Slow requests",
+        _explanation(summary),
+        page_only=not (has_server_timing or needs_explanation),
+        id="why",
+    )
+    limitation = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
     yield section(
         "",
         *_breakdown_tables(splits),
         Paragraph(LEGEND, "soft"),
-        Paragraph(coverage, "soft"),
+        Paragraph(limitation, "soft"),
         page_only=not has_server_timing,
     )
     if has_server_timing:
@@ -140,13 +144,16 @@ def _explanation(summary: Summary) -> str:
 
 
 def _no_cause_found(summary: Summary) -> str:
-    """Return how many requests were slow, and that there is no explanation."""
+    """Return that slow requests have no explanation, or that too few were slow to need one.
+
+    Few slow requests need none unless the SLO was missed, or could not be judged.
+    """
     examined = examined_count(summary.ttft_ms.count)
-    slow = summary.causes.slow
-    is_missed_or_unknown = summary.goodput.met is False or bool(summary.goodput.not_judged)
-    if not is_missed_or_unknown and not has_enough_slow(slow, examined):
+    slow_count = summary.causes.slow
+    slo_may_be_missed = summary.goodput.met is False or bool(summary.goodput.not_judged)
+    if not slo_may_be_missed and not has_enough_slow(slow_count, examined):
         return (
-            f"{slow:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
+            f"{slow_count:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
             "No bottleneck found."
         )
     return "No cause found: the slow requests have nothing in common that the fast ones lack."
@@ -166,17 +173,24 @@ def _breakdown_tables(splits: Splits) -> list[Table]:
 
 
 def _breakdown_rows(splits: Splits, breakdown: _Breakdown) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each percentile of all requests, and one near p99 for each group of them."""
+    """Yield the rows of a breakdown of TTFT or E2E latency into its parts.
+
+    A row averages the requests near one percentile. The first rows are those of all requests, near
+    p50, near p99 and the slowest ones. Further groups, such as a target or a request class, have
+    only the row near p99.
+    """
     fields = [f"{name}_ms" for name in (breakdown.metric, *breakdown.parts)]
     for group in splits.groups:
-        is_of_all = group.by == "all"
-        for split in getattr(group, breakdown.metric):
-            if not is_of_all and split.at != "p99":
+        has_all_requests = group.by == "all"
+        splits_of_metric: Sequence[TtftSplit | E2eSplit] = getattr(group, breakdown.metric)
+        for split in splits_of_metric:
+            if not has_all_requests and split.at != "p99":
                 continue
             label = GROUP_LABELS[split.at]
-            name = label if is_of_all else f"{group.name}, {label}"
+            if not has_all_requests:
+                label = f"{group.name}, {label}"
             times = [format.milliseconds(getattr(split, field)) for field in fields]
-            yield (name, *times, format.count(split.requests))
+            yield (label, *times, format.count(split.requests))
 
 
 # -- the slowest requests --------------------------------------------------------------------------
@@ -191,6 +205,7 @@ def _slow_table(requests: Iterable[SlowRequest], metric: Literal["ttft", "e2e"])
 
 
 def _slow_row(request: SlowRequest) -> tuple[str, ...]:
+    """Return the cells of a slow request under SLOW_HEAD, after its name."""
     return (
         _request_name(request),
         format.duration(request.due_s),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.runs.load_points import LoadPoint
 
+MS_PER_S = 1000
+
 LATENCY_QUANTILES = ("p50", "p99")
 """The percentiles of TTFT, TPOT and E2E latency that are checked for enough samples."""
 
@@ -126,33 +128,33 @@ class LoadPointResult(
 
 
 def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> LoadPointResult:
-    """Return the metrics of the run `name`.
+    """Return the metrics of the run `name`, which are a row and a point of the charts of a sweep.
 
     `point` is the load point that a sweep requested. It is None for a run of another command.
     """
-    load = summary.load
     rates = select_headline_rates(summary)
     gpus = summary.target.gpus
-    tpot_p50 = summary.tpot_ms.p50
+    tpot_p50_ms = summary.tpot_ms.p50
     concurrency = _measured_concurrency(summary.stages)
     is_closed_loop = concurrency is not None
+    # A closed loop is in steady state while all of its virtual users are active.
     has_steady_state = summary.window.steady.duration_s is not None
     return LoadPointResult(
         name=name,
         isl=None if point is None else point.isl,
         osl=None if point is None else point.osl,
         target="" if point is None else point.target,
-        load_label=short_arrival(load.arrival),
-        load_value=load.offered_rps if concurrency is None else float(concurrency),
+        load_label=short_arrival(summary.load.arrival),
+        load_value=summary.load.offered_rps if concurrency is None else float(concurrency),
         ok=summary.requests.ok,
         failed=summary.requests.decided - summary.requests.ok,
         requests_per_s=rates.requests,
         output_per_s=rates.output,
         per_gpu=per_gpu(rates.output, gpus),
-        per_user=1000 / tpot_p50 if tpot_p50 else None,
+        per_user=MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
         ttft_p50=summary.ttft_ms.p50,
         ttft_p99=summary.ttft_ms.p99,
-        tpot_p50=tpot_p50,
+        tpot_p50=tpot_p50_ms,
         tpot_p99=summary.tpot_ms.p99,
         e2e_p50=summary.e2e_ms.p50,
         unsupported=_latencies_with_few_samples(summary),
@@ -224,27 +226,28 @@ def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     repeat did. Its name states the load and how many runs were averaged. A single repeat stands
     for itself.
     """
-    counted = [repeat for repeat in repeats if repeat.valid] or list(repeats)
-    first = counted[0]
-    if len(counted) == 1:
+    averaged = [repeat for repeat in repeats if repeat.valid] or list(repeats)
+    first = averaged[0]
+    if len(averaged) == 1:
         return first
     means = {
-        metric: _mean([getattr(repeat, metric) for repeat in counted])
+        metric: _mean([getattr(repeat, metric) for repeat in averaged])
         for metric in AVERAGED_METRICS
     }
-    unsupported = {latency for repeat in counted for latency in repeat.unsupported}
+    # A latency has too few samples if that is so in any of the repeats.
+    unsupported = {latency for repeat in averaged for latency in repeat.unsupported}
     return msgspec.structs.replace(
         first,
         **means,
-        name=f"{first.short_label}, mean of {len(counted)} runs",
-        ok=sum(repeat.ok for repeat in counted),
-        failed=sum(repeat.failed for repeat in counted),
+        name=f"{first.short_label}, mean of {len(averaged)} runs",
+        ok=sum(repeat.ok for repeat in averaged),
+        failed=sum(repeat.failed for repeat in averaged),
         unsupported=tuple(sorted(unsupported)),
-        slo_met=_true_of_all([repeat.slo_met for repeat in counted]),
-        slo_undecided=any(repeat.slo_undecided for repeat in counted),
-        sustained=_true_of_all([repeat.sustained for repeat in counted]),
-        simulated=any(repeat.simulated for repeat in counted),
-        reached_concurrency=all(repeat.reached_concurrency for repeat in counted),
+        slo_met=_true_of_all([repeat.slo_met for repeat in averaged]),
+        slo_undecided=any(repeat.slo_undecided for repeat in averaged),
+        sustained=_true_of_all([repeat.sustained for repeat in averaged]),
+        simulated=any(repeat.simulated for repeat in averaged),
+        reached_concurrency=all(repeat.reached_concurrency for repeat in averaged),
     )
 
 

@@ -39,11 +39,12 @@ def notebook_html(summary: Summary, run_dir: Path | None = None) -> str:
     for section in brief_sections(summary, run_dir):
         parts += [html for part in section.parts for html in _part_html(part)]
     if run_dir is not None:
-        parts += _charts(run_dir)
+        parts += _svg_charts(run_dir)
     return f"<div>{''.join(parts)}</div>"
 
 
 def _part_html(part: Part) -> Iterator[str]:
+    """Yield a part of a section as HTML. Parts that need the scripts of a page are left out."""
     match part:
         case str() if part:
             yield f"<p>{escape(part)}</p>"
@@ -71,7 +72,7 @@ def _table_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # -- charts ----------------------------------------------------------------------------------------
 
 
-def _charts(run_dir: Path) -> list[str]:
+def _svg_charts(run_dir: Path) -> list[str]:
     """Return TTFT and TPOT over time as SVG, or nothing if the records were not kept."""
     from loadgen.core.results import store
     from loadgen.runs import page_data

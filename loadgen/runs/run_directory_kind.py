@@ -191,7 +191,10 @@ def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
 
 
 def _workload_differences(first: Summary, second: Summary) -> list[str]:
-    """Return in what two runs differ. Load points of one sweep differ in nothing of it."""
+    """Return the names of the settings in which two runs differ, apart from load and seed.
+
+    The list is empty for load points of one sweep, and for repeats of one load.
+    """
     differences = []
     if first.run.workload != second.run.workload:
         differences.append("workload")
@@ -235,19 +238,24 @@ def list_row_of_runs(
 
 
 def _capacity_interval(found_capacity: Capacity, curve: SweepCurve) -> RateInterval | None:
-    """Return the interval of a capacity in output tokens/s, or None if it is not known."""
-    evidence = next(
-        (point for point in curve.load_points if point.name == found_capacity.evidence), None
-    )
-    if evidence is None or evidence.per_user is None:
+    """Return the interval of a capacity in output tokens/s, or None if it is not known.
+
+    A capacity is a rate of requests. It is converted by the output tokens per request of the run
+    that shows it, so that a chart can draw it next to the throughput of other results.
+    """
+    point_by_name = {point.name: point for point in curve.load_points}
+    evidence = point_by_name.get(found_capacity.evidence)
+    low_per_s = found_capacity.low_per_s
+    if evidence is None or evidence.per_user is None or not evidence.output_per_s:
         return None
-    if not evidence.output_per_s or found_capacity.low_per_s is None:
+    if low_per_s is None:
         return None
+    high_per_s = found_capacity.high_per_s or found_capacity.rate_per_s
     tokens_per_request = evidence.output_per_s / found_capacity.rate_per_s
     return RateInterval(
         per_user=evidence.per_user,
-        low=found_capacity.low_per_s * tokens_per_request,
-        high=(found_capacity.high_per_s or found_capacity.rate_per_s) * tokens_per_request,
+        low=low_per_s * tokens_per_request,
+        high=high_per_s * tokens_per_request,
     )
 
 

@@ -38,7 +38,7 @@ def run_table(summaries: Sequence[Summary]) -> Section:
     if any(summary.target.simulated for summary in summaries):
         notice = simulated_notice()
         parts.append(f"{notice.label}: {notice.text}")
-    parts.append(Table(HEAD, [_row(summary) for summary in summaries], "remarks"))
+    parts.append(Table(HEAD, [_run_row(summary) for summary in summaries], "remarks"))
     legend = f"Latencies in ms. Rates are those of the {_windows(summaries)}."
     parts.append(Paragraph(legend, "soft"))
     distributions = [
@@ -50,7 +50,8 @@ def run_table(summaries: Sequence[Summary]) -> Section:
     return section("", *parts)
 
 
-def _row(summary: Summary) -> tuple[str, ...]:
+def _run_row(summary: Summary) -> tuple[str, ...]:
+    """Return the load of a run, its rates and latencies, and its outcome, as cells under HEAD."""
     rates = select_headline_rates(summary)
     return (
         short_arrival(summary.load.arrival) or format.NONE,

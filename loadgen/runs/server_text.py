@@ -50,7 +50,7 @@ def _describe_power(energy: EnergyUse, watts: float) -> str:
 
 
 def _hardware_state(energy: EnergyUse) -> Iterator[str]:
-    """Yield clocks, the reasons for lowered clocks, memory and the power of the host."""
+    """Yield the clock of the GPUs, why it was lowered, their memory, and the power of the host."""
     if energy.clock_mhz is not None and energy.clock_min_mhz is not None:
         yield f"clock {energy.clock_mhz:,.0f} MHz on average, {energy.clock_min_mhz:,.0f} minimum"
     for reason, share in energy.throttled.items():

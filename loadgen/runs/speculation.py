@@ -68,7 +68,7 @@ def _sources_table(speculation: Speculation) -> Table:
 
 
 def _requests_table(summary: Summary) -> Table:
-    """Return the distributions over requests."""
+    """Return the distributions over requests of the accepted fraction and the tokens per step."""
     statistics = ("mean", "p50", "p90", "p99")
     rows = []
     for name, label in _METRICS_PER_REQUEST:
@@ -89,6 +89,7 @@ def _positions_table(speculation: Speculation) -> Table:
 
 
 def _position_chart(speculation: Speculation) -> Iterator[Chart]:
+    """Yield how often the first, second, ... token of a draft was accepted, if that is known."""
     if not speculation.by_position:
         return
     positions = tuple(float(number) for number in range(1, len(speculation.by_position) + 1))

@@ -54,17 +54,19 @@ def lowest_growing(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
 def best_load_point(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
     """Return the load point with the highest load within the SLO, or None.
 
-    A load point counts only below the lowest load that missed the SLO or was not sustained: one
-    that passed above it shows no capacity. In an open loop the highest load is the one with the
-    highest rate. In a closed loop, where the load is what the virtual users complete, it is the one
-    that completed most.
+    Only load points below the lowest load that missed the SLO or was not sustained count: a server
+    that fails at a lower load does not have the capacity of a higher one. The highest load of an
+    open loop is the one with the highest rate. In a closed loop the server decides the rate, so it
+    is the one that completed most requests per second.
     """
-    limit = min(_load_or(lowest_missed(points)), _load_or(lowest_growing(points)))
+    lowest_missed_load = _load_or_infinity(lowest_missed(points))
+    lowest_growing_load = _load_or_infinity(lowest_growing(points))
+    limit = min(lowest_missed_load, lowest_growing_load)
     candidates = [point for point in points_within_slo(points) if (point.load_value or 0.0) < limit]
     return max(candidates, key=_sustained_rate, default=None)
 
 
-def _load_or(point: LoadPointResult | None) -> float:
+def _load_or_infinity(point: LoadPointResult | None) -> float:
     """Return the load of a load point, or infinity if there is none."""
     if point is None:
         return math.inf

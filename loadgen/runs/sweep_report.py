@@ -208,19 +208,24 @@ def brief_load_point_table(curve: SweepCurve) -> Table:
 def _table_of_filled_columns(
     rows: Sequence[Sequence[str]], columns: Sequence[str], kind: Literal["", "remarks"]
 ) -> Table:
-    """Return rows under TABLE_HEADER as a table of these columns, without those that are empty.
+    """Return a table of the load points with only some columns, and without empty ones.
 
-    The column of the load is always shown.
+    Args:
+        rows: The cells of each load point under TABLE_HEADER.
+        columns: The names of the columns to show. The load is shown even if it is empty.
+        kind: The kind of the table if its last column has remarks.
     """
-    shown_columns = []
+    shown_indices = []
     for index, name in enumerate(TABLE_HEADER):
         is_filled = any(row[index] not in (format.NONE, "") for row in rows)
         if name in columns and (is_filled or index == LOAD_COLUMN):
-            shown_columns.append(index)
-    header = [TABLE_HEADER[index] for index in shown_columns]
-    shown_rows = [tuple(row[index] for index in shown_columns) for row in rows]
-    text_columns = 1 + header.index("SLO")
-    return Table(header, shown_rows, kind if header[-1] == "" else "", label_columns=text_columns)
+            shown_indices.append(index)
+    header = [TABLE_HEADER[index] for index in shown_indices]
+    shown_rows = [tuple(row[index] for index in shown_indices) for row in rows]
+    # The columns up to the outcome of the SLO are labels, and the following ones are numbers.
+    label_columns = header.index("SLO") + 1
+    has_remarks = header[-1] == ""
+    return Table(header, shown_rows, kind if has_remarks else "", label_columns=label_columns)
 
 
 def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
@@ -310,7 +315,10 @@ def result_sentences(curve: SweepCurve) -> Iterator[str]:
     For a sweep over several lengths or targets they state where throughput is highest and lowest,
     and where no load point met the SLO. The last one states how many load points have not run.
     """
-    yield from _sentences_of_groups(curve) if curve.groups else _sentences_of_one_curve(curve)
+    if curve.groups:
+        yield from _sentences_of_groups(curve)
+    else:
+        yield from _sentences_of_one_curve(curve)
     if curve.not_run:
         names = {point.name for point in curve.load_points} | {*curve.not_run}
         verb = "has" if len(curve.not_run) == 1 else "have"
@@ -344,7 +352,12 @@ def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
 
 
 def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
-    """Return why a load point of more load that met the SLO is not the best one."""
+    """Return why a load point that met the SLO at more load than the best one shows no capacity.
+
+    The reasons, in this order: a load that is no higher missed the SLO; the queue grew at this load
+    itself, or at a lower one; or fewer requests were completed, as in a closed loop beyond its
+    highest throughput.
+    """
     load = point.load_value or 0.0
     missed = lowest_missed(curve.load_points)
     growing = lowest_growing(curve.load_points)
@@ -365,7 +378,11 @@ def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
 
 
 def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
-    """Yield why no load point is the best one within the SLO, and what to do."""
+    """Yield why no load point is the best one within the SLO, and what to do.
+
+    After the failure at the lowest load, the load points are counted that do not decide the SLO:
+    those that are no usable measurement, and those with too few requests.
+    """
     yield _describe_lowest_failure(curve)
     all_points = _counted_points_of(curve)
     unusable = [point for point in curve.load_points if not _is_complete_and_valid(point)]
@@ -377,9 +394,7 @@ def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
             f"{len(unusable)} of {all_points} {verb} INVALID or too short{within_slo}. Run loadgen "
             "report on the directory of a load point to see why."
         )
-    decided_count = len(
-        [point for point in curve.load_points if slo_outcome(point) in ("under", "over")]
-    )
+    decided_count = sum(slo_outcome(point) != "invalid" for point in curve.load_points)
     undecided_count = len(curve.load_points) - decided_count - len(unusable)
     if undecided_count:
         verb = "has" if undecided_count == 1 else "have"
@@ -392,7 +407,11 @@ def _is_complete_and_valid(point: LoadPointResult) -> bool:
 
 
 def _describe_lowest_failure(curve: SweepCurve) -> str:
-    """Return at which load point the SLO was first missed or the queue grew, and what to do."""
+    """Return at which load the SLO was first missed or the queue grew, and what to do.
+
+    The outcomes, in this order: the queue grew at the lowest load that met the SLO; no load point
+    decides the SLO; only loads above the lowest missed one met it; none met it.
+    """
     missed = lowest_missed(curve.load_points)
     growing = lowest_growing(curve.load_points)
     if growing is not None and _is_lower(growing, missed):
@@ -423,6 +442,7 @@ def _is_lower(point: LoadPointResult, other: LoadPointResult | None) -> bool:
 
 
 def _describe_knee(curve: SweepCurve) -> Iterator[str]:
+    """Yield the load point at the knee, or that higher loads are needed to find it."""
     knee = curve.knee_point
     if knee is not None:
         yield (
@@ -446,9 +466,8 @@ def _output_tokens(point: LoadPointResult) -> str:
 def _sentences_of_groups(curve: SweepCurve) -> Iterator[str]:
     """Yield where throughput is highest and lowest, and the groups without a best load point."""
     curves = curve.split()
-    representatives = [
-        point for group_curve in curves if (point := representative_point(group_curve)) is not None
-    ]
+    points_of_groups = [representative_point(group_curve) for group_curve in curves]
+    representatives = [point for point in points_of_groups if point is not None]
     representatives.sort(key=_throughput, reverse=True)
     if representatives:
         highest = representatives[0]
@@ -479,14 +498,17 @@ def representative_point(curve: SweepCurve) -> LoadPointResult | None:
     return max(usable_points, key=_throughput, default=None)
 
 
+_ALL_MISSED = "No load point met the SLO"
+_NONE_SUSTAINABLE = "No load point that met the SLO is sustainable"
+_ALL_UNDECIDED = "No load point decides the SLO"
+_NONE_VALID = "No valid load point"
+_REASONS_WITHOUT_BEST = (_ALL_MISSED, _NONE_SUSTAINABLE, _ALL_UNDECIDED, _NONE_VALID)
+"""Why a group has no best load point, in the order in which they are stated."""
+
+
 def _labels_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
     """Return the labels of the groups without a best load point, by the reason."""
-    labels_by_reason: dict[str, list[str]] = {
-        "No load point met the SLO": [],
-        "No load point that met the SLO is sustainable": [],
-        "No load point decides the SLO": [],
-        "No valid load point": [],
-    }
+    labels_by_reason: dict[str, list[str]] = {reason: [] for reason in _REASONS_WITHOUT_BEST}
     for curve in curves:
         reason = _reason_without_best(curve)
         if reason:
@@ -497,11 +519,11 @@ def _labels_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
 def _reason_without_best(curve: SweepCurve) -> str:
     """Return why a curve has no best load point, or "" if it has one."""
     if not any(point.valid for point in curve.load_points):
-        return "No valid load point"
+        return _NONE_VALID
     if representative_point(curve) is not None:
         return ""
     if lowest_growing(curve.load_points) is not None:
-        return "No load point that met the SLO is sustainable"
+        return _NONE_SUSTAINABLE
     if any(point.slo_met is False for point in curve.load_points):
-        return "No load point met the SLO"
-    return "No load point decides the SLO"
+        return _ALL_MISSED
+    return _ALL_UNDECIDED

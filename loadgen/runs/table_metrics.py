@@ -25,6 +25,9 @@ TABLE_METRICS = (
 """The names of the metrics. They are columns of `curve.csv` and keys of `probes.jsonl`."""
 
 
+MS_PER_S = 1000
+
+
 def table_metrics(summary: Summary) -> dict[str, float | None]:
     """Return the metrics of a run by the names of TABLE_METRICS. A value is None if not known."""
     output_per_s = summary.tokens.steady_output_per_s
@@ -36,7 +39,7 @@ def table_metrics(summary: Summary) -> dict[str, float | None]:
         "goodput_rps": summary.goodput.steady_rps,
         "output_tokens_per_s": output_per_s,
         "output_tokens_per_s_per_gpu": per_gpu(output_per_s, summary.target.gpus),
-        "tokens_per_s_per_user": 1000 / tpot_p50_ms if tpot_p50_ms else None,
+        "tokens_per_s_per_user": MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
         "ttft_p50_ms": summary.ttft_ms.p50,
         "ttft_p99_ms": summary.ttft_ms.p99,
         "tpot_p50_ms": tpot_p50_ms,

@@ -22,7 +22,7 @@ from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload.workload_files import packaged_files
-from loadgen.runs.command import next_step
+from loadgen.runs.command import suggest_next_step
 from loadgen.runs.progress import (
     Progress,
     RemainingSteps,
@@ -433,7 +433,7 @@ def test_shell_completion_lists_commands_and_options(typed: str, completed: list
 )
 def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, words: str) -> None:
     typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
-    assert words in next_step(typed, settings)
+    assert words in suggest_next_step(typed, settings)
 
 
 def test_no_contract_is_offered_as_a_workload(
