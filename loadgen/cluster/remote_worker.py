@@ -194,7 +194,7 @@ class RemoteWorker:
                 share = self._read_line(line, stop_others)
             if taken.ended:
                 if not self.ready.done():
-                    worker.expect_ready(b"")
+                    worker.check_is_ready(b"")
                 return share
             if not taken.more:
                 await asyncio.sleep(POLL_S)
@@ -221,7 +221,7 @@ class RemoteWorker:
     def _expect_ready(self, line: bytes) -> None:
         """Check the first line of the worker. Raises TargetError if it could not start."""
         try:
-            worker.expect_ready(line)
+            worker.check_is_ready(line)
         except OSError as error:
             raise TargetError(
                 "host_refused",

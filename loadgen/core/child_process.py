@@ -32,19 +32,24 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its children, or 0.0 if it is not known."""
+    """Return the CPU time of a process and its children, or 0.0 if it is not known.
+
+    A process whose CPU time does not grow is stuck or waits.
+    """
     try:
+        # The name of the command, in parentheses, may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     except OSError:
         return 0.0
-    ticks = int(fields[11]) + int(fields[12])  # utime and stime of proc(5)
-    own_s = ticks / os.sysconf("SC_CLK_TCK")
-    return own_s + sum(cpu_s(int(child)) for child in children)
+    # utime and stime, which are fields 14 and 15 of proc(5), of which two come before the `)`.
+    ticks = int(fields[11]) + int(fields[12])
+    process_cpu_s = ticks / os.sysconf("SC_CLK_TCK")
+    return process_cpu_s + sum(cpu_s(int(child)) for child in children)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Tell a process to end and wait for it. It is killed after LEAVE_S."""
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Tell a process to end, close its pipes, and wait for it. It is killed after LEAVE_S."""
     if process.poll() is None:
         process.terminate()
     for pipe in (process.stdin, process.stdout):
@@ -65,24 +70,33 @@ class ForkedProcess:
     fork.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], *, files: bool) -> None:
+    def __init__(self, name: str, work: Callable[[], None], *, keeps_open_files: bool) -> None:
+        """Fork this process. In the fork, call `work` and exit.
+
+        Args:
+            name: The name of the process in lists of processes.
+            work: What the fork does. It reads from and writes to its standard streams, which are
+                connected to `stdin` and `stdout` of this object.
+            keeps_open_files: Whether the fork keeps the files that this process has open.
+        """
         input_read, input_write = os.pipe()
         output_read, output_write = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
-        if not self.pid:
-            code = 1
+        is_fork = self.pid == 0
+        if is_fork:
+            exit_code = 1
             try:
                 os.close(input_write)
                 os.close(output_read)
                 _detach_from_parent(name, input_read, output_write)
-                if not files:
-                    _close_above(2)
+                if not keeps_open_files:
+                    _close_descriptors_above(2)
                 work()
-                code = 0
+                exit_code = 0
             finally:
                 # Handlers, buffers and threads of the parent must not run in the fork.
-                os._exit(code)
+                os._exit(exit_code)
         os.close(input_read)
         os.close(output_write)
         self.stdin = os.fdopen(input_write, "wb")
@@ -93,13 +107,15 @@ class ForkedProcess:
 
         The process has ended when its output is closed.
         """
-        until_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
-            left_s = None if until_s is None else max(until_s - time.monotonic(), 0)
-            if not select.select([self.stdout], [], [], left_s)[0]:
+            remaining_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
+            if not select.select([self.stdout], [], [], remaining_s)[0]:
                 raise subprocess.TimeoutExpired("a copy of this process", timeout or 0)
-            if not os.read(self.stdout.fileno(), 1 << 16):
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            has_closed_output = not os.read(self.stdout.fileno(), 1 << 16)
+            if has_closed_output:
+                _, wait_status = os.waitpid(self.pid, 0)
+                self.returncode = os.waitstatus_to_exitcode(wait_status)
         return self.returncode
 
     def kill(self) -> None:
@@ -122,7 +138,8 @@ def _detach_from_parent(name: str, source: int, output: int) -> None:
     os.setsid()
     Path("/proc/self/comm").write_text(name, "utf-8")
     null = os.open(os.devnull, os.O_WRONLY)
-    # Copies above 2 first, since one of the descriptors may be a standard stream.
+    # `source`, `output` and `null` become the descriptors 0, 1 and 2. They are first copied to
+    # descriptors above 2, since one of them may be among these and would be overwritten.
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3) for descriptor in (source, output, null)]
     for standard_stream, copy in enumerate(copies):
         os.dup2(copy, standard_stream)
@@ -130,7 +147,7 @@ def _detach_from_parent(name: str, source: int, output: int) -> None:
         os.close(descriptor)
 
 
-def _close_above(highest: int) -> None:
+def _close_descriptors_above(highest: int) -> None:
     """Close all descriptors above `highest`. That of the listing itself is closed already."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > highest:
@@ -144,7 +161,7 @@ def can_fork() -> bool:
 
 
 def start_sidecar(
-    module: str, *arguments: str, copy: Callable[[], None], files: bool = False
+    module: str, *arguments: str, work: Callable[[], None], keeps_open_files: bool = False
 ) -> subprocess.Popen[bytes] | ForkedProcess:
     """Start a process that accompanies a run, with pipes as its standard streams.
 
@@ -154,13 +171,15 @@ def start_sidecar(
     Args:
         module: The module that a new interpreter runs.
         arguments: Its arguments.
-        copy: The function that a fork runs.
-        files: Whether a fork keeps the files that this process has open.
+        work: The function that a fork runs, which does the same as the module.
+        keeps_open_files: Whether a fork keeps the files that this process has open.
 
-    Raises OSError if no process can be started.
+    Raises:
+        OSError: No process can be started.
     """
     if can_fork():
-        return ForkedProcess(module.rpartition(".")[2], copy, files=files)
+        name = module.rpartition(".")[2]
+        return ForkedProcess(name, work, keeps_open_files=keeps_open_files)
     return subprocess.Popen(
         command(module, *arguments),
         stdin=subprocess.PIPE,

@@ -128,6 +128,10 @@ class LoadgenError(Exception):
         key: str = "",
         values: Mapping[str, object] | None = None,
     ) -> None:
+        """Create an error. The class describes the arguments.
+
+        Without `key`, it is the option or the keys that `where` names.
+        """
         super().__init__(code, what)
         self.code = code
         self.what = what
@@ -223,9 +227,11 @@ def collecting(errors: list[LoadgenError]) -> Iterator[None]:
 
 
 def of_reading(error: Exception, content: Code = "damaged_file") -> Code:
-    """Return the code for a file that could not be read.
+    """Return the error code for an exception that was raised while a file was read and parsed.
 
-    It is `content` if the file could be read, but has other content than expected.
+    Args:
+        error: The exception.
+        content: The code for a file that could be read, but has other content than expected.
     """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "missing_file"

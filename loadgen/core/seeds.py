@@ -83,19 +83,30 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-def shares(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a random number from 0 to below 1 for each number, independent of the others.
+def draw_fractions(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a random number from 0 to below 1 for each of some numbers, such as ids of requests.
 
-    It is computed by splitmix64 from a derived seed and the number.
+    The same number always gets the same one, whichever numbers are drawn with it, so processes that
+    send different requests agree. The generator is splitmix64 (Steele et al. 2014,
+    https://doi.org/10.1145/2660193.2660195) with its published constants: the state of a number is
+    a multiple of the golden ratio from the seed, and is then mixed.
+
+    Args:
+        seed: The seed of the run.
+        name: The purpose, which selects a sequence of its own.
+        numbers: The numbers.
     """
     import numpy as np
 
-    state = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
-        derived(seed, name)
-    )
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    golden_ratio = np.uint64(0x9E3779B97F4A7C15)
+    mixing_steps = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+    bits = numbers.astype(np.uint64) * golden_ratio + np.uint64(derived(seed, name))
+    for shift, factor in mixing_steps:
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits = bits ^ (bits >> np.uint64(31))
+    # A float has 53 significant bits, so the highest 53 of 64 bits are used.
+    highest_bits = bits >> np.uint64(11)
+    return highest_bits.astype(np.float64) * 2.0**-53
 
 
 def classes(seed: int, weights: Sequence[float], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,7 +114,9 @@ def classes(seed: int, weights: Sequence[float], numbers: NDArray[np.int64]) -> 
     import numpy as np
 
     bounds = np.cumsum(weights)
-    return np.searchsorted(bounds[:-1] / bounds[-1], shares(seed, "class", numbers), side="right")
+    return np.searchsorted(
+        bounds[:-1] / bounds[-1], draw_fractions(seed, "class", numbers), side="right"
+    )
 
 
 def _digest(seed: int, names: tuple[str | int, ...]) -> bytes:

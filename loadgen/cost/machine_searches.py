@@ -146,7 +146,7 @@ class _SearchPool:
     def _start(self, source: str, search: SearchCommand, outputs: selectors.BaseSelector) -> None:
         """Start a search in a forked process, and wait for its output along with the others."""
         process = child_process.ForkedProcess(
-            "search", partial(_run_in_child, search, self._run_command), files=True
+            "search", partial(_run_in_child, search, self._run_command), keeps_open_files=True
         )
         process.stdin.close()
         outputs.register(process.stdout, selectors.EVENT_READ, source)

@@ -62,9 +62,14 @@ class BuilderConnection:
         on_body: Callable[[BuiltBody], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Start the process. Call this in a running event loop.
+        """Start the process and send it the job. Call this in a running event loop.
 
-        `on_body` is called for each body, and `on_end` if the process ends.
+        Args:
+            job: The job of the run.
+            prompts: The requests.
+            encode_body: Builds the body of a request.
+            on_body: Called for each body that arrives.
+            on_end: Called if the process ends.
         """
         self._on_body = on_body
         self._on_end = on_end
@@ -72,8 +77,8 @@ class BuilderConnection:
         self._outgoing = bytearray()
         self._process = child_process.start_sidecar(
             "loadgen.core.execution.body_builder",
-            copy=partial(body_builder.serve_bodies, prompts, encode_body),
-            files=True,  # The file of a data set may be open.
+            work=partial(body_builder.serve_bodies, prompts, encode_body),
+            keeps_open_files=True,  # The file of a data set may be open.
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -85,8 +90,9 @@ class BuilderConnection:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._read)
-        # A fork knows the job already.
-        if isinstance(self._process, subprocess.Popen):
+        # A fork has a copy of the job already, and a new interpreter has not.
+        is_new_interpreter = isinstance(self._process, subprocess.Popen)
+        if is_new_interpreter:
             pickled_job = pickle.dumps(job)
             self._outgoing += len(pickled_job).to_bytes(body_builder.JOB_SIZE_BYTES, "little")
             self._outgoing += pickled_job

@@ -301,7 +301,7 @@ class PreparationContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_plan(job: Job) -> Plan:
-    """Return the plan of a job, which is equal in every process.
+    """Return the plan of a job. Each worker process builds it, and all get the same plan.
 
     Raises UserError if a plug-in that the job needs has another version here.
     """
@@ -323,10 +323,18 @@ def prepare_plan(
     probe_results: tuple[ProbeResult, ...],
     context: PreparationContext,
 ) -> PreparedPlan:
-    """Return the plan of a run before it starts.
+    """Return the plan of a run, and how its virtual users start.
 
-    The number of workers is chosen if the settings do not give it. The plan is not checked; see
-    `plan_checks.check_plan`.
+    Each step changes the plan that the one before has made: build it with the complete schedule,
+    find requests that do not fit the context of the target, decide how virtual users start, select
+    the shard, and choose the number of workers if the settings do not give it. The plan is not
+    checked; see `plan_checks.check_plan`.
+
+    Args:
+        workload: The workload.
+        settings: The settings.
+        probe_results: What the probe found out about each target.
+        context: What else is known before the run.
     """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     job = Job(
@@ -346,10 +354,12 @@ def prepare_plan(
         plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
     )
     plan = structs.replace(plan, oversized_requests=oversized_requests)
+
     started = _decide_starts(plan, context.response_time)
     if started.workload.stages != workload.stages:
         job = structs.replace(job, workload=started.workload)
         plan = structs.replace(plan, job=job, schedule=build_schedule(started.workload, seed))
+
     plan = structs.replace(plan, schedule=requested_shard(plan.schedule, settings))
     if not settings.workers:
         settings = replace(settings, workers=_choose_workers(plan, workload, context))
@@ -364,7 +374,7 @@ def requested_shard(schedule: Schedule, settings: Settings) -> Schedule:
     return shard(schedule, settings.shard.index - 1, settings.shard.count)
 
 
-def useful_workers(
+def count_useful_workers(
     schedule: Schedule, prompts: Prompts, workload: Workload, max_workers: int
 ) -> int:
     """Return how many worker processes a run can use, at most `max_workers`.
@@ -447,7 +457,7 @@ def _choose_workers(plan: Plan, workload: Workload, context: PreparationContext)
         # The embedded endpoint needs a core of its own.
         reserved_cpus = 1 if context.simulated else 0
         max_workers = max(1, resource_limits.count_cpus() - reserved_cpus)
-    return useful_workers(plan.schedule, plan.requests, workload, max_workers)
+    return count_useful_workers(plan.schedule, plan.requests, workload, max_workers)
 
 
 def _mean_output_tokens(schedule: Schedule, prompts: Prompts) -> float:

@@ -30,10 +30,13 @@ def coded_notes(plan: Plan, target: TargetFacts) -> CodedNotes:
     )
 
 
-def plan_notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
-    """Yield all notes on a plan as sentences. `coded` are those that also have a code.
+def plan_notes(plan: Plan, sentences_with_code: Iterable[str]) -> Iterator[str]:
+    """Yield all notes on a plan as sentences, in the order in which they are shown.
 
-    A note has a code if programs should be able to recognise it.
+    Args:
+        plan: The plan.
+        sentences_with_code: The sentences of `coded_notes`. They also have a code, because programs
+            should be able to recognise them.
     """
     job = plan.job
     if job.known is not None:
@@ -45,16 +48,20 @@ def plan_notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
         )
     if plan.oversized_requests is not None:
         yield f"{plan.oversized_requests.text}; these will fail"
-    yield from coded
+    yield from sentences_with_code
     yield from replaced_stages_notes(job.workload)
     yield from trace_notes(job.workload)
     probe_notes = [note for result in job.probe_results for note in result.warnings]
     yield from dict.fromkeys(probe_notes)  # Several targets may have the same note.
-    yield from plan.requests.warnings(plan.schedule.slot_count or ASSUMED_REQUESTS)
+    request_count = plan.schedule.slot_count or ASSUMED_REQUESTS
+    yield from plan.requests.warnings(request_count)
 
 
 def trace_notes(workload: Workload) -> list[str]:
-    """Return a note for each trace of a workload whose unit of time had to be decided."""
+    """Return a note for each trace of a workload whose unit of time had to be guessed.
+
+    A trace may be the source of requests (`FromTrace`), of arrival times (`Replay`), or of both.
+    """
     all_requests = (workload.requests, *requests_by_class(workload.requests).values())
     replays: list[FromTrace | Replay] = [
         requests for requests in all_requests if isinstance(requests, FromTrace)

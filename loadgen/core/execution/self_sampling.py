@@ -70,9 +70,11 @@ class SelfSampling:
         return now_ns >= self._last_ns + SECOND_NS
 
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
-        """Return what this worker has used since the last sample, as shares of the time between.
+        """Return what this worker has used since the last sample.
 
-        CPU time in total and the counters are those since the start.
+        Fractions (`cpu_share`, `waited_share`, `write_share`) are of the time since the last sample.
+        They show a load generator that is the bottleneck of its own measurement. `cpu_s` and the
+        counters are totals since the start.
         """
         cpu_ns = process_time_ns()
         waited_ns = self._run_queue_wait.since_last_call_ns()
@@ -81,9 +83,9 @@ class SelfSampling:
             t_s=round((now_ns - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
             span_s=round(span_ns / SECOND_NS, 3),
-            cpu_share=_share(cpu_ns - self._last_cpu_ns, span_ns) or 0.0,
-            waited_share=None if waited_ns is None else _share(waited_ns, span_ns),
-            write_share=_share(self.written_ns, span_ns) or 0.0,
+            cpu_share=_fraction(cpu_ns - self._last_cpu_ns, span_ns) or 0.0,
+            waited_share=None if waited_ns is None else _fraction(waited_ns, span_ns),
+            write_share=_fraction(self.written_ns, span_ns) or 0.0,
             cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB,
             in_flight=counters.in_flight,
@@ -101,6 +103,6 @@ class SelfSampling:
         self._run_queue_wait.close()
 
 
-def _share(part_ns: int, span_ns: int) -> float | None:
-    """Return a part of a time span as a share, or None if the span is empty."""
+def _fraction(part_ns: int, span_ns: int) -> float | None:
+    """Return which fraction of a time span a part of it is, or None if the span is empty."""
     return round(part_ns / span_ns, 4) if span_ns else None

@@ -26,12 +26,16 @@ _NS_PER_S = 1e9
 def plan_stage(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None = None
 ) -> StagePlan:
-    """Return what the manifest of a run records of stage `index`.
+    """Return what the manifest of a run records of a stage.
 
-    Rate, users and slots are those of the shard that the schedule is, so that results of a shard
-    can be judged on their own.
+    If the schedule is a shard of a run, rate, virtual users and slots are those of the shard, so
+    that its results can be judged on their own.
 
-    `start` is how its virtual users start, or None if that is not decided yet.
+    Args:
+        workload: The workload.
+        schedule: The schedule, or a shard of it.
+        index: The index of the stage.
+        start: How its virtual users start, or None if that is not decided yet.
     """
     scheduled = schedule.stages[index]
     slot_count = schedule.slot_count_of(scheduled)

@@ -7,7 +7,7 @@ besides these are environment variables with API keys that a workload names.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from loadgen_sdk.wire_formats.server_profiles import Api
@@ -80,11 +80,20 @@ def resolve_step_targets(
 ) -> Settings:
     """Return settings with an endpoint for each combination of target, API and model of steps.
 
-    The user gives all targets that steps request by name, or none. If none is given, one endpoint
-    serves everything. Raises CombinedError if targets are missing or nobody requests them.
+    The steps of a task may go to different targets. The user gives all targets that steps request
+    by name, or none. If none is given, one endpoint serves everything. If no step has a target, an
+    API or a model of its own, the settings are returned unchanged.
+
+    Args:
+        workload: The workload, whose tasks have the steps.
+        settings: The settings, with the endpoints that the user gives.
+        env: Environment variables, of which some have API keys.
+
+    Raises:
+        CombinedError: Targets or API keys are missing, or no step requests a target.
     """
     steps = list(_steps(workload))
-    endpoints_of_user = _sort_endpoints(steps, settings)
+    endpoints_of_user = _separate_endpoints(steps, settings)
     errors = list(_name_errors(steps, endpoints_of_user))
     errors += _missing_key_errors(steps, env)
     if errors:
@@ -129,7 +138,7 @@ def _steps(workload: Workload) -> Iterator[_Step]:
                 yield _Step(class_name, name, step)
 
 
-def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _UserEndpoints:
+def _separate_endpoints(steps: Sequence[_Step], settings: Settings) -> _UserEndpoints:
     """Separate the endpoints that steps request by name from those for everything else.
 
     An endpoint of `--url NAME=URL` is always one of the first kind, so that a name which no step
@@ -223,6 +232,29 @@ def _name_errors(
     """
     requested_names = _requested_names(steps)
     unknown_names = endpoints_of_user.by_name.keys() - requested_names
+    yield from _unknown_name_errors(unknown_names, requested_names)
+    if not endpoints_of_user.by_name:
+        return
+    # A name with a typing error is reported once, not also as a missing target.
+    if not unknown_names:
+        missing_names = requested_names - endpoints_of_user.by_name.keys()
+        yield from _missing_name_errors(steps, missing_names)
+    steps_without_target = [step.name for step in steps if step.step.target is None]
+    if not endpoints_of_user.unnamed and steps_without_target:
+        yield UserError(
+            "missing_option",
+            what=(
+                f'step "{steps_without_target[0]}" names no target, and none is given for the rest'
+            ),
+            where="--url",
+            hint="--url http://host:8000, without a name",
+        )
+
+
+def _unknown_name_errors(
+    unknown_names: Iterable[str], requested_names: Collection[str]
+) -> Iterator[UserError]:
+    """Yield an error for each name of a target that the user gives and no step requests."""
     for name in unknown_names:
         hint = "leave out the name: --url http://host:8000"
         if requested_names:
@@ -233,27 +265,17 @@ def _name_errors(
             where=f"--url {name}=",
             hint=hint,
         )
-    if not endpoints_of_user.by_name:
-        return
-    # A name with a typing error is reported once, not also as a missing target.
-    missing_names = (
-        [] if unknown_names else sorted(requested_names - endpoints_of_user.by_name.keys())
-    )
-    for name in missing_names:
+
+
+def _missing_name_errors(
+    steps: Sequence[_Step], missing_names: Iterable[str]
+) -> Iterator[UserError]:
+    """Yield an error for each name of a target that a step requests and the user does not give."""
+    for name in sorted(missing_names):
         step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
             "missing_option",
             what=f'step "{step_name}" asks the target "{name}", which is not given',
             where="--url",
             hint=f"--url {name}=http://...",
-        )
-    steps_without_target = [step.name for step in steps if step.step.target is None]
-    if not endpoints_of_user.unnamed and steps_without_target:
-        yield UserError(
-            "missing_option",
-            what=(
-                f'step "{steps_without_target[0]}" names no target, and none is given for the rest'
-            ),
-            where="--url",
-            hint="--url http://host:8000, without a name",
         )

@@ -168,7 +168,10 @@ class SystemDescription(NamedTuple):
 
 
 def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemDescription:
-    """Read a system file.
+    """Read a system file, which describes the system under test (`--system`).
+
+    A few of its keys describe the target as options do. All others become metadata of the run, with
+    a prefix that separates them from the user's own metadata.
 
     Args:
         path: The path of the file.
@@ -186,11 +189,11 @@ def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemD
     if system is None or context.errors:
         raise CombinedError(sort_errors(context.errors))
     values = system.model_dump(exclude_none=True)
-    target = {key: values.pop(key) for key in TARGET_KEYS if key in values}
+    target_values = {key: values.pop(key) for key in TARGET_KEYS if key in values}
     metadata = values.pop("metadata")
-    for key, text_of_value in _flatten(values):
-        metadata[SYSTEM_PREFIX + key] = text_of_value
-    return SystemDescription(metadata, target)
+    for key, value_text in _flatten(values):
+        metadata[SYSTEM_PREFIX + key] = value_text
+    return SystemDescription(metadata, target_values)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -206,11 +209,18 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
-    """Return the keys that readers of a result need and that are not known of a run.
+    """Return what a run does not say about its system, for each group of readers that needs it.
 
-    A key is known from the metadata of the run, where those of a system file have a prefix, or
-    because the target reports it. The result has an entry for each reader of KEYS_BY_READER who
-    misses something, for example {"MLPerf": ["host.memory"]}.
+    MLPerf, for example, requires some facts about the host. A fact is known from the metadata of
+    the run, where the keys of a system file have a prefix, or because the target reports it.
+
+    Args:
+        metadata: The metadata of the run.
+        target: What is known of its first target.
+
+    Returns:
+        The missing keys by reader, for example {"MLPerf": ["host.memory"]}. A reader of
+        KEYS_BY_READER without missing keys has no entry.
     """
     known_keys = {
         key.removeprefix(SYSTEM_PREFIX) for key in metadata if key.startswith(SYSTEM_PREFIX)
@@ -225,7 +235,7 @@ def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str,
 
 
 def _keys_of_target(target: TargetFacts) -> set[str]:
-    """Return the keys of a system file that are known without one, because the target has them."""
+    """Return the keys of a system file whose values the target reports, so that they are known."""
     # A server that the probe did not recognise counts as "generic".
     is_engine_known = target.server not in ("", "generic")
     is_known_by_key = {

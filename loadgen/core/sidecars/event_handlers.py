@@ -25,7 +25,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.stop_watch import stop_when_broken
 from loadgen.core.metrics import reasons
 from loadgen.core.results import store
-from loadgen.core.results.manifest import RunManifest, encode_manifest
+from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.sidecars import cache_reset
 from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, profile_span
 from loadgen.core.sidecars.scraper import Scraper
@@ -112,7 +112,7 @@ class Profiling:
     def __init__(self) -> None:
         self._options: ProfilerOptions | None = None
         self._profiler: Profiler | None = None
-        self._manifest: RunManifest | None = None
+        self._stages: tuple[StagePlan, ...] = ()
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
         """Start the process, pass it the times of the profilers, and end it after the load."""
@@ -121,12 +121,12 @@ class Profiling:
                 self._options = settings.profile
                 self._profiler = Profiler(settings.pages, probes)
             case events.ManifestCreated(manifest) if self._options is not None:
-                self._manifest = manifest
-                profile_span(self._options, manifest.stages)  # raises UserError without the stage
-            case events.LoadStarted(start_ns) if (
-                self._options and self._profiler and self._manifest
-            ):
-                self._profiler.begin(start_ns, self._manifest.stages, self._options)
+                self._stages = manifest.stages
+                # Called before the load for its error, if the load does not have the stage.
+                profile_span(self._options, self._stages)
+            case events.LoadStarted(start_ns) if self._options is not None:
+                assert self._profiler is not None
+                self._profiler.begin(start_ns, self._stages, self._options)
             case events.LoadEnded(manifest) if self._profiler is not None:
                 notes = self._profiler.notes()
                 return None if manifest is None else run_manifest.add_notes(manifest, notes)

@@ -65,6 +65,14 @@ class PageConnection:
         self._connection.close()
 
     def _read_body(self, response: HTTPResponse, sock: socket, max_bytes: int) -> bytes:
+        """Return the body of a response.
+
+        The timeout of a socket applies to each read only. A server that sends a byte now and then
+        would never exceed it, so the timeout is shortened to the time that remains.
+
+        Raises ValueError if the body takes longer than the timeout, is longer than `max_bytes`, or
+        ends too early.
+        """
         deadline_s = monotonic() + self._timeout_s
         body = bytearray()
         while chunk := response.read1(READ_BYTES):

@@ -152,13 +152,19 @@ def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> tuple
 
 
 class Profiler:
-    """Controls the process from the command that runs the load.
-
-    Raises UserError for a kind of server that has no profiler, and TargetError for a server that
-    was started without one.
-    """
+    """The process that starts and stops the profilers, as the command that runs the load sees it."""
 
     def __init__(self, pages: MetricsPageOptions, probes: Sequence[ProbeResult]) -> None:
+        """Start the process, and wait until it has checked that all servers have a profiler.
+
+        Args:
+            pages: The options with API keys, headers and TLS for requests to the servers.
+            probes: What the probe found out about each target.
+
+        Raises:
+            UserError: A kind of server has no profiler.
+            TargetError: A server was started without its profiler.
+        """
         _check_has_profiler(probes)
         self._outcome = ProfileOutcome()
         self._start_ns = 0
@@ -318,10 +324,15 @@ class _ServerProfilers:
 
 
 def run_process(source: BinaryIO, output: BinaryIO) -> None:
-    """Run the process, which reads lines from `source` and writes outcomes to `output`.
+    """Run the process that starts and stops the profilers.
 
-    It first reports which servers have no profiler, and in the end what it has done. It stops
-    early when `source` ends.
+    It exchanges JSON lines with the command that runs the load: it reads the job, writes which
+    servers have no profiler, reads when the profilers should run, and writes in the end what it has
+    done. When `source` ends, it stops the profilers early.
+
+    Args:
+        source: The pipe from the command.
+        output: The pipe to it.
     """
     profilers = _ServerProfilers(msgspec.json.decode(source.readline(), type=ProfileJob))
     missing = [server.url for server in profilers.servers if profilers.is_missing(server)]
@@ -336,7 +347,8 @@ def run_process(source: BinaryIO, output: BinaryIO) -> None:
 
 def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -> ProfileOutcome:
     """Run the profilers for a time, which ends early when `source` does. Return the outcome."""
-    if _has_ended_by(source, span.begin_s):
+    load_has_ended = _wait_until(source, span.begin_s)
+    if load_has_ended:
         return ProfileOutcome()
     started_s = monotonic()
     failed: list[ProfiledServer] = []
@@ -346,7 +358,7 @@ def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -
             running.append(server)
         else:
             failed.append(server)
-    _has_ended_by(source, span.end_s)
+    _wait_until(source, span.end_s)
     stopped_s = monotonic()
     still_running = [server for server in running if not profilers.stop(server)]
     return ProfileOutcome(
@@ -357,8 +369,11 @@ def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -
     )
 
 
-def _has_ended_by(source: BinaryIO, time_s: float | None) -> bool:
-    """Wait until a time of the monotonic clock, or until `source` ends. Return whether it ended."""
+def _wait_until(source: BinaryIO, time_s: float | None) -> bool:
+    """Wait until a time of the monotonic clock, or until `source` ends. Return True if it ended.
+
+    Without a time, wait until `source` ends.
+    """
     timeout_s = None if time_s is None else max(time_s - monotonic(), 0)
     return bool(select.select([source], [], [], timeout_s)[0])
 

@@ -496,7 +496,7 @@ class Scraper:
             return
         with suppress(OSError):
             self._process = child_process.start_sidecar(
-                "loadgen.core.sidecars.scraper", str(folder), copy=partial(main, str(folder))
+                "loadgen.core.sidecars.scraper", str(folder), work=partial(main, str(folder))
             )
         tls = options.tls
         job = ScrapeJob(

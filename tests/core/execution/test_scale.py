@@ -200,7 +200,7 @@ def test_the_number_of_workers_follows_from_the_load(
 
     requested_workload = workload(tmp_path, **flags)
     requests = build_prompts(requested_workload, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.useful_workers(
+    found = plan.count_useful_workers(
         build_schedule(requested_workload, 7), requests, requested_workload, 8 - simulated
     )
     assert found == expected

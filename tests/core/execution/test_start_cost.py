@@ -92,17 +92,17 @@ def look(word):
           file=open(1, "w", closefd=False), flush=True)
 def frozen(word):
     threading.Event().wait()
-made = child_process.start_sidecar("look", copy=lambda: look("word"))
+made = child_process.start_sidecar("look", work=lambda: look("word"))
 made.stdin.write(b"told"); made.stdin.close()
 print(made.stdout.readline().decode(), made.wait(20), sep="", end=" ")
-stuck = child_process.start_sidecar("frozen", copy=lambda: frozen(""))
+stuck = child_process.start_sidecar("frozen", work=lambda: frozen(""))
 try: stuck.wait(0.05)
 except Exception as error: print(type(error).__name__, end=" ")
 stuck.kill()
 print(stuck.wait(20), end=" ")
 threading.Thread(target=threading.Event().wait, args=(5,), daemon=True).start()
 from loadgen.core.sidecars import scraper
-other = child_process.start_sidecar(scraper.__name__, ".", copy=sys.exit)
+other = child_process.start_sidecar(scraper.__name__, ".", work=sys.exit)
 other.stdin.close(); other.wait()
 print(type(made).__name__, type(other).__name__)
 """

@@ -66,7 +66,7 @@ class LocalWorkers:
     """The worker processes of a run on this machine."""
 
     def __init__(self, plan: Plan) -> None:
-        """Start the processes."""
+        """Start the processes. They receive the plan in `run`."""
         settings = plan.job.settings
         self._plan = plan
         self._workers = settings.workers
@@ -87,8 +87,13 @@ class LocalWorkers:
         counters for `frozen_s` is stuck, and is killed. Signals are passed on to all workers: after
         the first they stop and drain, after the second they end at once.
 
-        Raises TargetError if a worker could not start, OSError if an error of this host ended one
-        (for example a full disk), and KeyboardInterrupt if a signal came before all had started.
+        Args:
+            emit: Called with `LoadStarted` when the load starts.
+
+        Raises:
+            TargetError: A worker could not start.
+            OSError: An error of this host ended a worker, for example a full disk.
+            KeyboardInterrupt: A signal came before all workers had started.
         """
         shard = self._plan.job.settings.shard
         try:
@@ -97,6 +102,7 @@ class LocalWorkers:
                 await self._wait_for_common_start(shard)
             with stop_signals.on_stop_signal(self._send_signal):
                 await stop_signals.raise_pending_interrupt()
+
                 start_ns = start_instant_ns(shard, lead_ns=worker.HEAD_START_NS)
                 load = RunningLoad(self._counters.sum, lambda: self._send_signal(signal.SIGINT))
                 emit(LoadStarted(start_ns, load))
@@ -149,7 +155,7 @@ class LocalWorkers:
         process = self._processes[index]
         assert process.stdout is not None
         worker.send_job(process, pickled_job, index, self._workers)
-        worker.expect_ready(process.stdout.readline())
+        worker.check_is_ready(process.stdout.readline())
 
     async def _wait_for_starts(self, starts: Sequence[asyncio.Future[None]]) -> set[int]:
         """Wait until all starts are done or one has failed, and return the workers that are stuck.
@@ -233,7 +239,7 @@ class LocalWorkers:
             if process.poll() is None:
                 process.terminate()
         for process in self._processes:
-            child_process.end(process)
+            child_process.end_process(process)
         self._threads.shutdown()
         # Listeners of this load may keep the counters for longer.
         self._counters.close()

@@ -39,21 +39,29 @@ def merge_results(
 def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     """Write a record `lost` for each slot of a dead worker that has no record.
 
-    No process may write the files of that worker any more.
+    So the record of every slot exists, and the lost requests are counted as such. No process may
+    write the files of that worker any more.
+
+    Args:
+        plan: The plan of the run.
+        worker: The number of the worker.
+        reason: Why it died, which is stored as the text of the records.
     """
     folder = plan.job.folder
     worker_schedule = shard(plan.schedule, worker, plan.job.settings.workers)
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
-    text_id = record_log.number_text(reason)
+    text_number = record_log.number_text(reason)
     expected = _expected_slots(worker_schedule, recorded)
+    # In steps, because a load may have millions of slots.
     while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):
-        for slot_id in np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist():
+        lost_slot_ids = np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist()
+        for slot_id in lost_slot_ids:
             slot = plan.schedule.slot(slot_id)
             key = _record_key(slot, worker)
             record_log.add_record(
-                encode_unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id)
+                encode_unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_number)
             )
         record_log.flush()
     record_log.close()
@@ -112,27 +120,41 @@ def _expected_slots(worker_schedule: Schedule, recorded: NDArray[np.void]) -> It
 
 
 def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slots of each virtual user that were in flight, in the last stage with a record.
+    """Yield the slots that were in flight when a worker died, in its last stage with a record.
 
-    This is for a closed loop without a number of requests.
+    This is for a closed loop without a number of requests. Each virtual user had one session in
+    flight: the slots that follow its last record, or its first slot if it has no record.
+
+    Args:
+        worker_schedule: The part of the schedule that the worker sends.
+        recorded: The slots with a record, of the type RECORDED_SLOT.
     """
     stage_index = int(recorded["stage"].max()) if len(recorded) else 0
     stage = worker_schedule.stages[stage_index]
-    max_turns = worker_schedule.max_turns
-    recorded_of_stage = recorded[recorded["slot"] // max_turns >= stage.first_session]
-    by_slot_id = recorded_of_stage[np.argsort(recorded_of_stage["slot"])]
-    # Of several slots of a user, the last one in the order of ids remains in the dictionary.
-    last_slot_by_user = dict(
-        zip(by_slot_id["virtual_user"].tolist(), by_slot_id["slot"].tolist(), strict=True)
+    last_slot_by_user = _last_slot_by_user(
+        recorded, first_slot_id=stage.first_session * worker_schedule.max_turns
     )
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)
         if last_slot is None:
             yield worker_schedule.first_slot_id(stage.first_session + virtual_user)
             continue
-        next_slots = worker_schedule.next_slot_ids(last_slot)
-        if next_slots:
-            yield from next_slots
-        else:
-            next_session = last_slot // max_turns + stage.concurrency
-            yield worker_schedule.first_slot_id(next_session)
+        next_turns = worker_schedule.next_slot_ids(last_slot)
+        if next_turns:
+            yield from next_turns
+            continue
+        # The session has ended. Successive sessions of a user are `concurrency` apart.
+        next_session = last_slot // worker_schedule.max_turns + stage.concurrency
+        yield worker_schedule.first_slot_id(next_session)
+
+
+def _last_slot_by_user(recorded: NDArray[np.void], first_slot_id: int) -> dict[int, int]:
+    """Return the largest recorded slot of each virtual user, from a slot on."""
+    recorded_of_stage = recorded[recorded["slot"] >= first_slot_id]
+    ordered = recorded_of_stage[np.argsort(recorded_of_stage["slot"])]
+    last_slot_by_user: dict[int, int] = {}
+    for virtual_user, slot_id in zip(
+        ordered["virtual_user"].tolist(), ordered["slot"].tolist(), strict=True
+    ):
+        last_slot_by_user[virtual_user] = slot_id
+    return last_slot_by_user

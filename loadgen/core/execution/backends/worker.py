@@ -28,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
@@ -92,11 +92,14 @@ def send_line(process: subprocess.Popen[bytes], line: bytes) -> None:
         os.write(process.stdin.fileno(), line)
 
 
-def expect_ready(line: bytes) -> None:
-    """Check the first line of a worker.
+def check_is_ready(line: bytes) -> None:
+    """Raise the error of a worker that could not start, according to its first line.
 
-    Raises TargetError with the reason if the worker could not start, and OSError if an error of
-    its host, for example a full disk, is the reason.
+    The line is READY, or JSON with an error, or empty if the process has died.
+
+    Raises:
+        TargetError: The worker could not start.
+        OSError: An error of its host is the reason, for example a full disk.
     """
     if line == READY:
         return
@@ -108,10 +111,17 @@ def expect_ready(line: bytes) -> None:
 
 
 def read_result(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-    """Return the result in a line of a worker, or None for STOPPING, which comes before it.
+    """Return the result in a line of a worker.
 
-    `stop_others` is called if the worker ends because a target is down. Raises OSError if the
-    worker was ended by an error of its host, for example a full disk.
+    A worker that ends because a target is down writes the line STOPPING before its result. For this
+    line, None is returned.
+
+    Args:
+        line: The line.
+        stop_others: Called if the worker ends because a target is down, to end the other workers.
+
+    Raises:
+        OSError: An error of its host ended the worker, for example a full disk.
     """
     if line == STOPPING:
         stop_others()
@@ -135,19 +145,29 @@ def _raise_host_error(fields: dict[str, Any]) -> None:
     raise OSError(error.errno, error.strerror, error.filename or None)
 
 
-class _RunningWorker:
-    """Connects a running load with the process that started this one."""
+class _ParentConnection:
+    """Connects the load of this worker with the process that started the worker."""
 
     def __init__(self, driver: Driver, counters: SharedCounters, worker: int) -> None:
-        """Publish counters regularly from now on, and react to signals and to standard input.
+        """Create a connection, which `open` activates.
 
-        From now on no signal ends this process before it has reported its result.
+        Args:
+            driver: The driver of the load.
+            counters: The counters that all workers of the run share.
+            worker: The number of this worker.
         """
         self._driver = driver
         self._counters = counters
         self._worker = worker
         self._has_reported_stop = False
         self._loop = asyncio.get_running_loop()
+
+    def open(self) -> None:
+        """Publish counters regularly, and stop the load on a signal or a line of the parent.
+
+        From now on no signal ends this process before it has reported its result.
+        """
+        driver = self._driver
         for signum in stop_signals.STOP_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: driver.stop())
@@ -163,12 +183,14 @@ class _RunningWorker:
         self._loop.call_later(_PUBLISH_INTERVAL_S, self._publish)
 
     def _on_input(self) -> None:
-        """Stop after a line, which can only be STOPPING, and end at once if the input ends."""
+        """Read from the parent: its line STOPPING stops the load, and its end ends it at once.
+
+        The parent sends nothing else. It passes on that another worker found a target down.
+        """
         if os.read(0, len(STOPPING)):
             self._driver.stop_after_failure()
             return
-        # The process that started this one has ended. The second call of `stop` ends the load at
-        # once.
+        # The parent has ended. The second call of `stop` ends the load without a drain.
         self._loop.remove_reader(0)
         self._driver.stop()
         self._driver.stop()
@@ -189,6 +211,25 @@ async def _wait_for_start() -> int:
     return start_ns
 
 
+class _WorkerJob(NamedTuple):
+    """The job of a run, and which of its workers this process is."""
+
+    job: Job
+    worker: int
+    workers: int
+
+
+def _read_job(source: BinaryIO) -> _WorkerJob | None:
+    """Read what `send_job` has sent. Return None if the command was ended while it sent it."""
+    job_size = int.from_bytes(source.read(_JOB_SIZE_BYTES), "little")
+    pickled_job = source.read(job_size)
+    index_line = source.readline()
+    if not index_line.endswith(b"\n"):
+        return None
+    worker, workers = (int(number) for number in index_line.split())
+    return _WorkerJob(pickle.loads(pickled_job), worker, workers)
+
+
 def _main() -> None:
     """Read a job from standard input, carry it out, and report the result.
 
@@ -199,24 +240,19 @@ def _main() -> None:
 
     # Ray starts its threads with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    source = sys.stdin.buffer
-    job_size = int.from_bytes(source.read(_JOB_SIZE_BYTES), "little")
-    pickled_job = source.read(job_size)
-    index_line = source.readline()
-    if not index_line.endswith(b"\n"):
-        # The command was ended while it sent the job.
+    received = _read_job(sys.stdin.buffer)
+    if received is None:
         return
-    job: Job = pickle.loads(pickled_job)
-    worker, workers = (int(number) for number in index_line.split())
+    job, worker, workers = received
 
-    def on_start(driver: Driver) -> None:
+    def on_started(driver: Driver) -> None:
         counters = SharedCounters(job.folder / "spool" / COUNTERS_FILE, workers)
-        _RunningWorker(driver, counters, worker)
+        _ParentConnection(driver, counters, worker).open()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             plan = build_plan(job)
-            result = runner.run(run_worker(plan, worker, workers, _wait_for_start, on_start))
+            result = runner.run(run_worker(plan, worker, workers, _wait_for_start, on_started))
         except LoadgenError as error:
             _report_error(error)
             sys.exit(error.exit_code)
