@@ -88,17 +88,17 @@ class Model(Part):
 
     @property
     def block_parameters(self) -> int:
-        """Number of weights that each token is multiplied with in the layers.
+        """Number of weights of all transformer layers, each of which is used for every token.
 
-        The matrices of the attention are those for query and output, with one column or row per
-        number of a query head, and those for key and value, with one per number of a key head. The
-        gated MLP has three matrices: gate, up and down.
+        Grouped-query attention has four matrices: query and output have the width of all query
+        heads, key and value that of all key-value heads. The gated MLP has three matrices: gate, up
+        and down.
         """
-        numbers_of_query = self.heads * self.head_size
-        numbers_of_key = self.kv_heads * self.head_size
-        attention = self.hidden * (2 * numbers_of_query + 2 * numbers_of_key)
-        mlp = 3 * self.hidden * self.intermediate
-        return self.layers * (attention + mlp)
+        query_width = self.heads * self.head_size
+        kv_width = self.kv_heads * self.head_size
+        attention_weights = self.hidden * (2 * query_width + 2 * kv_width)
+        mlp_weights = 3 * self.hidden * self.intermediate
+        return self.layers * (attention_weights + mlp_weights)
 
     @property
     def head_parameters(self) -> int:
@@ -255,10 +255,11 @@ class Preset(Part):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration of one replica, whose GPUs share bytes and FLOPs equally.
+        """The costs of an iteration of one replica.
 
-        A replica with tensor parallelism splits every matrix among its GPUs, so it has the sum of
-        their bandwidths and peaks. Only a share of the data sheet's values is effective.
+        With tensor parallelism, every matrix is split among the GPUs of a replica, so it has the
+        sum of their bandwidths and peak rates. Only a fraction of the values in the data sheet is
+        effective (`bandwidth_share` and `compute_share`).
         """
         hardware = self.hardware
         model = self.model
@@ -276,12 +277,17 @@ class Preset(Part):
         )
 
     def response_ns(self, concurrency: int, input_tokens: float, output_tokens: float) -> float:
-        """Return about how long a response takes in ns while `concurrency` requests are in flight.
+        """Return an estimate in ns of how long a response takes.
 
-        It takes the decoding of its tokens, one per iteration. In that time, each sequence of its
-        replica is replaced by another one, whose prompt has to be computed: once per sequence. The
-        formula of the iteration is that of `Costs`, with the mean length of a sequence: the prompt
-        and, on average over the decoding, half of the output.
+        A response takes one iteration per token. While it is generated, every sequence of its
+        replica ends once and is replaced by a new one, whose prompt has to be computed. So the time
+        for one prompt per sequence is added. The duration of an iteration is that of the roofline
+        model in `Costs`, for sequences of mean length: the prompt and half of the output.
+
+        Args:
+            concurrency: The number of requests in flight, over all replicas.
+            input_tokens: The mean length of a prompt.
+            output_tokens: The mean length of an output.
         """
         costs = self.costs
         sequences = min(max(1.0, concurrency / self.replicas), self.server.max_batch_size)
@@ -295,9 +301,10 @@ class Preset(Part):
 
     @property
     def limits(self) -> ServerLimits:
-        """The limits of one replica: batch size, tokens, and blocks of its KV cache.
+        """The limits of one replica: batch size, tokens, and blocks of its key-value cache.
 
-        The KV cache gets a share of the memory that the weights and the reserve leave free.
+        The weights and a reserve take a part of the memory of its GPUs. The cache gets the fraction
+        `kv_cache_share` of the rest.
         """
         server = self.server
         usable_gib_per_gpu = self.hardware.memory_gib.value - server.reserve_gib
@@ -360,17 +367,20 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
     document, errors = _read_document(path)
     context = FileContext(file=str(path), directory=path.parent, errors=errors)
-    complete = document
+
+    # The document together with the values of the presets that it extends.
+    full_document = document
     if "extends" in document:
-        complete = _extend(document, path, (*extending, name))
+        full_document = _extend(document, path, (*extending, name))
     if is_user_file and "name" not in document:
-        complete["name"] = path.stem
-    preset = validate_document(Preset, complete, context)
+        full_document["name"] = path.stem
+
+    preset = validate_document(Preset, full_document, context)
     if preset is not None:
         context.errors.extend(_find_conflicts(preset, document, context.file))
     if preset is None or context.errors:
         raise CombinedError(sort_errors(context.errors))
-    return _LoadedPreset(complete, preset)
+    return _LoadedPreset(full_document, preset)
 
 
 def _path_of_packaged(name: str, where: str) -> Path:
@@ -389,10 +399,15 @@ def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
 
 
 def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
-    """Return the document of the extended preset, overlaid with the values of this one.
+    """Return the document of the preset that `document` extends, overlaid with its own values.
 
-    A preset that changes a constant of the model or the hardware is not fitted on the measurements
-    of the extended one any more, so its description says so.
+    A preset that changes a constant of the model or the hardware no longer agrees with the
+    measurements that the extended one was fitted on, so `fitted_on` says so.
+
+    Args:
+        document: A document with the key `extends`.
+        path: The path of its file.
+        extending: The names of this preset and of those that extend it, to find cycles.
     """
     base_name = document["extends"]
     if not isinstance(base_name, str):
@@ -400,16 +415,16 @@ def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
         hint = f"known: {', '.join(names())}"
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
     base = _load(base_name, f"{path} (extends)", extending)
-    changes = document.renamed({})
-    del changes["extends"]
-    merged = overlay(base.document, changes)
-    changed_keys = _changed_keys(changes)
-    if changed_keys and "fitted_on" not in changes:
-        merged["fitted_on"] = (
+    own_values = document.renamed({})  # a copy
+    del own_values["extends"]
+    full_document = overlay(base.document, own_values)
+    changed_keys = _changed_keys(own_values)
+    if changed_keys and "fitted_on" not in own_values:
+        full_document["fitted_on"] = (
             f"nothing: the user changed {', '.join(changed_keys)} of {base_name}, "
             f"which was fitted on {base.preset.fitted_on}"
         )
-    return merged
+    return full_document
 
 
 def _changed_keys(document: Map) -> list[str]:
@@ -442,10 +457,10 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
 
 
 def _find_impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
-    """Yield each problem and its location in a preset whose replicas can be computed.
+    """Yield each impossible combination of values as a problem and its location in the document.
 
-    An iteration has to have room for one token of each sequence in the batch, and the cache for the
-    longest sequence: else a replica could wait for ever.
+    An iteration must have room for one token of each sequence in the batch, and the cache for the
+    longest sequence. Otherwise a replica could wait for ever.
     """
     server = preset.server
     if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:

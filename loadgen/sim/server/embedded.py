@@ -1,4 +1,4 @@
-"""Starts and stops a simulated server in a child process, for runs without a real server.
+"""Start and stop a simulated server in a child process, for runs without a real server.
 
 The child runs as long as the parent keeps the child's standard input open, so it ends however the
 parent ends. On Linux it also gets a signal when the parent dies, because a forked worker may keep
@@ -37,9 +37,10 @@ class EmbeddedServer:
         self._child = child
 
     def stop(self) -> None:
-        """End the process, which writes its log, and wait; kill it if it takes too long.
+        """End the process and wait for it. A second call does nothing.
 
-        A second call does nothing.
+        The end of its stdin lets the process write its log and exit. It is killed if that takes too
+        long.
         """
         child = self._child
         if child.stdin is not None and not child.stdin.closed:
@@ -60,9 +61,10 @@ class EmbeddedServer:
 
 
 def start(options: Options | None = None) -> EmbeddedServer:
-    """Start a server in a new child process and return when it listens.
+    """Start a simulated server in a new child process, and return when it listens.
 
-    Raises TargetError if it does not start.
+    The child ends together with this process, even if this process is killed. Raises TargetError if
+    the server does not start.
     """
     command = child_process.command(SERVER_MODULE)
     # The kernel watches the thread that starts the child, not the process.

@@ -25,10 +25,11 @@ STDIN = 0
 
 
 def serve(options: Options, stdin: int = -1) -> int:
-    """Run one server in this process and return the exit code.
+    """Run one server in this process until it is stopped, and return the exit code.
 
-    It ends at SIGTERM, SIGINT or SIGHUP, or when the file descriptor `stdin` ends. The ready line
-    on stdout is one JSON object, `{"url": ..., "pid": ...}`.
+    With the option `cores`, the first process starts the others, which share its port. When the
+    server listens, it prints one line of JSON on stdout, `{"url": ..., "pid": ...}`. It ends at
+    SIGTERM, SIGINT or SIGHUP, or when the file descriptor `stdin` ends.
     """
     other_servers: list[EmbeddedServer] = []
     if options.cores > 1 and options.core == 0:
@@ -58,9 +59,10 @@ def _stop_on_signals(server: SimServer) -> None:
 
 @contextmanager
 def _reserved_port(options: Options) -> Iterator[Options]:
-    """Reserve a port that all processes can listen on, and yield the options with it.
+    """Reserve a port for several processes within a `with` block, and yield the options with it.
 
-    Raises TargetError if the address cannot be used.
+    With port 0, the system chooses a free port. The socket of this function only keeps it until the
+    processes listen on it. Raises TargetError if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family) as sock:
@@ -78,9 +80,10 @@ def _reserved_port(options: Options) -> Iterator[Options]:
 
 
 def _start_other_processes(options: Options) -> list[EmbeddedServer]:
-    """Start all processes of a port but the first. The kernel distributes the connections.
+    """Start all processes of a server but the first, and return when they listen.
 
-    Each one has its index and a log file of its own. If one does not start, the others are stopped.
+    They share its port, and the kernel distributes the connections. Each one has its index (`core`)
+    and a log file of its own. If one does not start, the others are stopped.
     """
     from loadgen.sim.server.embedded import start
 
@@ -105,9 +108,10 @@ def die_with_parent() -> None:
 
 
 def main() -> int:
-    """Run the child of `embedded.start` and return the exit code.
+    """Run the child process of `embedded.start` and return its exit code.
 
-    The first line of stdin has the options. The end of stdin ends the server.
+    The first line of stdin has the options as JSON, and the end of stdin ends the server. An error
+    is printed as one line of JSON, which the parent process reads.
     """
     if "--die-with-parent" in sys.argv:
         die_with_parent()

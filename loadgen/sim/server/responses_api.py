@@ -96,8 +96,9 @@ class StoredResponses:
     def add(self, response_id: str, request: ParsedRequest) -> None:
         """Store the conversation of a request together with its response.
 
-        When the memory is full, the oldest conversations are removed. A dict keeps the order in
-        which its entries were added.
+        A later request can continue it by the id of the response. If all conversations exceed
+        MAX_STORED_BYTES, the oldest ones are removed: a dict keeps the order in which its entries
+        were added.
         """
         text = token_text(request.digest, 0, request.output_tokens)
         content = request.conversation + text + b"assistant"
@@ -112,9 +113,12 @@ class StoredResponses:
 def parse_responses_request(
     body: bytes, rules: RequestRules, stored: StoredResponses
 ) -> ParsedRequest:
-    """Parse and check a request to the Responses API. Raises RefusalError.
+    """Parse and check a request to OpenAI's Responses API. Raises RefusalError.
 
-    The conversation that it continues, if any, is looked up in `stored`.
+    Args:
+        body: The body of the request.
+        rules: The options of the server that decide which requests are accepted.
+        stored: The stored conversations, one of which the request may continue.
     """
     try:
         request = _decode_body(body)
@@ -151,10 +155,11 @@ def parse_responses_request(
 def _read_conversation(
     request: Any, rules: RequestRules, stored: StoredResponses
 ) -> StoredConversation:
-    """Return the whole conversation that a request asks the model to continue.
+    """Return the prompt of a request: the whole conversation that the model has to continue.
 
-    It consists of the stored conversation that the request continues, if any, of its instructions
-    (the system prompt) and of its input. Raises RefusalError.
+    It consists of the stored conversation that the request refers to, if any, of its instructions
+    (the system prompt) and of its input. Raises RefusalError if there is no input, or if the stored
+    conversation does not exist.
     """
     items = request.input
     if isinstance(items, str):
@@ -177,9 +182,10 @@ def _read_conversation(
 def _find_previous_conversation(
     response_id: str | None, rules: RequestRules, stored: StoredResponses
 ) -> StoredConversation:
-    """Return the conversation that a request continues, or an empty one. Raises RefusalError.
+    """Return the stored conversation that ends with this response.
 
-    An empty conversation has only the tokens of the chat template.
+    Without a response id, return an empty conversation, which has only the tokens of the chat
+    template. Raises RefusalError if there is no such response.
     """
     if not response_id:
         return StoredConversation(b"", TEMPLATE_TOKENS)

@@ -57,9 +57,10 @@ class SendLog:
         self.requests: list[LoggedRequest] = []
 
     def drain(self) -> bytes:
-        """Return everything in the log in the file's format, and empty the log.
+        """Return everything in the log in the format of its file, and empty the log.
 
-        Rows are written in little-endian byte order, whatever the machine has.
+        The format is a line of JSON with the requests, then the rows of the events as int64 in
+        little-endian byte order, whatever the byte order of this machine.
         """
         rows = self.rows
         requests = self.requests
