@@ -65,6 +65,7 @@ class _FleetReplica:
     """
 
     def __init__(self, replica: Replica, tokens_per_event: int) -> None:
+        """Take over an idle replica. `tokens_per_event` counts for each event after the first."""
         self.replica = replica
         self.begin_ns = 0
         self.last_end_ns = 0
