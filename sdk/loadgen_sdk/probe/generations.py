@@ -96,7 +96,9 @@ class Generation(msgspec.Struct, frozen=True):
             return None
         usage = self.usage
         streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
-        return streamed_tokens / self.reader.output_events if streamed_tokens > 0 else None
+        if streamed_tokens <= 0:
+            return None
+        return streamed_tokens / self.reader.output_events
 
 
 class GenerationPair(NamedTuple):
@@ -178,11 +180,13 @@ class Generator:
         models: ModelList,
         output_lengths: OutputLengths | None,
     ) -> None:
-        """Choose the first output limits.
+        """Choose the output limits of the first try.
+
+        Most servers accept the usual minimum. A load with shorter outputs is probed with those.
 
         Args:
             client: The client that sends the requests.
-            profile: The server profile.
+            profile: The server profile, which names the field of the output limit.
             models: The models that the server lists.
             output_lengths: The output lengths of the load, or None if there is no load yet.
         """
@@ -292,6 +296,7 @@ class Generator:
             # The server works, but its reasoning model needs more tokens than were requested.
             empty_reader = ResponseReader(EventTimeline())
             return Generation(empty_reader, tokens, response.duration_ns)
+
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
@@ -315,10 +320,15 @@ class Generator:
         return TransientFailure("invalid_answer", message, "see the server's log")
 
     def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
-        """Raise the error for a refused generation, whose output limit was `tokens`.
+        """Raise the error that says how to go on after a refused generation.
 
         Return without an error if the refusal shows that the target works: OpenAI responds with
         400 to a reasoning model that reaches its output limit before it has an answer.
+
+        Args:
+            response: The refusal, which is any response with a status of 300 or more.
+            model: The model that was requested.
+            tokens: The output limit that was requested.
 
         Raises:
             LimitFieldRefusedError: The server requires the other name of the output limit.
@@ -327,15 +337,16 @@ class Generator:
         """
         text = refusal_text(response)
         if response.status in (400, 422):
-            accepts_other_field = _OTHER_LIMIT_FIELD in text
-            if accepts_other_field and self.profile.output_limit_field != _OTHER_LIMIT_FIELD:
+            names_other_field = _OTHER_LIMIT_FIELD in text
+            was_other_field_sent = self.profile.output_limit_field == _OTHER_LIMIT_FIELD
+            if names_other_field and not was_other_field_sent:
                 raise LimitFieldRefusedError
             higher_limit = self._higher_output_limit(response, model, tokens)
             if higher_limit is not None:
                 raise OutputLimitTooLowError(higher_limit)
         if response.status == 400 and "output limit was reached" in text:
             return
-        raise self._client.explainer.error(response, model, self._models)
+        raise self._client.explainer.create_error(response, model, self._models)
 
     def _higher_output_limit(self, response: HttpResponse, model: str, tokens: int) -> int | None:
         """Return the output limit to try after a refusal, or None if no other limit may help.

@@ -32,10 +32,12 @@ class ModelList:
         """Read the list from the response to a request for it. The list may be empty."""
         entries = _read_entries(response)
         self.status = response.status
+        # A name with control characters could not be shown or given on a command line.
+        printable_entries = [entry for entry in entries if entry["id"].isprintable()]
+        self.unprintable_count = len(entries) - len(printable_entries)
         self._entries: dict[str, dict[str, Any]] = {
-            entry["id"]: entry for entry in entries if entry["id"].isprintable()
+            entry["id"]: entry for entry in printable_entries
         }
-        self.unprintable_count = sum(not entry["id"].isprintable() for entry in entries)
         self.ids: tuple[str, ...] = tuple(self._entries)
         # The entry of a LoRA adapter names the model that it adapts as its parent.
         self.base_ids: tuple[str, ...] = tuple(
@@ -68,10 +70,11 @@ class ModelList:
         return None
 
     def default_model(self, *, rejects_unknown_models: bool) -> str:
-        """Return the only model of the server.
+        """Return the model to use if the user names none: the only one of the server.
 
-        `rejects_unknown_models` decides the hint for an empty list: a server that accepts any name
-        needs no exact one.
+        Args:
+            rejects_unknown_models: The server needs the exact name of a model. It decides the hint
+                for an empty list: another server accepts any name.
 
         Raises:
             TargetUnusable: The list does not have exactly one model that is not an adapter.

@@ -168,7 +168,10 @@ async def probe(
     connect: Connect,
     options: ProbeOptions = DEFAULT_OPTIONS,
 ) -> ProbeResult:
-    """Examine a target with a few small requests.
+    """Examine a target with a few small requests, before a load is sent to it.
+
+    In this order: measure the round-trip time, fetch the list of models and the version, identify
+    the server, choose the model, read the information page, and run a short and a long generation.
 
     Args:
         target: The target to examine.
@@ -181,23 +184,27 @@ async def probe(
     """
     client = ProbeClient(target, send_request, options)
     rtt_ms = await _median_connect_ms(connect)
+
     host_server = "azure" if target.azure else server_of_host(target.host)
     model_list, version_page = await asyncio.gather(
         client.get_model_list(is_required=not options.model),
         client.get_optional("" if host_server else target.server_path(VERSION_PATH)),
     )
     _check_model_list(client, model_list, is_required=not options.model)
+
     identified = await _identify_server(
         client, options.server, host_server, model_list, version_page
     )
     profile = find_server_profile(identified.name)
     if options.server_timing:
         client.request_server_timing(profile)
+
     models = ModelList(model_list)
     generator = Generator(client, profile, models, options.output_lengths)
     model = options.model or target.deployment or await generator.find_pinned_model()
     if not model:
         model = models.default_model(rejects_unknown_models=profile.rejects_unknown_models)
+
     info = await client.get_server_info(
         profile, parse_version(version_page), is_hosted=bool(host_server)
     )
@@ -211,14 +218,14 @@ async def probe(
 def _build_result(
     client: ProbeClient, options: ProbeOptions, observations: _Observations
 ) -> ProbeResult:
-    """Return the result of a probe from what was observed."""
+    """Return the result of a probe: what was observed, what follows from it, and warnings."""
     identified = observations.identified
     models = observations.models
     model = observations.model
     info = observations.info
     profile = observations.generator.profile
     generations = observations.generations
-    prompt_tokens = _prompt_tokens(generations, [tokens for _, tokens in options.samples])
+    prompt_tokens = _compare_token_counts(generations, [tokens for _, tokens in options.samples])
     has_exact_length = _has_exact_length(generations.long, options.extra_body or {})
     return ProbeResult(
         target=client.target,
@@ -229,7 +236,7 @@ def _build_result(
         version=info.version,
         engine=info.engine,
         precision=info.precision,
-        evidence=_evidence(identified, observations.model_list, observations.generator),
+        evidence=_collect_evidence(identified, observations.model_list, observations.generator),
         rtt_ms=observations.rtt_ms,
         template_tokens=prompt_tokens.template_tokens,
         token_ratio=prompt_tokens.token_ratio,
@@ -273,7 +280,7 @@ def _check_model_list(client: ProbeClient, response: HttpResponse, *, is_require
     """
     is_refused = response.status in (401, 403, 503) and is_required
     if is_refused or client.explainer.expects_tls(response):
-        raise client.explainer.error(response)
+        raise client.explainer.create_error(response)
 
 
 async def _identify_server(
@@ -324,7 +331,7 @@ async def _fetch_further_pages(client: ProbeClient) -> dict[str, str]:
     return {source: page.page_text for source, page in zip(FURTHER_PAGES, pages, strict=True)}
 
 
-def _evidence(
+def _collect_evidence(
     identified: _IdentifiedServer, model_list: HttpResponse, generator: Generator
 ) -> tuple[str, ...]:
     """Return why the server was identified as it was, and what the probe learned about it."""
@@ -336,21 +343,26 @@ def _evidence(
     return (*evidence, *generator.corrections)
 
 
-def _prompt_tokens(generations: GenerationPair, sample_tokens: Sequence[int]) -> _PromptTokens:
-    """Compare the server's token counts of the two prompts with the client's (`sample_tokens`).
+def _compare_token_counts(
+    generations: GenerationPair, client_counts: Sequence[int]
+) -> _PromptTokens:
+    """Compare the server's token counts of the two prompts with the client's counts.
 
-    The server's count is taken as a straight line: template tokens + ratio * client's count. Two
-    prompts of different length give both numbers.
+    The server's count is taken as a linear function of the client's count: server = template tokens
+    + ratio * client. Two prompts of different length determine both numbers.
+
+    Args:
+        generations: The two generations, which have the server's counts.
+        client_counts: The tokens of the short and of the long prompt by the client's tokenizer.
     """
-    short_tokens, long_tokens = sample_tokens
-    short_input = generations.short.usage.input
-    long_input = generations.long.usage.input
-    if short_input is None or long_input is None or short_tokens == long_tokens:
+    client_short, client_long = client_counts
+    server_short = generations.short.usage.input
+    server_long = generations.long.usage.input
+    if server_short is None or server_long is None or client_short == client_long:
         return _PromptTokens(template_tokens=None, token_ratio=None)
-    ratio = (long_input - short_input) / (long_tokens - short_tokens)
-    return _PromptTokens(
-        template_tokens=round(short_input - ratio * short_tokens), token_ratio=ratio
-    )
+    ratio = (server_long - server_short) / (client_long - client_short)
+    template_tokens = round(server_short - ratio * client_short)
+    return _PromptTokens(template_tokens=template_tokens, token_ratio=ratio)
 
 
 def _has_exact_length(generation: Generation, extra_body: Mapping[str, Any]) -> bool | None:

@@ -82,10 +82,15 @@ class ProbeClient:
     """
 
     def __init__(self, target: Target, send_request: SendRequest, options: ProbeOptions) -> None:
-        """Combine the headers of the user with the key.
+        """Prepare the headers of all requests: those of the user, and the key.
 
-        The texts of the server are shown without the key, the password and other secrets of the
-        headers.
+        Errors quote texts of the server. The key, the password of the URL and secrets in the
+        headers are redacted in them.
+
+        Args:
+            target: The target.
+            send_request: Sends a request.
+            options: What the requests have in common with those of the load.
         """
         api_key = options.api_key
         self.target = target

@@ -94,7 +94,7 @@ class RefusalExplainer:
     has_key: bool
     secrets: tuple[str | None, ...]
 
-    def error(
+    def create_error(
         self, response: HttpResponse, model: str = "", models: ModelList | None = None
     ) -> TargetUnusable:
         """Return the exception for an error response.

@@ -66,12 +66,16 @@ def parse_server_info(profile: ServerProfile, version: str, page: str) -> Server
     return ServerInfo(
         version=_printable_start(version),
         engine=_printable_start(engine),
-        precision=_precision(values),
+        precision=_describe_precision(values),
     )
 
 
-def _precision(values: Mapping[str, str]) -> str:
-    """Return the precision of weights and KV cache, for example "NVFP4, KV cache fp8"."""
+def _describe_precision(values: Mapping[str, str]) -> str:
+    """Return the number formats of weights and KV cache, for example "NVFP4, KV cache fp8".
+
+    `values` are the texts of the information page by name. Each server has other names. What a
+    server does not state is left out.
+    """
     weight_precision = _first_meaningful(values, _WEIGHT_PRECISION_NAMES)
     kv_cache_precision = _first_meaningful(values, _KV_CACHE_PRECISION_NAMES)
     precisions = []
