@@ -213,7 +213,7 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
     Raises UserError if the value is not a JSON object, and CombinedError with every field that must
     not be in it because an option of loadgen sets it.
     """
-    from loadgen.core.workload.extra_body import refused_fields  # imports numpy
+    from loadgen.core.workload.extra_body import find_refused_fields  # imports numpy
 
     try:
         body = dict(value) if isinstance(value, Mapping) else json.loads(parse_text(value))
@@ -228,7 +228,7 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
         ) from None
     errors = [
         UserError("unsupported", field.problem, f"--extra-body {field.name}", field.hint)
-        for field in refused_fields(body)
+        for field in find_refused_fields(body)
     ]
     if errors:
         raise CombinedError(errors)

@@ -357,7 +357,9 @@ class SyntheticPrompts(GeneratedPrompts):
             messages.append({"role": "system", "content": system.text})
             tokens += system.tokens
         first_message = self._first_message(conversation)
-        messages.append({"role": "user", "content": self._content(request_id, first_message.text)})
+        messages.append(
+            {"role": "user", "content": self._first_message_content(request_id, first_message.text)}
+        )
         tokens += first_message.tokens
         first_id = request_id - turn
         for earlier_id in range(first_id, request_id):
@@ -390,7 +392,7 @@ class SyntheticPrompts(GeneratedPrompts):
         """Return the tool result that comes before a request."""
         return self._texts.history_text("tool", request_id, self._tool_result_tokens(request_id))
 
-    def _content(self, request_id: int, text: str) -> str | list[dict[str, Any]]:
+    def _first_message_content(self, request_id: int, text: str) -> str | list[dict[str, Any]]:
         """Return the content of a first message: the text, with the images of the request."""
         images = self._workload_requests.images
         if images is None:

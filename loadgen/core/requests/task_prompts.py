@@ -553,9 +553,10 @@ class TaskPrompts(GeneratedPrompts):
     def _make_tool_call(
         self, request_id: int, index: int, tool: str, response: AssistantTurn
     ) -> dict[str, Any]:
-        """Return a tool call that the response lacks.
+        """Return a tool call that a response lacks, so that a tool result can answer it.
 
-        A response without any call becomes the argument of the first call.
+        If the response has no call at all, its text becomes the argument of the first call. `index`
+        is the position of the call among all calls of the response.
         """
         is_argument = not response.calls and index == 0
         arguments = {"input": response.text} if is_argument else {}

@@ -44,7 +44,10 @@ MAX_FILES_IN_NOTE = 4
 
 
 def is_jsonl(file: Path) -> bool:
-    """Return True if a file is read line by line.
+    """Return True if a file is read as JSONL, one row per line, and needs no conversion.
+
+    A file that begins with a list is JSONL only if each line is a conversation, that is, a list of
+    turns.
 
     Raises UserError for a file that is no text or has no known format, and OSError.
     """

@@ -15,7 +15,7 @@ from loadgen.core.errors import closest
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS
 from loadgen.core.workload.data_files import is_conversation
-from loadgen.core.workload.extra_body import refused_fields
+from loadgen.core.workload.extra_body import find_refused_fields
 from loadgen.core.workload.foreign_rows import convert_row
 from loadgen.core.workload.row_errors import BadRowError
 
@@ -296,7 +296,7 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
     extra_body: dict[str, Any] = {}
     if "extra_body" in row:
         extra_body = _convert_field(row, "extra_body", EXTRA_BODY_TYPE)
-    first_refused = next(refused_fields(extra_body), None)
+    first_refused = next(find_refused_fields(extra_body), None)
     if first_refused is not None:
         path = f"extra_body.{first_refused.name}"
         raise BadRowError("unsupported", first_refused.problem, first_refused.row_hint, path)

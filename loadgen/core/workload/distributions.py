@@ -128,7 +128,7 @@ class ListOfValues(Tagged):
         file_name = body.get("values")
         if not isinstance(file_name, str):
             return data
-        body = body.renamed({}) if isinstance(body, Map) else dict(body)
+        body = body.with_renamed_keys({}) if isinstance(body, Map) else dict(body)
         body["values"] = _read_column(info.context.directory / file_name)
         return body
 

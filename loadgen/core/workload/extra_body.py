@@ -31,7 +31,7 @@ class RefusedField(NamedTuple):
     row_hint: str
 
 
-def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
+def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
     """Yield the fields of an extra body that are not allowed, each with the reason and two hints.
 
     These fields would change what is measured: the output length, the number of completions, the

@@ -189,7 +189,10 @@ class Mix(Part):
     def _convert_weights_to_shares(
         cls, classes: dict[str, RequestClass]
     ) -> dict[str, RequestClass]:
-        """Return the classes with their shares of all starts as weights."""
+        """Return the classes with weights that add up to 1.
+
+        The weight of a class is then its share of all requests, conversations and tasks.
+        """
         weights = [request_class.weight for request_class in classes.values()]
         shares = _convert_to_shares(weights)
         return {

@@ -156,7 +156,7 @@ def _with_expanded_spikes(data: Map) -> Map:
     """Return a workload in which each spike is written as a stage with an arrival."""
     if not isinstance(data.get("stages"), Seq):
         return data
-    workload = data.renamed({})  # a copy with the positions of all keys
+    workload = data.with_renamed_keys({})  # a copy with the positions of all keys
     workload["stages"] = spikes.expand_spikes(data["stages"])
     return workload
 
@@ -172,7 +172,7 @@ def _with_classes_as_requests(data: Map) -> Map:
         hint = "each class has requests of its own"
         raise units.InvalidValueError("conflict", "has both requests and classes", hint)
     # The new key keeps the position of `classes` in the file, for error messages.
-    workload = data.renamed({"classes": "requests"})
+    workload = data.with_renamed_keys({"classes": "requests"})
     workload["requests"] = {"classes": data["classes"]}
     return workload
 
@@ -224,7 +224,7 @@ def _with_expanded_trace(data: Map) -> Map:
     _check_trace_block(block)
     _refuse_keys_beside_trace(data)
     # `requests` and `stages` keep the position of `trace` in the file, for error messages.
-    workload = data.renamed({"trace": "requests"})
+    workload = data.with_renamed_keys({"trace": "requests"})
     workload["requests"] = {
         "trace": block["file"],
         **{key: block[key] for key in TRACE_KEYS_OF_REQUESTS if key in block},

@@ -107,7 +107,7 @@ class WrittenSlo(Part):
                 hint = f"{key} is another name of {name}"
                 raise units.InvalidValueError("duplicate", f"has {name} twice", hint)
             names.add(name)
-        return data.renamed(METRIC_ALIASES)
+        return data.with_renamed_keys(METRIC_ALIASES)
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:

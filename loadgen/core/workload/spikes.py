@@ -49,7 +49,7 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
     try:
         expanded = _stage_of_spike(stage, stage_before)
     except units.InvalidValueError as error:
-        expanded = stage.renamed({})
+        expanded = stage.with_renamed_keys({})
         expanded["spike"] = error
         return expanded
     if "name" not in expanded:
@@ -76,7 +76,7 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     # The duration stays a text, but an invalid one is reported as a mistake in the spike.
     units.duration_ns(match["duration"])
     arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
-    expanded = stage.renamed({"spike": "arrival"})
+    expanded = stage.with_renamed_keys({"spike": "arrival"})
     expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
     expanded["duration"] = match["duration"]
     expanded.keys_at["duration"] = stage.keys_at["spike"]

@@ -59,8 +59,8 @@ def _exceeds_plan(stages: list[Stage], requests: Requests, errors: DocumentError
             return True
     if planned_arrivals > MAX_PLANNED_ARRIVALS:
         gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
-        requests = f"{planned_arrivals:,.0f} requests"
-        problem = f"{requests} to plan: their instants alone take {gigabytes:,.1f} GB"
+        count = f"{planned_arrivals:,.0f} requests"
+        problem = f"{count} to plan: their instants alone take {gigabytes:,.1f} GB"
         hint = (
             f"a lower rate or a shorter duration (at most {MAX_PLANNED_ARRIVALS:,}); "
             "a closed loop (--concurrency) plans none"

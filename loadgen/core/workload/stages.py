@@ -230,7 +230,7 @@ class Stage(Part):
             hint = "keep one: warmup: true is measured: false"
             raise units.InvalidValueError("conflict", "says both measured and warmup", hint)
         warmup = data["warmup"]
-        stage = data.renamed({"warmup": "measured"})
+        stage = data.with_renamed_keys({"warmup": "measured"})
         # A value that is not a boolean is kept, so that pydantic reports it.
         stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
         return stage

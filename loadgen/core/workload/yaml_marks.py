@@ -76,7 +76,7 @@ class Map(dict[str, Any]):
         self.keys_at[key] = key_at
         self.values_at[key] = value_at
 
-    def renamed(self, names: Mapping[str, str]) -> Map:
+    def with_renamed_keys(self, names: Mapping[str, str]) -> Map:
         """Return a copy in which some keys have other names.
 
         The positions stay, so that errors in a converted value are reported where it is written.
@@ -110,7 +110,7 @@ def overlay(base: Map, changes: Map) -> Map:
 
     Mappings inside are merged key by key. The position of a value is the one in its own file.
     """
-    merged = base.renamed({})
+    merged = base.with_renamed_keys({})
     merged.at = changes.at
     for key, changed_value in changes.items():
         value = changed_value

@@ -415,7 +415,7 @@ def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
         hint = f"known: {', '.join(names())}"
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
     base = _load(base_name, f"{path} (extends)", extending)
-    own_values = document.renamed({})  # a copy
+    own_values = document.with_renamed_keys({})  # a copy
     del own_values["extends"]
     full_document = overlay(base.document, own_values)
     changed_keys = _changed_keys(own_values)
