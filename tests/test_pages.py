@@ -139,12 +139,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         dataset="q.jsonl",
         url="http://a",
         model="fp4",
-        against="http://b",
-        against_model="bf16",
+        other_url="http://b",
+        other_model="bf16",
         prompts=200,
         failed=0,
-        loss=0.02,
-        parts=judged,
+        allowed_loss=0.02,
+        groups=judged,
     )
     answers.write_result(at / "answers", result, score_prompts(keys, *told))
     exits("report", at / "answers")

@@ -120,7 +120,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prompts=40,
         failed=0,
         simulated=True,
-        parts=summarize_scores(prompts),
+        groups=summarize_scores(prompts),
     )
     answers.write_result(root / "answers", result, prompts)
     accuracy = AccuracyResult(

@@ -26,18 +26,24 @@ _Row = TypeVar("_Row")
 _DAMAGED_HINT = "use the folder as `loadgen answers` has written it"
 
 
-class AnswerTexts(AnswerKey, frozen=True, kw_only=True):
+class AnswerTexts(
+    AnswerKey,
+    frozen=True,
+    kw_only=True,
+    rename={"answer": "a", "other_answer": "b", "is_choice": "choice", "wants_json": "json"},
+):
     """The answers to one prompt, and how they are scored: a line of `texts.jsonl`.
 
     It does not contain the prompt.
 
     Attributes:
-        a: The answer of the endpoint, or None if it did not answer.
-        b: The answer of the other endpoint, or None if it did not answer or there is none.
+        answer: The answer of the endpoint, or None if it did not answer.
+        other_answer: The answer of the other endpoint, or None if it did not answer or there is
+            none.
     """
 
-    a: str | None
-    b: str | None = None
+    answer: str | None
+    other_answer: str | None = None
 
 
 def collect_texts(
@@ -45,19 +51,22 @@ def collect_texts(
     answers: Sequence[str | None],
     other_answers: Sequence[str | None] | None,
 ) -> list[AnswerTexts]:
-    """Return the texts of the answers with what they are scored by."""
+    """Return the texts of the answers with what they are scored by.
+
+    They are stored with `--keep-content`, so that `loadgen verify` can compute the scores again.
+    """
     if other_answers is None:
         other_answers = [None] * len(answers)
     return [
         AnswerTexts(
-            a=answer,
-            b=other,
+            answer=answer,
+            other_answer=other_answer,
             reference=question.reference,
-            choice=question.choice,
-            json=question.json,
+            is_choice=question.is_choice,
+            wants_json=question.wants_json,
             group=question.group,
         )
-        for question, answer, other in zip(questions, answers, other_answers, strict=True)
+        for question, answer, other_answer in zip(questions, answers, other_answers, strict=True)
     ]
 
 
@@ -94,19 +103,19 @@ def _regenerate_result(folder: Path) -> bytes:
     result = msgspec.structs.replace(
         stored,
         prompts=len(prompts),
-        failed=sum(not prompt.answered for prompt in prompts),
-        failed_against=sum(not prompt.other_answered for prompt in prompts),
-        parts=summarize_scores(prompts, stored.loss, stored.level),
+        failed=sum(not prompt.is_answered for prompt in prompts),
+        other_failed=sum(not prompt.is_answered_by_other for prompt in prompts),
+        groups=summarize_scores(prompts, stored.allowed_loss, stored.level),
     )
     return format.document(result)
 
 
 def _regenerate_scores(folder: Path) -> bytes:
     """Return `scores.jsonl` computed from the stored texts."""
-    has_other_endpoint = bool(read_result(folder).against)
+    has_other_endpoint = bool(read_result(folder).other_url)
     texts = _read_lines(folder / TEXTS, AnswerTexts)
-    answers = [line.a for line in texts]
-    other_answers = [line.b for line in texts] if has_other_endpoint else None
+    answers = [line.answer for line in texts]
+    other_answers = [line.other_answer for line in texts] if has_other_endpoint else None
     return _encode_lines(score_prompts(texts, answers, other_answers))
 
 

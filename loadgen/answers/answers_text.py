@@ -34,11 +34,11 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     title = f"{result.dataset}: {prompts}, temperature 0"
     verdict: list[Paragraph] = []
     brief_heading = section("", title)
-    if result.loss is not None:
-        verdict_kind = VERDICT_KINDS[result.verdict]
+    if result.allowed_loss is not None:
+        verdict_kind = VERDICT_KINDS[result.is_within_loss]
         verdict = [Paragraph(_describe_verdict(result), verdict_kind, large=True)]
         brief_heading = section("", *verdict)
-    other = f"{result.against_model} at {result.against}" if result.against else ""
+    other = f"{result.other_model} at {result.other_url}" if result.other_url else ""
     overview = section(
         "",
         named_facts(A=f"{result.model} at {result.url}", B=other),
@@ -56,7 +56,7 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
         headline_last=True,
         sections=[
             overview,
-            *(_group_section(group, result) for group in result.parts),
+            *(_group_section(group, result) for group in result.groups),
             section("", Paragraph(_describe_intervals(result), "soft")),
         ],
         brief=[brief_heading, overview, *_brief_scores(result)],
@@ -65,9 +65,9 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
 
 def _brief_scores(result: AnswersResult) -> Iterator[Section]:
     """Yield the scores of all prompts, and a line about what else the full report has."""
-    all_prompts = result.parts[0]
+    all_prompts = result.groups[0]
     yield _group_section(all_prompts, result, is_only_group=True)
-    class_count = len(result.parts) - 1
+    class_count = len(result.groups) - 1
     if class_count:
         classes = format.counted(class_count, "class", "classes")
         yield section("", f"--full prints the scores of {classes} and the method of the intervals.")
@@ -78,17 +78,17 @@ def headline(result: AnswersResult) -> str:
     mark = "SIMULATED: " if result.simulated else ""
     prompts = format.counted(result.prompts, "prompt")
     other = ""
-    if result.against:
-        other = f", against {result.against_model} at {result.against}"
+    if result.other_url:
+        other = f", against {result.other_model} at {result.other_url}"
     load = f"{prompts} of {result.dataset} to {result.model} at {result.url}{other}"
     return f"{mark}{outcome(result)}: {load}."
 
 
 def outcome(result: AnswersResult) -> str:
     """Return the verdict, or else the first score, in a few words."""
-    if result.loss is not None:
-        return VERDICTS[result.verdict]
-    scores = result.parts[0].scores or result.parts[0].alike
+    if result.allowed_loss is not None:
+        return VERDICTS[result.is_within_loss]
+    scores = result.groups[0].scores or result.groups[0].similarity
     if not scores:
         return "no scores"
     return f"{NAMES[scores[0].metric]} {_format_score(scores[0])}"
@@ -96,16 +96,16 @@ def outcome(result: AnswersResult) -> str:
 
 def _describe_verdict(result: AnswersResult) -> str:
     """Return the verdict on the allowed loss as a sentence."""
-    assert result.loss is not None
-    allowed = f"{result.loss * 100:g} %"
-    if not result.parts[0].changes:
+    assert result.allowed_loss is not None
+    allowed = f"{result.allowed_loss * 100:g} %"
+    if not result.groups[0].ratios:
         return "UNDECIDED: no row has a reference to score responses against."
-    if result.verdict is None:
+    if result.is_within_loss is None:
         reason = "too few prompts"
         if result.failed:
             reason += ", and failed requests"
         return f"UNDECIDED: {reason} to tell whether A loses at most {allowed}."
-    if result.verdict:
+    if result.is_within_loss:
         return f"PASS: every score of A is at most {allowed} below that of B."
     return f"FAIL: a score of A is more than {allowed} below that of B."
 
@@ -114,8 +114,8 @@ def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
     """Yield a warning for each endpoint that did not respond to all prompts."""
     if result.failed:
         yield f"A failed on {result.failed:,} of {prompts}, which score 0"
-    if result.failed_against:
-        yield f"B failed on {result.failed_against:,} of {prompts}, which are not compared"
+    if result.other_failed:
+        yield f"B failed on {result.other_failed:,} of {prompts}, which are not compared"
 
 
 def _group_section(
@@ -123,18 +123,18 @@ def _group_section(
 ) -> Section:
     """Return the scores of a class of prompts, as a table and for a page also as bars."""
     heading = "Scores"
-    if len(result.parts) > 1 and not is_only_group:
+    if len(result.groups) > 1 and not is_only_group:
         heading = f"class {group.group}" if group.group else "all prompts"
     similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
-        for score in group.alike
+        for score in group.similarity
     ]
     empty_text = ""
     if not group.scores and not similarity_rows:
         empty_text = "No scores: no row has a reference, and there is no second endpoint."
     return section(
         heading,
-        _ratio_bars(group, result) if result.against else _score_bars(group),
+        _ratio_bars(group, result) if result.other_url else _score_bars(group),
         _score_table(group, result),
         Table(("A compared with B", "prompts", "mean"), similarity_rows),
         empty_text,
@@ -146,26 +146,26 @@ def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
 
     The numbers of prompts are left out if every score covers all prompts.
     """
-    other_scores = {score.metric: score for score in group.other}
-    ratios = {ratio.metric: ratio for ratio in group.changes}
+    other_scores = {score.metric: score for score in group.other_scores}
+    ratios = {ratio.metric: ratio for ratio in group.ratios}
     has_partial_scores = any(score.count != result.prompts for score in group.scores)
     head = ["score", "A"]
     if has_partial_scores:
         head.insert(1, "prompts")
-    if result.against:
+    if result.other_url:
         head += ["B", "A / B"]
-    if result.against and result.loss is not None:
-        head.append(f"within {result.loss * 100:g} %")
+    if result.other_url and result.allowed_loss is not None:
+        head.append(f"within {result.allowed_loss * 100:g} %")
     rows = []
     for score in group.scores:
         row = [NAMES[score.metric], _format_score(score)]
         if has_partial_scores:
             row.insert(1, format.count(score.count))
-        if result.against:
+        if result.other_url:
             ratio = ratios.get(score.metric)
             row += [_format_score(other_scores.get(score.metric)), _format_ratio(ratio)]
-            if result.loss is not None:
-                row.append(format.NONE if ratio is None else WITHIN_TEXTS[ratio.within])
+            if result.allowed_loss is not None:
+                row.append(format.NONE if ratio is None else WITHIN_TEXTS[ratio.is_within_loss])
         rows.append(row)
     return Table(head, rows)
 
@@ -183,14 +183,16 @@ def _score_bars(group: ScoredGroup) -> Bars:
 def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
     """Return a bar for each score of A as a percentage of B's, and a line for the allowed loss."""
     rows = []
-    for ratio in group.changes:
+    for ratio in group.ratios:
         if ratio.ratio is not None:
-            bar = _percent_bar(ratio.ratio, ratio.low, ratio.high, VERDICT_KINDS[ratio.within])
+            bar = _percent_bar(
+                ratio.ratio, ratio.low, ratio.high, VERDICT_KINDS[ratio.is_within_loss]
+            )
             rows.append(Bar(NAMES[ratio.metric], _format_ratio(ratio), *bar))
     line = None
     title = "Scores of A, in % of those of B"
-    if result.loss is not None:
-        line = 100 * (1 - result.loss)
+    if result.allowed_loss is not None:
+        line = 100 * (1 - result.allowed_loss)
         title += f" (dotted line: the limit of {line:g} %)"
     return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
 

@@ -161,14 +161,14 @@ def _scoring_options(
     from loadgen.answers.completions import SendOptions
     from loadgen.answers.scoring_run import ScoringOptions
 
-    loss = _parse_loss(comparison.within, comparison.against)
+    allowed_loss = _parse_allowed_loss(comparison.within, comparison.against)
     if scoring.keep_content and scoring.out is None:
         raise UserError("missing_option", "needs a folder for the texts", "--keep-content", "--out")
     return ScoringOptions(
         SendOptions(scoring.concurrency, scoring.max_tokens),
         out=scoring.out,
         keep_texts=scoring.keep_content,
-        loss=loss,
+        allowed_loss=allowed_loss,
         simulated=settings.backend.simulated,
     )
 
@@ -195,7 +195,7 @@ def _check_target(settings: Settings) -> None:
         )
 
 
-def _parse_loss(within: str | None, against: str | None) -> float | None:
+def _parse_allowed_loss(within: str | None, against: str | None) -> float | None:
     """Return the allowed loss as a fraction, or None if no loss is specified.
 
     Raises:

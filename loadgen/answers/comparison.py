@@ -1,9 +1,10 @@
-"""Aggregates the scores of one endpoint or two: means, intervals, ratios and the verdict. Pure."""
+"""Aggregates the scores of one endpoint or two: means, intervals, ratios and the verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,31 +24,47 @@ from loadgen.core.stats.intervals import LEVEL, ratio_of_means, replications, wi
 SCHEMA = 1
 
 
-class ScoredPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScoredPrompt(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={
+        "is_answered": "answered",
+        "is_answered_by_other": "other_answered",
+        "other_scores": "other",
+        "similarity": "alike",
+    },
+):
     """The scores of one prompt, without its texts: a line of `scores.jsonl`.
 
     Attributes:
         group: The class of the prompt, or "".
-        answered: False if the endpoint did not answer. Its scores are 0 then.
-        other_answered: False if the other endpoint did not answer. `other` and `alike` are empty
-            then.
+        is_answered: False if the endpoint did not answer. Its scores are 0 then.
+        is_answered_by_other: False if the other endpoint did not answer. `other_scores` and
+            `similarity` are empty then.
         scores: The scores of the endpoint against the reference.
-        other: The scores of the other endpoint against the reference.
-        alike: How similar the two answers are.
+        other_scores: The scores of the other endpoint against the reference.
+        similarity: How similar the two answers are.
     """
 
     group: str = ""
-    answered: bool = True
-    other_answered: bool = True
+    is_answered: bool = True
+    is_answered_by_other: bool = True
     scores: dict[str, float] = {}
-    other: dict[str, float] = {}
-    alike: dict[str, float] = {}
+    other_scores: dict[str, float] = {}
+    similarity: dict[str, float] = {}
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean of a score over `count` answers, with its interval.
+    """The mean of a score over several answers, with its confidence interval.
 
-    Both ends are None for few answers.
+    Attributes:
+        metric: The key of the score.
+        count: The number of answers.
+        mean: The mean.
+        low: Lower end of its interval, or None for few answers.
+        high: Upper end of its interval, or None for few answers.
     """
 
     metric: str
@@ -57,7 +74,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
 
 
-class ScoreRatio(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreRatio(msgspec.Struct, frozen=True, kw_only=True, rename={"is_within_loss": "within"}):
     """A score of the endpoint divided by that of the other one, over the same prompts.
 
     Attributes:
@@ -66,8 +83,8 @@ class ScoreRatio(msgspec.Struct, frozen=True, kw_only=True):
         ratio: The ratio (0.99 is 1 % less), or None if it is not defined.
         low: Lower end of its interval, or None for few prompts.
         high: Upper end of its interval, or None for few prompts.
-        within: True if the ratio is at least 1 minus the allowed loss. None if it is undecided or
-            no loss was allowed.
+        is_within_loss: True if the ratio is at least 1 minus the allowed loss. None if it is
+            undecided or no loss was allowed.
     """
 
     metric: str
@@ -75,28 +92,44 @@ class ScoreRatio(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
     low: float | None
     high: float | None
-    within: bool | None = None
+    is_within_loss: bool | None = None
 
 
-class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredGroup(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"other_scores": "other", "ratios": "changes", "similarity": "alike"},
+):
     """The scores of all prompts, or of one class of them.
 
     Attributes:
         group: The class, or "" for all prompts.
         scores: The scores of the endpoint.
-        other: The scores of the other endpoint.
-        changes: The ratios of both.
-        alike: How similar the two answers to each prompt are.
+        other_scores: The scores of the other endpoint.
+        ratios: The ratios of both.
+        similarity: How similar the two answers to each prompt are.
     """
 
     group: str
     scores: tuple[Score, ...]
-    other: tuple[Score, ...] = ()
-    changes: tuple[ScoreRatio, ...] = ()
-    alike: tuple[Score, ...] = ()
+    other_scores: tuple[Score, ...] = ()
+    ratios: tuple[ScoreRatio, ...] = ()
+    similarity: tuple[Score, ...] = ()
 
 
-class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
+class AnswersResult(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "other_url": "against",
+        "other_model": "against_model",
+        "other_failed": "failed_against",
+        "allowed_loss": "loss",
+        "groups": "parts",
+    },
+):
     """The content of `answers.json`.
 
     Attributes:
@@ -106,16 +139,17 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
         version: Version of loadgen.
         url: URL of the endpoint.
         model: Its model.
-        against: URL of the other endpoint, or "".
-        against_model: The model of the other endpoint, or "".
+        other_url: URL of the other endpoint, or "".
+        other_model: The model of the other endpoint, or "".
         prompts: The number of prompts.
         failed: Prompts that the endpoint did not answer.
-        failed_against: Prompts that the other endpoint did not answer.
-        loss: The loss that is allowed, as a fraction, or None.
+        other_failed: Prompts that the other endpoint did not answer.
+        allowed_loss: The fraction by which a score may be lower than that of the other endpoint,
+            or None.
         level: Confidence of the intervals.
         simulated: True if a server is simulated.
         notes: What a reader should know.
-        parts: The scores of all prompts, and of each class.
+        groups: The scores of all prompts, and then of each class.
     """
 
     schema: int = SCHEMA
@@ -124,42 +158,45 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     url: str
     model: str
-    against: str = ""
-    against_model: str = ""
+    other_url: str = ""
+    other_model: str = ""
     prompts: int
     failed: int
-    failed_against: int = 0
-    loss: float | None = None
+    other_failed: int = 0
+    allowed_loss: float | None = None
     level: float = LEVEL
     simulated: bool = False
     notes: tuple[str, ...] = ()
-    parts: tuple[ScoredGroup, ...]
+    groups: tuple[ScoredGroup, ...]
 
     @property
-    def verdict(self) -> bool | None:
-        """True if every score is within the allowed loss.
+    def is_within_loss(self) -> bool | None:
+        """Whether the scores of the endpoint are within the allowed loss.
 
-        None if it is undecided or none is allowed.
+        - None if no loss is allowed.
+        - False if a score is certainly lower.
+        - None, which means undecided, if there is no score, if one is undecided, or if requests
+          failed: a failed request scores 0, which says nothing about the model.
+        - True otherwise.
         """
-        if self.loss is None:
+        if self.allowed_loss is None:
             return None
-        outcomes = [change.within for change in self.parts[0].changes]
+        outcomes = [ratio.is_within_loss for ratio in self.groups[0].ratios]
         if False in outcomes:
             return False
-        if not outcomes or None in outcomes or self.failed:
-            return None
-        return True
+        is_undecided = not outcomes or None in outcomes or self.failed > 0
+        return None if is_undecided else True
 
 
 def exit_code(result: AnswersResult) -> int:
     """Return the exit code of a result: 3 without any answer, or that of the verdict."""
     if result.failed == result.prompts:
         return UNSOUND
-    if result.loss is None:
+    if result.allowed_loss is None:
         return OK
-    if result.verdict is None:
+    if result.is_within_loss is None:
         return INCONCLUSIVE
-    return OK if result.verdict else SLO_MISSED
+    return OK if result.is_within_loss else SLO_MISSED
 
 
 def score_prompts(
@@ -167,7 +204,10 @@ def score_prompts(
     answers: Sequence[str | None],
     other_answers: Sequence[str | None] | None,
 ) -> tuple[ScoredPrompt, ...]:
-    """Return the scores of every prompt.
+    """Return the scores of every prompt against its reference, and of both answers to it.
+
+    A missing answer scores 0. A prompt that only the other endpoint did not answer is scored, but
+    not compared.
 
     Args:
         questions: How each answer is scored.
@@ -181,7 +221,7 @@ def score_prompts(
         return tuple(
             ScoredPrompt(
                 group=question.group,
-                answered=answer is not None,
+                is_answered=answer is not None,
                 scores=_score_answer(question, answer),
             )
             for question, answer in zip(questions, answers, strict=True)
@@ -189,30 +229,31 @@ def score_prompts(
     return tuple(
         ScoredPrompt(
             group=question.group,
-            answered=answer is not None,
-            other_answered=other is not None,
+            is_answered=answer is not None,
+            is_answered_by_other=other is not None,
             scores=_score_answer(question, answer),
-            other={} if other is None else _score_answer(question, other),
-            alike={} if other is None else _score_similarity(answer, other),
+            other_scores={} if other is None else _score_answer(question, other),
+            similarity={} if other is None else _score_similarity(answer, other),
         )
         for question, answer, other in zip(questions, answers, other_answers, strict=True)
     )
 
 
 def summarize_scores(
-    prompts: Sequence[ScoredPrompt], loss: float | None = None, level: float = LEVEL
+    prompts: Sequence[ScoredPrompt], allowed_loss: float | None = None, level: float = LEVEL
 ) -> tuple[ScoredGroup, ...]:
     """Return the scores of all prompts, and then those of each class by name.
 
     Args:
         prompts: The scores of every prompt.
-        loss: The loss that is allowed, as a fraction, or None.
+        allowed_loss: The fraction by which a score may be lower than that of the other endpoint,
+            or None.
         level: The confidence of the intervals.
     """
-    groups = [_summarize_group("", prompts, loss, level)]
+    groups = [_summarize_group("", prompts, allowed_loss, level)]
     for name in sorted({prompt.group for prompt in prompts} - {""}):
         members = [prompt for prompt in prompts if prompt.group == name]
-        groups.append(_summarize_group(name, members, loss, level))
+        groups.append(_summarize_group(name, members, allowed_loss, level))
     return tuple(groups)
 
 
@@ -227,7 +268,10 @@ def unseen_share(count: int, level: float = LEVEL) -> float:
 def _score_answer(question: AnswerKey, answer: str | None) -> dict[str, float]:
     """Return the scores of an answer, which are all 0 if there is none."""
     scores = score_against_reference(
-        answer or "", question.reference, choice=question.choice, wants_json=question.json
+        answer or "",
+        question.reference,
+        is_choice=question.is_choice,
+        wants_json=question.wants_json,
     )
     return dict.fromkeys(scores, 0.0) if answer is None else scores
 
@@ -240,24 +284,30 @@ def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
 
 
 def _summarize_group(
-    name: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float
+    name: str, prompts: Sequence[ScoredPrompt], allowed_loss: float | None, level: float
 ) -> ScoredGroup:
     """Return the mean scores of a class of prompts, and the ratios of both endpoints' scores.
 
-    Only prompts that both endpoints answered have a ratio. `loss` is by which fraction the endpoint
-    may score less than the other one, and `level` is the confidence of the intervals.
+    Args:
+        name: The name of the class, or "" for all prompts.
+        prompts: The scores of its prompts.
+        allowed_loss: The fraction by which a score may be lower than that of the other endpoint,
+            or None.
+        level: The confidence of the intervals.
     """
     return ScoredGroup(
         group=name,
         scores=_mean_scores(REFERENCE_SCORES, [prompt.scores for prompt in prompts], level),
-        other=_mean_scores(REFERENCE_SCORES, [prompt.other for prompt in prompts], level),
-        changes=_compare_scores(prompts, loss, level),
-        alike=_mean_scores(PAIR_SCORES, [prompt.alike for prompt in prompts], level),
+        other_scores=_mean_scores(
+            REFERENCE_SCORES, [prompt.other_scores for prompt in prompts], level
+        ),
+        ratios=_compare_scores(prompts, allowed_loss, level),
+        similarity=_mean_scores(PAIR_SCORES, [prompt.similarity for prompt in prompts], level),
     )
 
 
 def _compare_scores(
-    prompts: Sequence[ScoredPrompt], loss: float | None, level: float
+    prompts: Sequence[ScoredPrompt], allowed_loss: float | None, level: float
 ) -> tuple[ScoreRatio, ...]:
     """Return the ratio of both endpoints for each score that some prompt has.
 
@@ -265,11 +315,11 @@ def _compare_scores(
     """
     ratios = []
     for metric in REFERENCE_SCORES:
-        compared_prompts = [prompt for prompt in prompts if metric in prompt.other]
+        compared_prompts = [prompt for prompt in prompts if metric in prompt.other_scores]
         if compared_prompts:
             scores = [prompt.scores[metric] for prompt in compared_prompts]
-            other_scores = [prompt.other[metric] for prompt in compared_prompts]
-            ratios.append(_estimate_ratio(metric, scores, other_scores, loss, level))
+            other_scores = [prompt.other_scores[metric] for prompt in compared_prompts]
+            ratios.append(_estimate_ratio(metric, scores, other_scores, allowed_loss, level))
     return tuple(ratios)
 
 
@@ -289,49 +339,74 @@ def _mean_scores(
 
 
 def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
-    """Return the mean of a score with its confidence interval.
-
-    A score of 0 or 1 is a proportion and has a Wilson interval. The interval of other scores is
-    widened: rare cases that no prompt showed may have the worst or the best score, and their share
-    is bounded by `unseen_share`. Token counts have no best score. Few answers have no interval.
-    """
+    """Return the mean of a score with its confidence interval, which few answers do not have."""
     count = len(values)
     mean = math.fsum(values) / count
-    low: float | None = None
-    high: float | None = None
-    if count >= FEWEST_ANSWERS and metric in BINARY_SCORES:
+    if count < FEWEST_ANSWERS:
+        return Score(metric=metric, count=count, mean=mean, low=None, high=None)
+    if metric in BINARY_SCORES:
+        # A score of 0 or 1 is a proportion.
         low, high = wilson(mean, count, level)
-    elif count >= FEWEST_ANSWERS:
-        interval = replications(values, level)
-        unseen = unseen_share(count, level)
-        low = min(interval.low, mean * (1 - unseen))
-        high = interval.high
-        if metric not in TOKEN_COUNTS:
-            low = max(low, 0.0)
-            high = min(max(high, mean + unseen * (1 - mean)), 1.0)
+    else:
+        low, high = _interval_with_unseen_cases(metric, values, mean, level)
     return Score(metric=metric, count=count, mean=mean, low=low, high=high)
+
+
+class _Bounds(NamedTuple):
+    """The ends of a confidence interval."""
+
+    low: float
+    high: float
+
+
+def _interval_with_unseen_cases(
+    metric: str, values: Sequence[float], mean: float, level: float
+) -> _Bounds:
+    """Return Student's interval of a mean, widened for cases that no prompt showed.
+
+    These cases are at most a fraction `unseen_share` of all, and may have the lowest score, 0, or
+    the highest one, 1. A number of tokens has no highest value, so only its lower end is widened.
+    """
+    interval = replications(values, level)
+    unseen = unseen_share(len(values), level)
+    low = min(interval.low, mean * (1 - unseen))
+    if metric in TOKEN_COUNTS:
+        return _Bounds(low, interval.high)
+    high = max(interval.high, mean + unseen * (1 - mean))
+    return _Bounds(max(low, 0.0), min(high, 1.0))
 
 
 def _estimate_ratio(
     metric: str,
     scores: Sequence[float],
     other_scores: Sequence[float],
-    loss: float | None,
+    allowed_loss: float | None,
     level: float,
 ) -> ScoreRatio:
     """Return the ratio of two mean scores of the same prompts, with its confidence interval.
 
-    The lower end is reduced by the share of cases that may not have been met (`unseen_share`), in
-    which the endpoint may score 0. Few prompts, or an unbounded interval, give no interval and no
-    verdict.
+    It is Fieller's interval for paired values. The lower end is reduced by the share of cases that
+    may not have been met (`unseen_share`), in which the endpoint may score 0. Few prompts, or an
+    unbounded interval, give no interval and no verdict.
+
+    Args:
+        metric: The key of the score.
+        scores: The scores of the endpoint.
+        other_scores: The scores of the other endpoint, of the same prompts.
+        allowed_loss: The fraction by which the ratio may be below 1, or None.
+        level: The confidence of the interval.
     """
     count = len(scores)
     if scores == other_scores and any(other_scores):
         # No pair differs, so there is no variance, and Fieller's quadratic has no solution.
-        value, low, high = 1.0, 1.0, 1.0
+        value = 1.0
+        low = 1.0
+        high = 1.0
     else:
         interval = ratio_of_means(scores, other_scores, paired=True, level=level)
-        value, low, high = interval.value, interval.low, interval.high
+        value = interval.value
+        low = interval.low
+        high = interval.high
     is_known = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
     low = max(min(low, value * (1 - unseen_share(count, level))), 0.0)
     return ScoreRatio(
@@ -340,14 +415,21 @@ def _estimate_ratio(
         ratio=value if math.isfinite(value) else None,
         low=low if is_known else None,
         high=high if is_known else None,
-        within=_is_within(low, high, loss) if is_known else None,
+        is_within_loss=_is_within_loss(low, high, allowed_loss) if is_known else None,
     )
 
 
-def _is_within(low: float, high: float, loss: float | None) -> bool | None:
-    """Return whether a ratio loses at most the allowed fraction, or None if it is undecided."""
-    if loss is None:
+def _is_within_loss(low: float, high: float, allowed_loss: float | None) -> bool | None:
+    """Return whether a ratio is at least 1 minus the allowed loss, or None if it is undecided.
+
+    It is undecided if the limit is inside the confidence interval from `low` to `high`, or if there
+    is no limit.
+    """
+    if allowed_loss is None:
         return None
-    if low >= 1 - loss:
+    limit = 1 - allowed_loss
+    if low >= limit:
         return True
-    return False if high < 1 - loss else None
+    if high < limit:
+        return False
+    return None

@@ -40,13 +40,16 @@ def list_row(folder: Path) -> ListRow:
     return ListRow(
         outcome=answers_text.outcome(result),
         description=f"{result.dataset} · {result.model}",
-        target=result.url + (f", against {result.against}" if result.against else ""),
+        target=result.url + (f", against {result.other_url}" if result.other_url else ""),
         simulated=result.simulated,
     )
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a folder."""
+    """Yield the derived files of a folder, for `loadgen verify`.
+
+    `answers.json` follows from the scores, and the scores from the texts, if these are stored.
+    """
     regenerated = answer_files.regenerate_files(folder)
     yield RegeneratedFile(
         answer_files.FILE,

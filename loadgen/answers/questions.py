@@ -18,19 +18,24 @@ REFERENCE_KEYS = ("reference", "answer", "output", "response", "target")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerKey(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"is_choice": "choice", "wants_json": "json"},
+):
     """How an answer is scored.
 
     Attributes:
         reference: A right answer, or None if none is known.
-        choice: True if the reference is the letter of a choice.
-        json: True if the answer has to be JSON.
+        is_choice: True if the reference is the letter of a choice.
+        wants_json: True if the answer has to be JSON.
         group: The class that the answer is counted in, or "".
     """
 
     reference: str | None = None
-    choice: bool = False
-    json: bool = False
+    is_choice: bool = False
+    wants_json: bool = False
     group: str = ""
 
 
@@ -64,6 +69,13 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
 
 
 def _parse_question(line: bytes) -> Question:
+    """Return the question in a row of the data set.
+
+    The reference is the letter of a choice if the row lists choices, or if it is a capital letter.
+
+    Raises:
+        BadRowError: A field has a wrong type.
+    """
     line = line.removeprefix(_BYTE_ORDER_MARK)
     row: dict[str, Any] = msgspec.json.decode(line)
     reference = _parse_reference(row)
@@ -73,14 +85,18 @@ def _parse_question(line: bytes) -> Question:
     return Question(
         row=parse_row(line.strip()),
         reference=reference,
-        choice=reference is not None and (has_choices or is_letter),
-        json=response_format in ("json_object", "json_schema"),
+        is_choice=reference is not None and (has_choices or is_letter),
+        wants_json=response_format in ("json_object", "json_schema"),
         group=str(row.get("class") or ""),
     )
 
 
 def _parse_reference(row: dict[str, Any]) -> str | None:
-    """Return the right answer of a row as text, or None if it has none."""
+    """Return the right answer of a row as text, or None if it has none.
+
+    Raises:
+        BadRowError: It is neither a text nor a number.
+    """
     for key in REFERENCE_KEYS:
         reference = row.get(key)
         if reference is None:

@@ -36,18 +36,18 @@ BINARY_SCORES = ("exact", "choice", "json", "equal")
 
 
 def score_against_reference(
-    answer: str, reference: str | None, *, choice: bool = False, wants_json: bool = False
+    answer: str, reference: str | None, *, is_choice: bool = False, wants_json: bool = False
 ) -> dict[str, float]:
     """Return the scores that apply to an answer, by their keys in NAMES.
 
     Args:
         answer: The answer.
         reference: A right answer, or None if none is known.
-        choice: True if the reference is the letter of a choice.
+        is_choice: True if the reference is the letter of a choice.
         wants_json: True if JSON was requested.
     """
     scores: dict[str, float] = {}
-    if reference is not None and choice:
+    if reference is not None and is_choice:
         scores["choice"] = float(find_choice(answer) == reference.strip().upper())
     elif reference is not None:
         rouge = _rouge_scorer().score(reference, answer)
@@ -99,8 +99,14 @@ def is_json(answer: str) -> bool:
 
 @cache
 def _rouge_scorer() -> Any:
-    # nltk, which does the stemming, cannot be imported by a user without a home directory, as in a
-    # container.
+    """Return the scorer of the package `rouge_score`, which is loaded once.
+
+    nltk, which does the stemming, cannot be imported by a user without a home directory, as in some
+    containers. The root directory stands for it meanwhile.
+
+    Raises:
+        UserError: The package is not installed.
+    """
     has_no_home = os.path.expanduser("~") == "~"
     if has_no_home:
         os.environ["HOME"] = os.sep

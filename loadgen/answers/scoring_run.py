@@ -37,7 +37,7 @@ class ScoringOptions(NamedTuple):
         send: How questions are sent.
         out: The folder to write, or None.
         keep_texts: True to store the texts of the answers, too.
-        loss: By which fraction endpoint A may score less than endpoint B, or None.
+        allowed_loss: The fraction by which a score of A may be lower than that of B, or None.
         level: The confidence of the intervals.
         simulated: True if the backend of endpoint A simulates it.
     """
@@ -45,7 +45,7 @@ class ScoringOptions(NamedTuple):
     send: SendOptions
     out: Path | None = None
     keep_texts: bool = False
-    loss: float | None = None
+    allowed_loss: float | None = None
     level: float = LEVEL
     simulated: bool = False
 
@@ -116,10 +116,10 @@ def _summarize_endpoint_a(
         model=completions.model,
         prompts=len(scored_prompts),
         failed=completions.texts.count(None),
-        loss=options.loss,
+        allowed_loss=options.allowed_loss,
         level=options.level,
         simulated=options.simulated or completions.simulated,
-        parts=summarize_scores(scored_prompts, options.loss, options.level),
+        groups=summarize_scores(scored_prompts, options.allowed_loss, options.level),
     )
 
 
@@ -131,9 +131,9 @@ def _add_endpoint_b(
     note = describe_token_difference(completions.a, completions.b)
     return replace(
         result,
-        against=redacted_url(endpoint),
-        against_model=completions.b.model,
-        failed_against=completions.b.texts.count(None),
+        other_url=redacted_url(endpoint),
+        other_model=completions.b.model,
+        other_failed=completions.b.texts.count(None),
         simulated=result.simulated or completions.b.simulated,
         notes=(note,) if note else (),
     )

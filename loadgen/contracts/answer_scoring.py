@@ -108,8 +108,8 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
     result = answer_files.read_result(output_dir)
     groups = summarize_scores(answer_files.read_scores(output_dir), level=confidence)
     load = "each prompt sent once, with temperature 0"
-    if result.against:
-        load += f"; compared with {result.against_model} at {result.against}"
+    if result.other_url:
+        load += f"; compared with {result.other_model} at {result.other_url}"
     return ScoredAnswers(
         evaluate=partial(estimate_answer_term, groups),
         load=load,
@@ -125,9 +125,9 @@ def _list_notes(result: AnswersResult) -> Iterator[str]:
     prompts = format.counted(result.prompts, "prompt")
     if result.failed:
         yield f"{result.failed:,} of {prompts} got no response and score 0"
-    if result.failed_against:
+    if result.other_failed:
         yield (
-            f"{result.failed_against:,} of {prompts} got no response from the other endpoint and "
+            f"{result.other_failed:,} of {prompts} got no response from the other endpoint and "
             "are not compared"
         )
 
@@ -194,7 +194,7 @@ def _estimate_mean_score(group: ScoredGroup, term: ContractTerm) -> TermEstimate
 
 def _find_score(group: ScoredGroup, metric: str) -> Score:
     """Return the score of a group with this name. Raise EstimateError if there is none."""
-    for score in (*group.scores, *group.alike):
+    for score in (*group.scores, *group.similarity):
         if score.metric == metric:
             return score
     raise EstimateError(f"no prompt has the score {metric}")
@@ -225,7 +225,7 @@ def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
 
 def _find_score_ratio(group: ScoredGroup, metric: str) -> ScoreRatio:
     """Return the ratio of a score between both endpoints. Raise EstimateError if there is none."""
-    for score_ratio in group.changes:
+    for score_ratio in group.ratios:
         if score_ratio.metric == metric:
             return score_ratio
     raise EstimateError(f"no prompt has the score {metric} for both endpoints")

@@ -27,11 +27,11 @@ class ScorablePrompt(Protocol):
         """The right response, if it is known."""
 
     @property
-    def choice(self) -> bool:
+    def is_choice(self) -> bool:
         """Whether the right response is a letter."""
 
     @property
-    def json(self) -> bool:
+    def wants_json(self) -> bool:
         """Whether the response has to be JSON."""
 
     @property
@@ -57,17 +57,17 @@ class ScoreInput(NamedTuple):
 
 def _has_reference(prompt: ScorablePrompt) -> bool:
     """Return whether the text of the right response is known."""
-    return prompt.reference is not None and not prompt.choice
+    return prompt.reference is not None and not prompt.is_choice
 
 
 def _has_choice(prompt: ScorablePrompt) -> bool:
     """Return whether the right response is a letter."""
-    return prompt.choice
+    return prompt.is_choice
 
 
 def _requires_json(prompt: ScorablePrompt) -> bool:
     """Return whether the response has to be JSON."""
-    return prompt.json
+    return prompt.wants_json
 
 
 SCORE_INPUTS = {

@@ -101,19 +101,19 @@ def _question(reference: str | None, **changed: Any) -> Question:
 
 def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> None:
     """B answers 60 of 100 questions as the reference has it, A 40, 50 or 60 of the same ones."""
-    questions = [_question("B", choice=True) for _ in range(100)]
+    questions = [_question("B", is_choice=True) for _ in range(100)]
     others: list[str | None] = ["B"] * 60 + ["A"] * 40
 
     def change(right: int, n: int = 100) -> Any:
         answers: list[str | None] = ["B"] * right + ["A"] * (100 - right)
         return summarize_scores(score_prompts(questions[:n], answers[:n], others[:n]), 0.05)[
             0
-        ].changes[0]
+        ].ratios[0]
 
-    assert change(60).within is True and change(60).ratio == 1
-    assert change(40).within is False and change(40).ratio == pytest.approx(40 / 60)
-    assert change(57).within is None  # 5 % less, give or take
-    assert change(60, n=8).within is None and change(60, n=8).low is None
+    assert change(60).is_within_loss is True and change(60).ratio == 1
+    assert change(40).is_within_loss is False and change(40).ratio == pytest.approx(40 / 60)
+    assert change(57).is_within_loss is None  # 5 % less, give or take
+    assert change(60, n=8).is_within_loss is None and change(60, n=8).low is None
 
 
 def test_a_prompt_without_an_answer_scores_nothing() -> None:
@@ -145,7 +145,7 @@ def test_rows_say_what_is_right(tmp_path: Path) -> None:
         {"prompt": "p", "response_format": {"type": "json_object"}},
     ]
     found = read_questions(_write(tmp_path / "d.jsonl", rows))
-    assert [(q.reference, q.choice, q.json, q.group) for q in found] == [
+    assert [(q.reference, q.is_choice, q.wants_json, q.group) for q in found] == [
         ("r", False, False, "qa"),
         ("C", True, False, ""),
         ("4", False, False, ""),
@@ -231,9 +231,9 @@ def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
     """With 100 equal pairs, up to 3.6 % of all responses may still differ (0.025 ** (1 / 100))."""
     questions = [_question("yes") for _ in range(100)]
     (part,) = summarize_scores(score_prompts(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
-    change = part.changes[0]
+    change = part.ratios[0]
     assert (change.ratio, change.high) == (1, 1) and change.low == pytest.approx(0.025**0.01)
-    assert change.within is True
+    assert change.is_within_loss is True
     rouge = part.scores[0]
     assert (rouge.mean, rouge.high) == (1, 1) and rouge.low == pytest.approx(0.025**0.01)
 
@@ -244,9 +244,9 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
     (part,) = summarize_scores(
         score_prompts(questions, ["no"] * 15 + ["yes"] * 5, ["yes"] * 15 + [None] * 5), 0.05
     )
-    exact = next(change for change in part.changes if change.metric == "exact")
+    exact = next(change for change in part.ratios if change.metric == "exact")
     assert (exact.count, exact.ratio) == (15, 0)
-    equal = next(one for one in part.alike if one.metric == "equal")
+    equal = next(one for one in part.similarity if one.metric == "equal")
     assert (equal.count, equal.mean) == (15, 0)
 
 
@@ -447,12 +447,12 @@ def test_report_of_scores() -> None:
         dataset="questions.jsonl",
         url="http://a:8000/v1",
         model="llama-fp4",
-        against="http://b:8000/v1",
-        against_model="llama-bf16",
+        other_url="http://b:8000/v1",
+        other_model="llama-bf16",
         prompts=60,
         failed=0,
-        loss=0.01,
-        parts=summarize_scores(prompts, 0.01),
+        allowed_loss=0.01,
+        groups=summarize_scores(prompts, 0.01),
     )
     check_golden("answers_brief", as_text.render(report(result)))
     check_golden("answers_full", as_text.render(report(result), full=True))
