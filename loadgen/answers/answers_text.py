@@ -29,22 +29,19 @@ NEUTRAL_COLOR = "c1"
 
 
 def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
-    """Return the report of a result. `failures` are the first reasons why requests failed."""
-    prompts = format.counted(result.prompts, "prompt")
-    title = f"{result.dataset}: {prompts}, temperature 0"
+    """Return the report of a result: endpoints, scores of each class, and the verdict if any.
+
+    Args:
+        result: The result.
+        failures: The first reasons why requests failed.
+    """
+    title = f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, temperature 0"
     verdict: list[Paragraph] = []
-    brief_heading = section("", title)
     if result.allowed_loss is not None:
         verdict_kind = VERDICT_KINDS[result.is_within_loss]
         verdict = [Paragraph(_describe_verdict(result), verdict_kind, large=True)]
-        brief_heading = section("", *verdict)
-    other = f"{result.other_model} at {result.other_url}" if result.other_url else ""
-    overview = section(
-        "",
-        named_facts(A=f"{result.model} at {result.url}", B=other),
-        Bullets([*_missing_responses(result, prompts), *result.notes], "warn"),
-        Bullets(failures),
-    )
+    brief_heading = section("", *verdict) if verdict else section("", title)
+    overview = _overview_section(result, failures)
     notices = []
     if result.simulated:
         notices.append(simulated_notice("texts are random words, not those of a real server"))
@@ -60,6 +57,18 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
             section("", Paragraph(_describe_intervals(result), "soft")),
         ],
         brief=[brief_heading, overview, *_brief_scores(result)],
+    )
+
+
+def _overview_section(result: AnswersResult, failures: Sequence[str]) -> Section:
+    """Return the endpoints, how many requests failed and why, and what a reader should know."""
+    prompts = format.counted(result.prompts, "prompt")
+    endpoint_b = f"{result.other_model} at {result.other_url}" if result.other_url else ""
+    return section(
+        "",
+        named_facts(A=f"{result.model} at {result.url}", B=endpoint_b),
+        Bullets([*_missing_responses(result, prompts), *result.notes], "warn"),
+        Bullets(failures),
     )
 
 
@@ -144,7 +153,9 @@ def _group_section(
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
     """Return the table of scores, with those of endpoint B if there is one.
 
-    The numbers of prompts are left out if every score covers all prompts.
+    The columns are the score, the number of prompts, A, B, the ratio A / B, and whether the ratio
+    is within the allowed loss. The number of prompts is left out if every score covers all prompts,
+    and the columns after A if there is no endpoint B or no allowed loss.
     """
     other_scores = {score.metric: score for score in group.other_scores}
     ratios = {ratio.metric: ratio for ratio in group.ratios}

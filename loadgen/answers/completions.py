@@ -161,7 +161,10 @@ def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[
 
 
 def _count_probe_tokens(endpoint: Settings) -> int | None:
-    """Return how many tokens a server counts in a text, or None if it does not say."""
+    """Return how many tokens a server counts in TOKENIZER_PROBE, or None if it does not say.
+
+    The completions API is used, because a chat template would add tokens.
+    """
     question = Question(row=DatasetRow(prompt=TOKENIZER_PROBE))
     options = SendOptions(max_tokens=1)
     completions = send_questions(
@@ -171,7 +174,11 @@ def _count_probe_tokens(endpoint: Settings) -> int | None:
 
 
 def describe_token_difference(first: Completions, second: Completions) -> str:
-    """Return a note if two endpoints count different tokens in the same prompts, or ""."""
+    """Return a note if two endpoints count different tokens in the same prompts, or "".
+
+    It warns that equal responses cannot be expected. Prompts that a server did not count are left
+    out.
+    """
     counts = [
         (count_a, count_b)
         for count_a, count_b in zip(first.prompt_tokens, second.prompt_tokens, strict=True)
@@ -189,7 +196,11 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
 
 
 class _Sender:
-    """Sends questions to one endpoint and collects the responses."""
+    """Sends questions to one endpoint and collects the responses.
+
+    A few workers take the next question from a common iterator. So the responses may arrive in any
+    order, and each is stored at the index of its question.
+    """
 
     def __init__(
         self,

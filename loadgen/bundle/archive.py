@@ -90,7 +90,10 @@ def write_archive(path: Path, files: dict[str, Path | bytes]) -> None:
 
 
 def _add_file(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> None:
-    # A new entry has no time of change, so that the same files give the same bytes.
+    """Add a file, or bytes as a file, without its time and permissions.
+
+    The same files give the same bytes in this way.
+    """
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     # The upper 16 bits hold the mode of a Unix file.
@@ -154,7 +157,17 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
 def _checked_entries(
     archive: zipfile.ZipFile, path: Path, free_bytes: int
 ) -> list[zipfile.ZipInfo]:
-    """Return the files of an archive after checking that they are safe to unpack."""
+    """Return the files of an archive after checking that they are safe to unpack.
+
+    Args:
+        archive: The archive.
+        path: Its file, for error messages.
+        free_bytes: The free space of the disk.
+
+    Raises:
+        UserError: The archive is no bundle, has too many or too large files, or has a file that
+            would be written elsewhere or twice.
+    """
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:

@@ -66,7 +66,7 @@ def write_and_report(
     """
     from loadgen.bundle.bundle_writer import write_bundle
 
-    manifest = write_bundle(folder, out, key=sign, content=keep_content)
+    manifest = write_bundle(folder, out, key=sign, with_texts=keep_content)
     signed = "signed" if sign is not None else "not signed"
     print_status(
         f"Bundle: {out} ({manifest.kind} {manifest.name}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from pathlib import Path
+from typing import NamedTuple
 
 from loadgen.bundle import derived_files, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest, write_archive
@@ -21,22 +22,37 @@ PAGE_REASON = "a page, which `loadgen report` can write again"
 TEXT_REASON = "texts of prompts or responses; --keep-content includes them"
 
 
+class _SelectedFiles(NamedTuple):
+    """The files of a result directory, by whether they are part of its bundle.
+
+    Attributes:
+        included: The path of each included file, by its name in the directory.
+        omitted: For each omitted file, by its name, the reason.
+    """
+
+    included: dict[str, Path]
+    omitted: dict[str, str]
+
+
 def write_bundle(
-    folder: Path, out: Path, *, key: Path | None = None, content: bool = False
+    folder: Path, out: Path, *, key: Path | None = None, with_texts: bool = False
 ) -> Manifest:
-    """Write the bundle of a result folder and return its manifest.
+    """Write the bundle of a result directory and return its manifest.
+
+    The bundle consists of the result, the manifest, the hashes of both, and the signature of the
+    hashes.
 
     Args:
-        folder: The result folder.
+        folder: The result directory.
         out: The file to write.
         key: The private key to sign with, or None.
-        content: True to include texts of prompts and responses.
+        with_texts: True to include texts of prompts and responses.
 
     Raises:
-        UserError: The folder is no result, was changed, or the file exists.
+        UserError: The directory is no result, was changed, or the file exists.
     """
     refuse_links(folder)
-    kind = derived_files.bundled_kind(folder)
+    kind = derived_files.find_bundled_kind(folder)
     _check_unchanged(folder)
     if out.exists():
         raise UserError(
@@ -45,53 +61,78 @@ def write_bundle(
             f"--out {out}",
             "choose another name",
         )
-    files: dict[str, Path | bytes] = {}
-    omitted_files: dict[str, str] = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder).as_posix()
-        reason = _omission_reason(file, content)
-        if reason:
-            omitted_files[name] = reason
-        else:
-            files[f"{RESULT}/{name}"] = file
+    selected = _select_files(folder, with_texts=with_texts)
     manifest = Manifest(
         kind=kind.bundled_as or kind.name,
         name=folder.resolve().name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=loadgen_version(),
-        content=content,
-        omitted_files=omitted_files,
+        content=with_texts,
+        omitted_files=selected.omitted,
     )
+    files: dict[str, Path | bytes] = {
+        f"{RESULT}/{name}": path for name, path in selected.included.items()
+    }
     files[MANIFEST] = format.document(manifest)
-    lines = [f"{_sha256(file_content)}  {name}\n" for name, file_content in files.items()]
-    sums = "".join(lines).encode()
-    files[SUMS] = sums
+    # The list has every file so far, and the signature covers the list.
+    hash_list = _list_hashes(files)
+    files[SUMS] = hash_list
     if key is not None:
-        files[SIGNATURE] = signature.sign(key, sums)
+        files[SIGNATURE] = signature.sign(key, hash_list)
     write_archive(out, files)
     return manifest
 
 
+def _select_files(folder: Path, *, with_texts: bool) -> _SelectedFiles:
+    """Return the files of a result directory that are part of its bundle, and the other ones."""
+    selected = _SelectedFiles(included={}, omitted={})
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        name = path.relative_to(folder).as_posix()
+        reason = _omission_reason(path, with_texts=with_texts)
+        if reason:
+            selected.omitted[name] = reason
+        else:
+            selected.included[name] = path
+    return selected
+
+
+def _list_hashes(files: dict[str, Path | bytes]) -> bytes:
+    """Return the list of the hashes of files, in the format of `sha256sum`."""
+    lines = [f"{_sha256(content)}  {name}\n" for name, content in files.items()]
+    return "".join(lines).encode()
+
+
 def _check_unchanged(folder: Path) -> None:
-    """Raise UserError if a file differs from the lists of hashes in the folder and inside it."""
+    """Check that no file was changed after its command wrote it.
+
+    Each result in the directory, such as each run of a sweep, has a list of the hashes of its
+    files.
+
+    Raises:
+        UserError: A file differs from such a list, or is missing.
+    """
     changes: dict[str, str] = {}
-    for sums_file in sorted(folder.rglob(checksums.FILE)):
-        prefix = sums_file.parent.relative_to(folder)
-        for name, change in checksums.find_changes(sums_file.parent).items():
-            changes[(prefix / name).as_posix()] = change
+    for hash_list in sorted(folder.rglob(checksums.FILE)):
+        result_dir = hash_list.parent
+        for name, change in checksums.find_changes(result_dir).items():
+            path = (result_dir / name).relative_to(folder)
+            changes[path.as_posix()] = change
     if changes:
-        named = [f"{name} ({change})" for name, change in list(changes.items())[:NAMED_CHANGES]]
+        first_changes = list(changes.items())[:NAMED_CHANGES]
+        named_changes = ", ".join(f"{name} ({change})" for name, change in first_changes)
         raise UserError(
             "changed_file",
-            f"files were changed after they were written: {', '.join(named)}",
+            f"files were changed after they were written: {named_changes}",
             str(folder),
             "bundle the original result",
         )
 
 
-def _omission_reason(file: Path, content: bool) -> str:
+def _omission_reason(file: Path, *, with_texts: bool) -> str:
     """Return why a file is not part of the bundle, or "" if it is."""
-    if derived_files.has_texts(file) and not content:
+    if derived_files.has_texts(file) and not with_texts:
         return TEXT_REASON
     if derived_files.is_page(file):
         return PAGE_REASON

@@ -20,20 +20,23 @@ from loadgen.result_kinds import RegeneratedFile, ResultKind
 RECORD_FOLDERS = {"requests", "gaps", "flows", "spool"}
 
 
-def bundled_kind(folder: Path) -> ResultKind:
-    """Return the kind of result in a folder.
+def find_bundled_kind(folder: Path) -> ResultKind:
+    """Return the kind of result in a directory that is bundled.
+
+    A bundle is useful only if its files can be computed again, so the kind must be one that can
+    regenerate its files.
 
     Raises:
-        UserError: The folder is no result whose files could be regenerated.
+        UserError: The directory is no result, or one of a kind that cannot.
     """
     kind = result_kinds.kind_of(folder, "regenerate")
     if kind is not None:
         return kind
-    other_kind = result_kinds.kind_of(folder)
-    if other_kind is not None and other_kind.markers:
+    unsupported_kind = result_kinds.kind_of(folder)
+    if unsupported_kind is not None and unsupported_kind.markers:
         raise UserError(
             "unsupported",
-            f"a result that cannot be recomputed from raw data: {other_kind.name}",
+            f"a result that cannot be recomputed from raw data: {unsupported_kind.name}",
             str(folder),
             "bundle the results that it is based on",
         )

@@ -111,7 +111,7 @@ def _parse(file: str, data: bytes) -> list[Any]:
 
 
 def _compare_lines(file: str, stored: bytes, regenerated: bytes) -> FileComparison:
-    """Compare two texts line by line. A line that only one of them has differs from nothing."""
+    """Compare two texts line by line. A line that only one of them has is a difference."""
     stored_lines = stored.decode("utf-8", "replace").splitlines()
     new_lines = regenerated.decode("utf-8", "replace").splitlines()
     same = 0
@@ -143,7 +143,10 @@ def _excerpt_start(first: str, second: str) -> int:
 
 
 def _excerpt(value: Any, start: int = 0) -> str:
-    """Return a part of a value as text. Dots stand for what is not shown."""
+    """Return at most EXCERPT_CHARACTERS of a value as text, from the character `start` on.
+
+    Dots stand for what is not shown. A value that is missing is "(nothing)".
+    """
     if value is None:
         text = "(nothing)"
     elif isinstance(value, str):
@@ -176,7 +179,16 @@ class _JsonComparer:
         )
 
     def compare(self, path: str, stored: Any, regenerated: Any) -> None:
-        """Compare two values at a path of keys."""
+        """Compare two values at a path of keys, and what they contain, and note the result.
+
+        Objects and lists of equal length are compared item by item. Numbers may differ by a
+        rounding error. A sentence of another version is not compared.
+
+        Args:
+            path: The keys that lead to the values, for example `stages[0].name`.
+            stored: The value in the bundle.
+            regenerated: The value that was computed from raw data.
+        """
         if self._is_ignored(path):
             self._not_compared[path] = None
         elif isinstance(stored, dict) and isinstance(regenerated, dict):
@@ -237,6 +249,7 @@ def _is_sentence(value: Any) -> bool:
 
 
 def _is_equal(first: Any, second: Any) -> bool:
+    """Return True for equal values. Numbers may differ by a rounding error."""
     if _is_number(first) and _is_number(second):
         return math.isclose(first, second, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
     return type(first) is type(second) and first == second

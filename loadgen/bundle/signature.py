@@ -98,7 +98,17 @@ def is_signed_by(public_key: Path, signature: bytes, data: bytes) -> bool:
 def _run_ssh_keygen(
     operation: str, arguments: list[str], *, option: str, data: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `ssh-keygen -Y`. `option` is the location that an error message names."""
+    """Run `ssh-keygen -Y`, which signs and checks files with SSH keys.
+
+    Args:
+        operation: What it does: "sign", "verify" or "check-novalidate".
+        arguments: Further arguments.
+        option: The option of loadgen that an error message names.
+        data: The standard input.
+
+    Raises:
+        UserError: ssh-keygen is not installed.
+    """
     try:
         return subprocess.run(
             ["ssh-keygen", "-Y", operation, *arguments],

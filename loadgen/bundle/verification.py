@@ -97,7 +97,10 @@ class Verification(
 def verify_bundle(
     path: Path, *, signed_by: Path | None = None, with_plugins: bool = False
 ) -> Verification:
-    """Check a bundle.
+    """Check a bundle: its hashes, its signature, and its derived files.
+
+    The bundle is unpacked into a temporary directory. Each derived file is regenerated from the raw
+    data there and compared with the stored one.
 
     Args:
         path: The file of the bundle.
@@ -116,17 +119,7 @@ def verify_bundle(
         folder = root / RESULT
         differences = _check_hashes(root)
         signature_check = _check_signature(root, signed_by)
-        kind = derived_files.bundled_kind(folder)
-        kind_name = kind.bundled_as or kind.name
-        if manifest.kind != kind_name:
-            differences.append(
-                Mismatch(
-                    file=MANIFEST,
-                    location="kind",
-                    stored=manifest.kind,
-                    regenerated=kind_name,
-                )
-            )
+        differences += _check_kind(manifest, folder)
         checker = _DerivedFileChecker(folder, manifest)
         checker.check_all()
         file_count = sum(1 for file in root.rglob("*") if file.is_file())
@@ -162,6 +155,19 @@ def _check_hashes(root: Path) -> list[Mismatch]:
     return mismatches
 
 
+def _check_kind(manifest: Manifest, folder: Path) -> list[Mismatch]:
+    """Return a mismatch if the manifest names another kind of result than the directory has.
+
+    Raises:
+        UserError: The directory is no result that can be regenerated.
+    """
+    kind = derived_files.find_bundled_kind(folder)
+    kind_name = kind.bundled_as or kind.name
+    if manifest.kind == kind_name:
+        return []
+    return [Mismatch(file=MANIFEST, location="kind", stored=manifest.kind, regenerated=kind_name)]
+
+
 class _SignatureCheck(NamedTuple):
     """Whether a signature is valid, and the key that made it."""
 
@@ -171,6 +177,10 @@ class _SignatureCheck(NamedTuple):
 
 def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
     """Check the signature of the list of hashes, which covers every other file.
+
+    The outcome is "none" without a signature, "broken" if it does not match the files, "some key"
+    if it is valid and no key is required, "given key" if the required key made it, and "other key"
+    if another one did.
 
     Args:
         root: The unpacked bundle.
@@ -228,7 +238,11 @@ class _DerivedFileChecker:
     def _check(self, file: RegeneratedFile) -> None:
         """Check one regenerated file, or note why it cannot be compared.
 
-        Only JSON is compared with another version, because texts and pages change with each one.
+        - A file that could not be regenerated because raw data are damaged is a difference.
+        - A file that cannot be regenerated here, for the reason in `basis`, is skipped.
+        - Texts and pages of another version of loadgen are skipped, because they change with each
+          version. JSON is compared.
+        - A file that is missing in the bundle is a difference.
         """
         stored = self._folder / file.name
         name = f"{RESULT}/{file.name}"
@@ -249,7 +263,13 @@ class _DerivedFileChecker:
         """Compare a stored file with its regenerated content, and note the result.
 
         Metrics that a plug-in defined cannot be computed without the plug-in, so they are noted as
-        not regenerated.
+        skipped.
+
+        Args:
+            name: The name of the file in the bundle.
+            stored: The unpacked file.
+            file: What was regenerated. Its `leave` are the places that do not follow from raw data.
+            data: The regenerated content.
         """
         plugin_metrics = _metrics_of_missing_plugins(stored)
         for path, package in plugin_metrics.items():
@@ -285,9 +305,13 @@ class _DerivedFileChecker:
 
 
 def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
-    """Return the metrics in a summary that packages defined which are not loaded here.
+    """Return the metrics in a summary that were defined by plug-ins which are not loaded here.
 
-    The keys are paths in the summary, and the values are the packages that the run names.
+    Args:
+        file: A file of a run. Only a summary has metrics.
+
+    Returns:
+        By the path of the metric in the summary, the package that the manifest of the run names.
     """
     manifest_file = file.with_name("run.json")
     if file.name != run_folder.SUMMARY or not manifest_file.is_file():

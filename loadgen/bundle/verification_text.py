@@ -27,7 +27,10 @@ _SIGNATURES = {
 
 
 def report(verification: Verification) -> Report:
-    """Return the report of a verification."""
+    """Return the report of a verification: the result, and a table with everything checked.
+
+    The brief report, which is printed by default, has only the most important rows.
+    """
     result = Paragraph(_describe_result(verification), _KINDS[verification.verified])
     rows = [
         *_differences(verification, MAX_DIFFERENCES),

@@ -123,6 +123,11 @@ def _group_by_value(label: str, calls: Sequence[_Call]) -> list[Calls]:
 
 
 def _create_group(label: str, value: str, calls: Sequence[_Call]) -> Calls:
+    """Return the statistics of calls with one value of a label.
+
+    Latencies are those of successful calls. Tokens and cost are those of all calls, because a
+    failed call may cost something, too.
+    """
     successful = [call for call in calls if call.status == "ok"]
     costs = [call.cost for call in calls if call.cost is not None]
     return Calls(

@@ -1,4 +1,4 @@
-"""Renders the calls of an application: all of them, and one table for each label. Pure."""
+"""Renders the calls of an application: all of them, and one table for each label."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def _label_of(group: Calls) -> str:
 
 
 def _table_row(group: Calls) -> tuple[str, ...]:
+    """Return the value of the label, and the cells in the order of HEAD."""
     return (
         group.value,
         count(group.calls),

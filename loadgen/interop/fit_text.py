@@ -106,14 +106,17 @@ def _render_trace(fitted: TraceFit) -> str:
 
 
 def _render_timestamps(fitted: TraceFit) -> list[str]:
-    """Return the unit that was assumed for the times, or nothing if the format defines it."""
+    """Return a row with the unit that was assumed for the times of the trace, and why.
+
+    There is none if the format of the trace defines the unit.
+    """
     if not fitted.trace.time_unit:
         return []
     return _render_row("Timestamps", f"read as {fitted.trace.time_unit}")
 
 
 def _describe_arrivals(fitted: TraceFit) -> str:
-    """Return the arrival process and its rate, or the range of its hourly rates."""
+    """Return the arrival process that the workload uses, and its rate or range of hourly rates."""
     process = fitted.arrivals.gaps[0].distribution
     if process != "poisson":
         process = f"gamma with burstiness {fitted.arrivals.gaps[0].parameters['burstiness']:g}"

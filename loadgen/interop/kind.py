@@ -39,7 +39,12 @@ def headline(result: ForeignResult) -> str:
 
 
 def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    """Return what other tools would have reported of a run; None without its records."""
+    """Return the sections that this package adds to the page of a run.
+
+    They show what other tools would have reported. They are computed only when the page is
+    rendered, and a run without records has none. Kinds of results share this signature, so the
+    directory is not used.
+    """
     del folder
     if run.stored is None:
         return None
@@ -53,7 +58,10 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
 
 
 def compare_side(path: Path) -> Side:
-    """Return the result for a comparison."""
+    """Return a result of another tool as one side of `loadgen compare`.
+
+    Its definitions are part of the notes, because they differ from those of the other side.
+    """
     result = load(path)
     facts = SideFacts(
         tool=f"{result.tool} {result.version}".strip(),

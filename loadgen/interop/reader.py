@@ -63,17 +63,25 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     document = _parse_json(text)
     value = document.value if isinstance(document.value, dict) else {}
     file = ToolFile(where, text, value, document.line_count)
-    row = next((row for row in FORMATS.rows() if formats.is_result(row, file)), None)
+    row = _find_format(file)
     if row is None:
         if where.endswith((".yaml", ".yml")):
             raise _input_file_error(where, text)
         problem = f"not the result of a known tool{document.problem}"
         raise UserError("wrong_format", problem, where, _known_tools())
-    result = _read_row(row, file)
+    result = _read_with_format(row, file)
     if not result.metrics:
         problem = f"the result of {row.tool} has no metrics"
         raise UserError("no_figure", problem, where, "check that its run finished")
     return result
+
+
+def _find_format(file: ToolFile) -> FormatRow | None:
+    """Return the first format in the table that recognises a file, or None."""
+    for row in FORMATS.rows():
+        if formats.is_result(row, file):
+            return row
+    return None
 
 
 class _Document(NamedTuple):
@@ -91,7 +99,10 @@ class _Document(NamedTuple):
 
 
 def _parse_json(text: str) -> _Document:
-    """Return a JSON document, or the last of several JSON lines."""
+    """Return a JSON document, or the last of several JSON lines.
+
+    Some tools append one line to a file for each run, and the last one is the newest.
+    """
     try:
         return _Document(json.loads(text))
     except RecursionError:
@@ -122,8 +133,12 @@ def _input_file_error(where: str, text: str) -> UserError:
     )
 
 
-def _read_row(row: FormatRow, file: ToolFile) -> ForeignResult:
-    """Return the result by the reader of its tool. Raises UserError if the file is damaged."""
+def _read_with_format(row: FormatRow, file: ToolFile) -> ForeignResult:
+    """Return the result by the reader of its tool, with the name and the definitions of the tool.
+
+    Raises:
+        UserError: The reader fails, because a value in the file has an unexpected form.
+    """
     try:
         result = formats.read_result(row, file)
     except READER_ERRORS as error:

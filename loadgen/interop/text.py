@@ -1,4 +1,4 @@
-"""Renders the result file of another tool, and how other tools would have reported a run. Pure.
+"""Renders the result file of another tool, and how other tools would have reported a run.
 
 The result of another tool keeps that tool's names and definitions.
 """
@@ -81,6 +81,7 @@ def report(result: ForeignResult) -> Report:
 
 
 def _source_facts(result: ForeignResult) -> Facts:
+    """Return the tool, the file and the run that a result describes. Unknown facts are empty."""
     return Facts(
         [
             ("Tool", f"{result.tool} {result.version}".rstrip()),
@@ -117,7 +118,10 @@ def _rate_rows(result: ForeignResult) -> Iterator[tuple[str, str]]:
 
 
 def comparison_sections(tools: Sequence[ToolMetrics]) -> tuple[Section, ...]:
-    """Return the sections of a run's page with its metrics by the definitions of each tool."""
+    """Return the sections of a run's page with its metrics by the definitions of each tool.
+
+    They show how much of a difference between two tools comes from their definitions.
+    """
     rows = [_comparison_row(tool) for tool in tools]
     definitions = [(tool.tool, tool.definitions) for tool in tools]
     return (
@@ -139,5 +143,6 @@ def comparison_sections(tools: Sequence[ToolMetrics]) -> tuple[Section, ...]:
 
 
 def _comparison_row(tool: ToolMetrics) -> tuple[str, ...]:
+    """Return the name of a tool, and the p50 and p99 of each latency in the order of the head."""
     values_ms = [value_ms for latency in tool.latencies for value_ms in latency]
     return (tool.tool, *map(format.milliseconds, values_ms))

@@ -417,7 +417,7 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").omitted_files.keys() == {
         "texts.jsonl"
     }
-    write_bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
+    write_bundle(tmp_path / "kept", tmp_path / "b.zip", with_texts=True)
     whole = verify_bundle(tmp_path / "b.zip")
     assert whole.verified == "all" and {one.file for one in whole.reproduced} == {
         "answers.json",

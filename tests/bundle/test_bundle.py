@@ -298,7 +298,7 @@ def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path
     (folder / "mlperf_requests.jsonl").write_text('{"prompt": "the secret question"}\n')
     for content in (False, True):
         path = tmp_path / f"{content}.zip"
-        manifest = write_bundle(folder, path, content=content)
+        manifest = write_bundle(folder, path, with_texts=content)
         with zipfile.ZipFile(path) as found:
             assert ("result/mlperf_requests.jsonl" in found.namelist()) is content
             assert (
