@@ -7,6 +7,7 @@ often it is named, and how often one is named in runs without a cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -49,6 +50,12 @@ MIN_READS = 3
 _BURST_PAUSE_S = 3.0
 """The time without a slow request that separates two bursts of them."""
 _MIN_BURSTS = 3
+_MIN_BURST_SIZE = 3.0
+"""The fewest slow requests of a burst."""
+_MIN_BURST_FRACTION = 0.25
+"""A burst has at least this fraction of the slow requests of the median burst."""
+_MIN_TARGET_FACTOR = 1.5
+"""A slow target has at least so many times its share of all requests."""
 _MAX_INTERVAL_CV = 0.2
 """The largest coefficient of variation of the intervals between bursts that are periodic."""
 _MAX_BURST_SHARE = 0.4
@@ -57,7 +64,12 @@ _MIN_SEPARATION = 0.9
 """The share of requests on either side of a TPOT step that must be on their side of its middle."""
 _STEP_MARGIN = 0.03
 """Requests this close to a step, as a share of the time, ran partly before and partly after it."""
+_STEP_TIMES = np.arange(0.15, 0.9, 0.05)
+"""The times, as a share of the load, at which a step of TPOT is looked for."""
+_SHORTEST_TIME = 0.01
+"""The shortest share of the load for which a rate of requests is computed."""
 _FULL_CACHE = 0.9
+"""The fraction of the KV cache in use from which on it counts as full."""
 _LONG_PROMPT = 4.0
 """A prompt is long from this multiple of the median on."""
 _MIN_LONG_SHARE = 0.005
@@ -66,6 +78,8 @@ _SAMPLED_NEIGHBOURS = 300
 """The number of slow requests, and of fast ones, whose neighbours are examined."""
 _MIN_CAP_INCREASE = 0.5
 """The increase of the share of readings in which the hardware reports lower clocks."""
+_BATCH_FRACTION = 0.2
+"""The fraction of requests whose batches count as small, and as large."""
 _SIMILAR_LENGTH = 1.1
 """Prompts are no longer than others if their mean length is within this factor."""
 
@@ -101,6 +115,11 @@ class Case(msgspec.Struct, frozen=True):
     server_curves: dict[str, series.MetricCurve]
     manifest: RunManifest
     samples: Sequence[MetricSample]
+
+    @property
+    def is_explainable(self) -> bool:
+        """Whether enough requests are slow to be compared with fast ones."""
+        return bool(self.excess)
 
     def server_values(self, quantity: str) -> Sequence[float]:
         """Return the values of a quantity of the servers' metrics pages."""
@@ -186,17 +205,21 @@ def detect_startup(case: Case) -> Cause | None:
 
 
 def detect_periodic_stalls(case: Case) -> Cause | None:
-    """Detect short bursts of slow requests at regular intervals."""
+    """Detect short bursts of slow requests at regular intervals.
+
+    A server that stops from time to time, for example for a checkpoint, delays all requests of that
+    time. Slow requests belong to one burst unless _BURST_PAUSE_S pass between them. Bursts much
+    smaller than the others are single slow requests and do not count.
+    """
     times_s = case.time[case.is_slow] * case.span_s
-    starts_of_bursts = np.flatnonzero(np.diff(times_s) > _BURST_PAUSE_S) + 1
-    first = np.concatenate([[0], starts_of_bursts])
-    last = np.append(first[1:], len(times_s)) - 1
-    sizes = last - first + 1
-    # A single slow request between two bursts is no burst.
-    is_large = sizes >= max(3.0, 0.25 * float(np.median(sizes)))
-    burst_starts_s = times_s[first[is_large]]
-    burst_lengths_s = (times_s[last] - times_s[first])[is_large]
-    share = float(sizes[is_large].sum() / len(times_s))
+    is_start = np.diff(times_s, prepend=-math.inf) > _BURST_PAUSE_S
+    starts = np.flatnonzero(is_start)
+    ends = np.append(starts[1:], len(times_s))
+    sizes = ends - starts
+    is_burst = sizes >= max(_MIN_BURST_SIZE, _MIN_BURST_FRACTION * float(np.median(sizes)))
+    burst_starts_s = times_s[starts[is_burst]]
+    burst_lengths_s = times_s[ends[is_burst] - 1] - burst_starts_s
+    share = float(sizes[is_burst].sum() / len(times_s))
     if len(burst_starts_s) < _MIN_BURSTS or share < CLEAR_SHARE:
         return None
     if burst_lengths_s.sum() > _MAX_BURST_SHARE * case.span_s:
@@ -219,7 +242,7 @@ def detect_slow_target(case: Case) -> Cause | None:
     worst = int(np.argmax(slow_shares))
     share = float(slow_shares[worst])
     expected_share = float(counts[worst] / len(case.replica_keys))
-    if share < CLEAR_SHARE or share < 1.5 * expected_share:
+    if share < CLEAR_SHARE or share < _MIN_TARGET_FACTOR * expected_share:
         return None
     name = replica_name(int(keys[worst]), case.manifest)
     evidence = f"{share:.0%} of them were at {name}, which serves {expected_share:.0%} of all"
@@ -242,15 +265,15 @@ class _TpotStep(msgspec.Struct, frozen=True):
 
 
 def detect_slower_hardware(case: Case) -> Cause | None:
-    """Detect a TPOT that rises at one time and stays higher, although the load does not rise."""
+    """Detect a TPOT that rises at one time and stays higher, although the load does not rise.
+
+    That is what a GPU does whose clocks are lowered by a power or thermal cap. If the metrics page
+    of the hardware reports such a cap, the evidence says so.
+    """
     tpot_ns = case.requests.measure("tpot")
     is_known = tpot_ns != UNDEFINED
     step = _find_tpot_step(tpot_ns[is_known].astype(float), case.time[is_known])
-    if step is None or step.separation < _MIN_SEPARATION:
-        return None
-    rate_before = (case.time < step.time).mean() / max(step.time, 0.01)
-    rate_after = (case.time >= step.time).mean() / max(1 - step.time, 0.01)
-    if rate_after > STEADY_FACTOR * rate_before:
+    if step is None or step.separation < _MIN_SEPARATION or _has_load_risen(case, step.time):
         return None
     reason = _reported_throttling(case, step.time)
     if not reason:
@@ -262,12 +285,28 @@ def detect_slower_hardware(case: Case) -> Cause | None:
     return make_cause("power", step.separation, evidence)
 
 
+def _has_load_risen(case: Case, time: float) -> bool:
+    """Return True if more requests per time were scheduled after a time than before it."""
+    rate_before = (case.time < time).mean() / max(time, _SHORTEST_TIME)
+    rate_after = (case.time >= time).mean() / max(1 - time, _SHORTEST_TIME)
+    return bool(rate_after > STEADY_FACTOR * rate_before)
+
+
 def _find_tpot_step(tpot_ns: NDArray[np.float64], time: NDArray[np.float64]) -> _TpotStep | None:
-    """Return the step that separates the TPOT before and after it best, or None."""
+    """Return the step that separates the TPOT before it from the TPOT after it best, or None.
+
+    Steps are tried at the times _STEP_TIMES. The middle between both medians is their geometric
+    mean, because TPOT changes by a factor. A TPOT that rises before or after the step has no step
+    but a trend.
+
+    Args:
+        tpot_ns: The TPOT of each request.
+        time: The scheduled time of each request, from 0 to 1.
+    """
     best: _TpotStep | None = None
-    for cut in np.arange(0.15, 0.9, 0.05):
-        before = tpot_ns[time < cut - _STEP_MARGIN]
-        after = tpot_ns[time >= cut + _STEP_MARGIN]
+    for step_time in _STEP_TIMES:
+        before = tpot_ns[time < step_time - _STEP_MARGIN]
+        after = tpot_ns[time >= step_time + _STEP_MARGIN]
         if min(len(before), len(after)) < MIN_SLOW_REQUESTS:
             continue
         median_before = float(np.median(before))
@@ -277,7 +316,7 @@ def _find_tpot_step(tpot_ns: NDArray[np.float64], time: NDArray[np.float64]) -> 
         middle = median_before * factor**0.5
         separation = min(float((before < middle).mean()), float((after > middle).mean()))
         if best is None or separation > best.separation:
-            best = _TpotStep(float(cut), factor, separation)
+            best = _TpotStep(float(step_time), factor, separation)
     return best
 
 
@@ -354,27 +393,39 @@ def detect_long_prompts(case: Case) -> Cause | None:
 
 
 def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
-    """Return the share of requests that are long, or waited for their first token beside one.
+    """Return the share of some requests that long prompts affect.
 
-    Only about _SAMPLED_NEIGHBOURS requests are examined.
+    A request is affected if its own prompt is long, or if one at the same replica was processed
+    while it waited for its first token. Only about _SAMPLED_NEIGHBOURS requests are examined, since
+    each is compared with all long prompts.
+
+    Args:
+        case: The requests.
+        indexes: The indexes of the requests whose share is returned.
+        long_indexes: The indexes of all requests with a long prompt.
     """
     sent_ns = case.requests["sent_ns"]
     first_token_ns = case.requests["first_token_ns"]
     is_long = np.zeros(len(sent_ns), bool)
     is_long[long_indexes] = True
-    sampled = indexes[:: max(len(indexes) // _SAMPLED_NEIGHBOURS, 1)].tolist()
+    stride = max(len(indexes) // _SAMPLED_NEIGHBOURS, 1)
+    sampled_indexes = indexes[::stride].tolist()
     affected = 0
-    for index in sampled:
-        same_replica = long_indexes[case.replica_keys[long_indexes] == case.replica_keys[index]]
-        overlaps = (sent_ns[same_replica] < first_token_ns[index]) & (
-            first_token_ns[same_replica] > sent_ns[index]
-        )
-        affected += bool(is_long[index] or overlaps.any())
-    return affected / len(sampled)
+    for index in sampled_indexes:
+        is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
+        neighbours = long_indexes[is_same_replica]
+        begins_before = sent_ns[neighbours] < first_token_ns[index]
+        ends_after = first_token_ns[neighbours] > sent_ns[index]
+        affected += bool(is_long[index] or (begins_before & ends_after).any())
+    return affected / len(sampled_indexes)
 
 
 def detect_growing_queue(case: Case) -> Cause | None:
-    """Detect a queue in which the slow requests waited, and which grew during the load."""
+    """Detect a queue in which the slow requests waited, and which grew during the load.
+
+    It is likely if the server reports the time that requests waited in its queue. It is possible if
+    the server reports waiting as prefill, or nothing at all.
+    """
     is_reported = "queue" in case.excess
     share = case.excess["queue"] if is_reported else case.excess["rest"]
     is_counted_as_prefill = is_reported and share < MOST_OF_EXCESS and _prefill_hides_queue(case)
@@ -383,17 +434,18 @@ def detect_growing_queue(case: Case) -> Cause | None:
     growth = _describe_ttft_growth(case)
     if share < MOST_OF_EXCESS or not growth:
         return None
+    certainty = "possible"
     if is_counted_as_prefill:
-        where = (
+        location = (
             "in the server, which reports the time as prefill although their prompts are no longer "
             "than others"
         )
     elif is_reported:
-        where = "in the server's queue"
+        location = "in the server's queue"
+        certainty = "likely"
     else:
-        where = "in the server, probably in its queue"
-    sure = "likely" if is_reported and not is_counted_as_prefill else "possible"
-    return make_cause("queue", share, f"they waited {where}; {growth}", sure)
+        location = "in the server, probably in its queue"
+    return make_cause("queue", share, f"they waited {location}; {growth}", certainty)
 
 
 def _prefill_hides_queue(case: Case) -> bool:
@@ -426,30 +478,44 @@ def _describe_ttft_growth(case: Case) -> str:
 def detect_queue_of_all(case: Case) -> Cause | None:
     """Detect a queue in which all requests waited alike, so that none is slower than the others.
 
-    It grew, or it was there from the start and violates a TTFT objective.
+    It grew during the load, or it was there from the start and violates a TTFT objective. If the
+    server does not report the time in its queue, the queue is a possible cause, and only if both
+    hold.
     """
     growth = _describe_ttft_growth(case)
-    is_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
+    is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
     queue_ns = case.requests["server_queue_ns"]
-    if (queue_ns < 0).any():
-        if not growth or not is_missed:
+    is_queue_reported = not (queue_ns < 0).any()
+    if not is_queue_reported:
+        if not growth or not is_ttft_missed:
             return None
         evidence = f"all requests waited in the server, probably in its queue; {growth}"
         return make_cause("queue", 1.0, evidence, "possible")
+    if not growth and not is_ttft_missed:
+        return None
     queue_ms = float(queue_ns.mean()) / 1e6
     ttft_ms = float(case.ttft_ns.mean()) / 1e6
-    if not (growth or is_missed) or queue_ms < MOST_OF_EXCESS * ttft_ms:
+    if queue_ms < MOST_OF_EXCESS * ttft_ms:
         return None
-    detail = f"; {growth}" if growth else ""
+    growth_clause = f"; {growth}" if growth else ""
     evidence = (
         f"overloaded: requests waited {queue_ms:,.0f} ms of a mean TTFT of {ttft_ms:,.0f} ms in "
-        f"the server's queue{detail}"
+        f"the server's queue{growth_clause}"
     )
     return make_cause("queue", queue_ms / ttft_ms, evidence)
 
 
 class _BatchSizes(msgspec.Struct, frozen=True):
-    """How many requests were decoded together, and the TPOT with few and with many of them."""
+    """The requests that were decoded in small and in large batches, and their TPOT.
+
+    Attributes:
+        is_small: Which requests were decoded in the smallest fifth of the batch sizes.
+        is_large: Which were decoded in the largest fifth.
+        small: The median batch size of the former.
+        large: The median batch size of the latter.
+        small_tpot_ms: The median TPOT of the former.
+        large_tpot_ms: The median TPOT of the latter.
+    """
 
     is_small: Mask
     is_large: Mask
@@ -485,15 +551,21 @@ def _compare_batch_sizes(case: Case, tpot_ns: Ints, is_known: Mask) -> _BatchSiz
     """Compare the requests with the smallest and with the largest fifth of the batch sizes.
 
     The size of a batch is the number of requests in decode at the middle of a request's decode.
+
+    Args:
+        case: The requests.
+        tpot_ns: The TPOT of those that have one.
+        is_known: Which requests have one.
     """
     first_token_ns = case.requests["first_token_ns"][is_known]
     done_ns = case.requests["done_ns"][is_known]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    started = np.searchsorted(np.sort(first_token_ns), middle_ns, side="right")
-    ended = np.searchsorted(np.sort(done_ns), middle_ns, side="right")
-    sizes = (started - ended) * case.stride
-    is_small = sizes <= np.quantile(sizes, 0.2)
-    is_large = sizes >= np.quantile(sizes, 0.8)
+    decodes_begun = np.searchsorted(np.sort(first_token_ns), middle_ns, side="right")
+    decodes_ended = np.searchsorted(np.sort(done_ns), middle_ns, side="right")
+    # Each examined request stands for `stride` requests of the run.
+    sizes = (decodes_begun - decodes_ended) * case.stride
+    is_small = sizes <= np.quantile(sizes, _BATCH_FRACTION)
+    is_large = sizes >= np.quantile(sizes, 1 - _BATCH_FRACTION)
     return _BatchSizes(
         is_small=is_small,
         is_large=is_large,
@@ -505,11 +577,15 @@ def _compare_batch_sizes(case: Case, tpot_ns: Ints, is_known: Mask) -> _BatchSiz
 
 
 def _likely_batch_cause(tpot_ns: Ints, batches: _BatchSizes, limit_ms: float) -> Cause:
-    """Return the cause if TPOT rises with the size of the batch."""
-    middle_ns = (batches.small_tpot_ms * batches.large_tpot_ms) ** 0.5 * 1e6
+    """Return the cause if TPOT rises with the size of the batch.
+
+    Its share is that of the requests that a threshold between both medians separates: those in
+    small batches below it, or those in large ones above it, whichever is fewer.
+    """
+    threshold_ns = (batches.small_tpot_ms * batches.large_tpot_ms) ** 0.5 * 1e6
     share = min(
-        float((tpot_ns[batches.is_small] < middle_ns).mean()),
-        float((tpot_ns[batches.is_large] > middle_ns).mean()),
+        float((tpot_ns[batches.is_small] < threshold_ns).mean()),
+        float((tpot_ns[batches.is_large] > threshold_ns).mean()),
     )
     evidence = (
         f"TPOT was {batches.small_tpot_ms:,.4g} ms with {batches.small:,} requests in decode and "
@@ -520,9 +596,13 @@ def _likely_batch_cause(tpot_ns: Ints, batches: _BatchSizes, limit_ms: float) ->
 
 
 def _possible_batch_cause(tpot_ns: Ints, batches: _BatchSizes, limit_ms: float) -> Cause:
-    """Return the cause if nearly all requests have the same TPOT."""
+    """Return the cause if nearly all requests have the same TPOT, whatever the batch size was.
+
+    Its share is that of the requests whose TPOT is about the median.
+    """
     median_ns = float(np.median(tpot_ns))
-    share = float((abs(tpot_ns / median_ns - 1) < SIGNIFICANT_CHANGE - 1).mean())
+    is_near_median = abs(tpot_ns / median_ns - 1) < SIGNIFICANT_CHANGE - 1
+    share = float(is_near_median.mean())
     evidence = (
         f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with {batches.small:,} "
         f"to {batches.large:,} in decode (limit {limit_ms:,.4g} ms); the load or the server's "

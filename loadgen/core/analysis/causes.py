@@ -6,6 +6,7 @@ trace is named, with its evidence. If no trace is clear, no cause is named.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,6 +65,8 @@ def explain(
 ) -> Explanation:
     """Return the causes of the slow requests among the measured records.
 
+    Of a long run, only every k-th request is examined, so that it takes little time and memory.
+
     Args:
         measured: The measured records.
         manifest: The manifest of the run.
@@ -76,13 +79,12 @@ def explain(
     if request_count < MIN_REQUESTS:
         return _explain_few(measured, request_count, manifest, samples)
     order = _order_by_scheduled_time(ok_requests, has_ttft)
-    stride = _stride(len(order))
+    stride = _choose_stride(len(order))
     requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
     del ok_requests, has_ttft, order  # They are large in a run of millions of requests.
-    send_delay_ns = _client_delay_ns(requests)
-    case, is_explainable = _build_case(requests, send_delay_ns, stride, manifest, samples)
-    causes = _detect_causes(case, unsound, is_explainable=is_explainable)
-    return _describe(case, causes, send_delay_ns, is_explainable=is_explainable)
+    send_delay_ns = _measure_send_delay(requests)
+    case = _build_case(requests, send_delay_ns, stride, manifest, samples)
+    return _describe(case, _detect_causes(case, unsound), send_delay_ns)
 
 
 def _order_by_scheduled_time(requests: JoinedColumns, has_ttft: Mask) -> Ints:
@@ -101,18 +103,26 @@ def _build_case(
     stride: int,
     manifest: RunManifest,
     samples: Sequence[MetricSample],
-) -> tuple[Case, bool]:
-    """Return what detectors examine, and whether there are slow requests to explain."""
-    ttft_ns = requests.measure("ttft") - send_delay_ns
-    speed = _classify(ttft_ns, send_delay_ns)
+) -> Case:
+    """Return what the detectors of causes examine.
+
+    Args:
+        requests: The ok requests with a TTFT, ordered by scheduled time.
+        send_delay_ns: How late the client itself sent each of them.
+        stride: Every how many-th request of the run is among them.
+        manifest: The manifest of the run.
+        samples: The samples of the servers' metrics pages.
+    """
+    server_ttft_ns = requests.measure("ttft") - send_delay_ns
+    speed = _classify(server_ttft_ns, send_delay_ns)
     due_ns = requests["due_ns"]
     span_ns = max(int(due_ns[-1] - due_ns[0]), 1)
     excess: dict[str, float] = {}
     if speed.is_explainable:
-        excess = _excess_by_part(requests, ttft_ns, send_delay_ns, speed)
-    case = Case(
+        excess = _divide_excess(requests, server_ttft_ns, send_delay_ns, speed)
+    return Case(
         requests=requests,
-        ttft_ns=ttft_ns,
+        ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
         time=(due_ns - due_ns[0]) / span_ns,
@@ -124,59 +134,85 @@ def _build_case(
         manifest=manifest,
         samples=samples,
     )
-    return case, speed.is_explainable
 
 
-def _detect_causes(case: Case, unsound: Collection[str], *, is_explainable: bool) -> list[Cause]:
-    """Return the causes that the detectors name, in their order."""
+def _detect_causes(case: Case, unsound: Collection[str]) -> list[Cause]:
+    """Return the causes that the detectors find, in their order.
+
+    If too few requests are slow to be compared with fast ones, only detectors that look at all
+    requests are called.
+    """
     skipped = TPOT_DETECTORS if "tpot" in unsound else ()
-    detectors = DETECTORS if is_explainable else DETECTORS_OF_ALL
+    detectors = DETECTORS if case.is_explainable else DETECTORS_OF_ALL
     causes = [detect(case) for detect in detectors if detect not in skipped]
     return [cause for cause in causes if cause is not None]
 
 
-def _describe(
-    case: Case, causes: list[Cause], send_delay_ns: Ints, *, is_explainable: bool
-) -> Explanation:
-    """Return the explanation with its paragraph. The client is a cause of its own.
+def _describe(case: Case, causes: list[Cause], send_delay_ns: Ints) -> Explanation:
+    """Return the explanation with its paragraph, and with the client as a cause if it is one.
 
-    With the client's send delay in TTFT, other requests may be slow than without it.
+    - If the client's send delay explains most of the excess TTFT, it is the first cause.
+    - If no cause was detected, a queue that explains a missed TTFT objective is the only one.
+    - If the send delay is a smaller part of TTFT, it is a possible cause after the others.
+
+    Args:
+        case: The requests.
+        causes: The causes that the detectors found.
+        send_delay_ns: How late the client itself sent each request.
     """
-    requests = case.requests
-    ttft_ns = requests.measure("ttft")
+    ttft_ns = case.requests.measure("ttft")
+    # With the send delay in TTFT, other requests may be slow than without it.
     speed = _classify(ttft_ns, np.zeros_like(ttft_ns))
     slow_count = int(speed.is_slow.sum())
-    client_share = 0.0
-    if speed.is_explainable:
-        client_share = excess_of_slow(send_delay_ns, speed.is_slow, speed.is_fast)
-        client_share /= excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
-    affected_count = int(case.is_slow.sum())
-    is_about_all = not is_explainable or (bool(causes) and causes[0].code in _CODES_ABOUT_ALL)
+    client_share = _client_share_of_excess(ttft_ns, send_delay_ns, speed)
     if client_share >= MOST_OF_EXCESS:
         evidence = f"the client sent them late, which is {client_share:.0%} of their excess TTFT"
         causes = [client_cause(client_share, evidence), *causes]
-        affected_count = slow_count
-        is_about_all = False
-    elif causes:
-        share_of_mean = float(send_delay_ns.mean() / ttft_ns.mean())
-        if share_of_mean >= MIN_CLIENT_SHARE:
-            evidence = f"the client sent requests late ({share_of_mean:.0%} of the mean TTFT)"
-            causes = [*causes, client_cause(share_of_mean, evidence, "possible")]
+        text = _compose_text(causes, _describe_slow(slow_count, len(ttft_ns)))
+        return Explanation(text=text, slow=slow_count, causes=tuple(causes))
     if not causes:
-        queue = _find_queue(requests, ttft_ns, send_delay_ns, case.manifest, case.samples)
+        queue = _find_queue(case.requests, ttft_ns, send_delay_ns, case.manifest, case.samples)
         if queue is None:
             return Explanation(slow=slow_count)
-        return Explanation(slow=slow_count, text=_sentence(queue), causes=(queue,))
+        return Explanation(slow=slow_count, text=_compose_text([queue]), causes=(queue,))
+    share_of_mean = float(send_delay_ns.mean() / ttft_ns.mean())
+    if share_of_mean >= MIN_CLIENT_SHARE:
+        evidence = f"the client sent requests late ({share_of_mean:.0%} of the mean TTFT)"
+        causes = [*causes, client_cause(share_of_mean, evidence, "possible")]
     subject = ""
-    if not is_about_all:
-        subject = (
-            f"{affected_count:,} of {len(ttft_ns):,} requests exceeded {SLOW_FACTOR:g}x the TTFT "
-            "of fast requests: "
-        )
+    if case.is_explainable and causes[0].code not in _CODES_ABOUT_ALL:
+        subject = _describe_slow(int(case.is_slow.sum()), len(ttft_ns))
+    text = _compose_text(causes, subject)
+    return Explanation(text=text, slow=slow_count, causes=tuple(causes))
+
+
+def _client_share_of_excess(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> float:
+    """Return the share of the excess TTFT of the slow requests that the client caused, else 0."""
+    if not speed.is_explainable:
+        return 0.0
+    delay_excess_ns = excess_of_slow(send_delay_ns, speed.is_slow, speed.is_fast)
+    return delay_excess_ns / excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+
+
+def _describe_slow(slow_count: int, request_count: int) -> str:
+    """Return how many requests were slow, as the beginning of a sentence about them."""
+    return (
+        f"{slow_count:,} of {request_count:,} requests exceeded {SLOW_FACTOR:g}x the TTFT of fast "
+        "requests: "
+    )
+
+
+def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
+    """Return the paragraph that explains slow requests: the first cause, and then the others.
+
+    Args:
+        causes: The causes, at least one.
+        subject: What the evidence of the first cause is about, "" if it says so itself.
+    """
     text = f"{causes[0].sure.capitalize()}: {subject}{causes[0].evidence}."
     if len(causes) > 1:
         text += f" Also: {'; '.join(cause.evidence for cause in causes[1:])}."
-    return Explanation(text=text, slow=slow_count, causes=tuple(causes))
+    return text
 
 
 def _explain_few(
@@ -185,9 +221,10 @@ def _explain_few(
     manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Explanation:
-    """Return what is known of too few requests to compare slow ones with fast ones.
+    """Return what is known if there are too few requests to compare slow ones with fast ones.
 
-    A queue that explains most of a missed TTFT is named. All other causes are not examined.
+    A queue that explains most of a missed TTFT objective is named. Other causes are not examined,
+    and the explanation says so.
     """
     if not request_count:
         return Explanation()
@@ -200,16 +237,12 @@ def _explain_few(
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     order = queue_of_few.order_by_scheduled_time(ok_requests)
     requests = JoinedColumns(measured, only_ok=True, order=order)
-    send_delay_ns = _client_delay_ns(requests)
+    send_delay_ns = _measure_send_delay(requests)
     queue = _find_queue(requests, requests.measure("ttft"), send_delay_ns, manifest, samples)
     if queue is None:
         return Explanation(not_examined=too_few)
     not_examined = f"other causes, since {too_few}"
-    return Explanation(text=_sentence(queue), causes=(queue,), not_examined=not_examined)
-
-
-def _sentence(cause: Cause) -> str:
-    return f"{cause.sure.capitalize()}: {cause.evidence}."
+    return Explanation(text=_compose_text([queue]), causes=(queue,), not_examined=not_examined)
 
 
 def _find_queue(
@@ -227,35 +260,45 @@ def _find_queue(
     return queue_of_few.find_queue(missed)
 
 
-def _client_delay_ns(requests: JoinedColumns) -> Ints:
-    """Return how late the client itself sent each request.
+def _measure_send_delay(requests: JoinedColumns) -> Ints:
+    """Return how late the client itself sent each request, in ns.
 
-    A client that was stopped opens its connections late too. Until the latest send on an open
-    connection, the wait for a connection therefore counts as the client's delay.
+    It is the time from when the request could be sent until it was sent. A client that was stopped,
+    for example by the operating system, also opens its connections late. It was stopped at least
+    until it sent the latest earlier request on a connection that was open already. Until then, the
+    wait for a new connection therefore counts as the client's delay too.
+
+    Args:
+        requests: The requests, ordered by scheduled time.
     """
     sendable = sendable_ns(requests)
     due_ns = requests["due_ns"]
     sent_ns = requests["sent_ns"]
-    sent_on_open_connection = np.where(requests["reused"] > 0, sent_ns, 0)
-    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection)
-    delay_ns: Ints = sent_ns - sendable + np.clip(stopped_until_ns - due_ns, 0, sendable - due_ns)
+    sent_on_open_connection_ns = np.where(requests["reused"] > 0, sent_ns, 0)
+    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
+    connect_wait_ns = sendable - due_ns
+    stopped_ns = np.clip(stopped_until_ns - due_ns, 0, connect_wait_ns)
+    delay_ns: Ints = sent_ns - sendable + stopped_ns
     return delay_ns
 
 
 def _classify(ttft_ns: Ints, send_delay_ns: Ints) -> _Speed:
     """Return which requests are slow and which are fast.
 
-    Requests that the client sent later than a fast response takes are neither.
+    A request is slow if it takes SLOW_FACTOR times as long as one without any delay, which the
+    FAST_QUANTILE of TTFT stands for. It is fast up to the median. Requests that the client sent
+    later than a fast response takes are neither, because the server is not to blame.
     """
-    fast_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
-    is_on_time = send_delay_ns <= fast_ttft_ns
-    is_slow = (ttft_ns > SLOW_FACTOR * fast_ttft_ns) & is_on_time
+    undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
+    is_on_time = send_delay_ns <= undelayed_ttft_ns
+    is_slow = (ttft_ns > SLOW_FACTOR * undelayed_ttft_ns) & is_on_time
     is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow & is_on_time
     is_explainable = has_enough_slow(int(is_slow.sum()), len(ttft_ns)) and bool(is_fast.any())
     return _Speed(is_slow, is_fast, is_explainable)
 
 
-def _stride(request_count: int) -> int:
+def _choose_stride(request_count: int) -> int:
+    """Return every how many-th request is examined, so that at most MAX_REQUESTS are."""
     return request_count // MAX_REQUESTS + 1
 
 
@@ -264,7 +307,7 @@ def examined_count(request_count: int) -> int:
 
     `Explanation.slow` is a number of these.
     """
-    return -(-request_count // _stride(request_count))
+    return math.ceil(request_count / _choose_stride(request_count))
 
 
 def has_enough_slow(slow_count: int, request_count: int) -> bool:
@@ -272,22 +315,23 @@ def has_enough_slow(slow_count: int, request_count: int) -> bool:
     return slow_count >= max(MIN_SLOW_REQUESTS, request_count // 100)
 
 
-def _excess_by_part(
+def _divide_excess(
     requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed
 ) -> dict[str, float]:
-    """Return which fraction of the additional TTFT of the slow requests each part explains.
+    """Return which fraction of the excess TTFT of the slow requests each part of TTFT explains.
 
-    The parts are connect, the durations that the server reports for all requests, and the rest.
-    The client's send delay belongs to none of them.
+    The excess is the difference of the means of slow and of fast requests. The parts are the time
+    to connect, the durations that the server reports for all requests, and the rest. The client's
+    send delay belongs to none of them.
     """
-    parts = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
+    parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
         if (duration_ns >= 0).all():
-            parts[name] = duration_ns
-    parts["rest"] = ttft_ns - sum(parts.values())
+            parts_ns[name] = duration_ns
+    parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
     excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
     return {
-        name: excess_of_slow(values_ns, speed.is_slow, speed.is_fast) / excess_ns
-        for name, values_ns in parts.items()
+        name: excess_of_slow(part_ns, speed.is_slow, speed.is_fast) / excess_ns
+        for name, part_ns in parts_ns.items()
     }

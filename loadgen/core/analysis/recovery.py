@@ -1,7 +1,7 @@
 """Measure how long it took to meet the SLO again after a spike or a change of the replicas.
 
-Pure. A spike is a measured stage whose load is higher than that of the measured stage after it.
-The servers' metrics pages tell the number of replicas (see `series.count_replicas`), and a target that
+Pure. A spike is a measured stage whose load is higher than that of the measured stage after it. The
+servers' metrics pages tell the number of replicas (see `series.count_replicas`), and a target that
 stopped responding counts as lost.
 
 The requests after an event are examined in groups of GROUP_SIZE by scheduled time, up to the next
