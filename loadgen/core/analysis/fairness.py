@@ -41,14 +41,22 @@ def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tupl
 
 
 def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
-    """Return the comparison of the tenants of a run, or None for a single tenant."""
+    """Return how equally the tenants of a run were served, or None for a single tenant.
+
+    The measure is Jain's fairness index of the fractions of their requests that succeeded, and of
+    those that met the SLO.
+
+    Args:
+        classes: The summaries of the request classes, each of which belongs to a tenant.
+    """
     class_by_name = {request_class.name: request_class for request_class in classes}
-    names_by_tenant = group_by_tenant({part.name: part.tenant for part in classes})
-    if not names_by_tenant:
+    tenant_of_class = {request_class.name: request_class.tenant for request_class in classes}
+    classes_by_tenant = group_by_tenant(tenant_of_class)
+    if not classes_by_tenant:
         return None
     tenants = tuple(
-        _summarize_tenant(tenant, [class_by_name[name] for name in names])
-        for tenant, names in names_by_tenant.items()
+        _summarize_tenant(tenant, [class_by_name[name] for name in class_names])
+        for tenant, class_names in classes_by_tenant.items()
     )
     ok_shares = _known_values([tenant.ok_share for tenant in tenants])
     good_shares = _known_values([tenant.good_share for tenant in tenants])
@@ -56,6 +64,7 @@ def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
         tenants=tenants,
         ok_index=None if ok_shares is None else jain_index(ok_shares),
         good_index=None if good_shares is None else jain_index(good_shares),
+        # Without an SLO of all tenants, the one with the most failures was served worst.
         worst=_worst_tenant(tenants, good_shares or ok_shares),
     )
 
@@ -74,23 +83,26 @@ def _worst_tenant(tenants: Sequence[TenantShare], shares: Sequence[float] | None
 
 
 def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare:
-    """Return what a tenant received, over all of its classes."""
+    """Return what a tenant received, over all of its classes.
+
+    A value is None if it is not known for one of the classes.
+
+    Args:
+        name: The name of the tenant.
+        classes: The summaries of its classes.
+    """
     decided = sum(request_class.requests.decided for request_class in classes)
-    ok_count = sum(request_class.requests.ok for request_class in classes)
-    good_counts = [request_class.goodput.good for request_class in classes]
+    ok = sum(request_class.requests.ok for request_class in classes)
     counted = sum(request_class.goodput.counted or 0 for request_class in classes)
-    good_share = None
-    if counted and None not in good_counts:
-        good_share = sum(count or 0 for count in good_counts) / counted
-    rates = [_output_per_s(request_class) for request_class in classes]
-    output_per_s = None if None in rates else sum(rate or 0.0 for rate in rates)
+    good = _known_values([request_class.goodput.good for request_class in classes])
+    output_rates = _known_values([_output_per_s(request_class) for request_class in classes])
     return TenantShare(
         name=name,
         classes=tuple(request_class.name for request_class in classes),
         decided=decided,
-        ok_share=ok_count / decided if decided else None,
-        good_share=good_share,
-        output_per_s=output_per_s,
+        ok_share=ok / decided if decided else None,
+        good_share=sum(good) / counted if counted and good is not None else None,
+        output_per_s=None if output_rates is None else sum(output_rates),
     )
 
 

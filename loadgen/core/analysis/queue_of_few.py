@@ -7,7 +7,6 @@ request, in its metrics page, or in a TTFT that grows while the load goes on.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,35 +61,56 @@ def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None
 
 
 def find_queue(missed: MissedTtft) -> Cause | None:
-    """Return the queue as the cause of a missed TTFT, with the evidence, or None."""
-    ttft_ns = float(missed.ttft_ns[missed.exceeds_limit].mean())
-    if float(missed.send_delay_ns[missed.exceeds_limit].mean()) >= MOST_OF_TTFT * ttft_ns:
+    """Return the queue as the cause of a missed TTFT, with the evidence, or None.
+
+    The evidence is the first of three that shows a queue: the server's own timing of each request,
+    the metrics pages of the servers, and a TTFT that grew. If the client caused most of the TTFT,
+    it is not the queue.
+    """
+    is_over = missed.exceeds_limit
+    mean_ttft_ns = float(missed.ttft_ns[is_over].mean())
+    if float(missed.send_delay_ns[is_over].mean()) >= MOST_OF_TTFT * mean_ttft_ns:
         return None
-    return _by_timing(missed, ttft_ns) or _by_page(missed) or _by_growth(missed)
+    return (
+        _find_by_server_timing(missed, mean_ttft_ns)
+        or _find_by_metrics_page(missed)
+        or _find_by_growth(missed)
+    )
 
 
-def _by_timing(missed: MissedTtft, ttft_ns: float) -> Cause | None:
-    """Return the queue by the server's own timing of each request."""
+def _find_by_server_timing(missed: MissedTtft, mean_ttft_ns: float) -> Cause | None:
+    """Return the queue as a cause if the server reports that requests waited in it.
+
+    Args:
+        missed: The requests.
+        mean_ttft_ns: The mean TTFT of those that exceed the limit.
+    """
     queued = missed.requests["server_queue_ns"][missed.exceeds_limit]
     if int(queued.min()) < 0:
         return None
-    queued_ns = float(queued.mean())
-    if queued_ns < MOST_OF_TTFT * ttft_ns:
+    mean_queued_ns = float(queued.mean())
+    if mean_queued_ns < MOST_OF_TTFT * mean_ttft_ns:
         return None
     text = (
         f"{len(queued):,} requests exceeded the TTFT limit of {_ms(missed.limit_ns)}: they waited "
-        f"{_ms(queued_ns)} of {_ms(ttft_ns)} in the server's queue"
+        f"{_ms(mean_queued_ns)} of {_ms(mean_ttft_ns)} in the server's queue"
     )
-    return _queue(queued_ns / ttft_ns, text)
+    return _queue(mean_queued_ns / mean_ttft_ns, text)
 
 
-def _by_page(missed: MissedTtft) -> Cause | None:
-    """Return the queue by the metrics pages of the servers."""
-    ttft_ns = float(missed.ttft_ns.mean())
+def _find_by_metrics_page(missed: MissedTtft) -> Cause | None:
+    """Return the queue as a cause if the metrics pages of the servers show it.
+
+    Some pages count the time that requests spent in the queue. Others only show how many requests
+    wait, from which the mean wait follows by Little's law.
+    """
+    mean_ttft_ns = float(missed.ttft_ns.mean())
     waiting_ns = mean_queue_time_ns(missed.samples)
-    text = f"requests waited {_ms(waiting_ns or 0)} in the queue according to the metrics page"
-    if waiting_ns is None:
-        span_s = float(missed.requests["first_token_ns"].max() - missed.requests["due_ns"][0]) / 1e9
+    if waiting_ns is not None:
+        text = f"requests waited {_ms(waiting_ns)} in the queue according to the metrics page"
+    else:
+        requests = missed.requests
+        span_s = float(requests["first_token_ns"].max() - requests["due_ns"][0]) / 1e9
         waiting_ns = _waiting_by_littles_law(missed.samples, len(missed.ttft_ns), span_s)
         if waiting_ns is None:
             return None
@@ -98,52 +118,67 @@ def _by_page(missed: MissedTtft) -> Cause | None:
             f"requests waited about {_ms(waiting_ns)} in the queue according to the number of "
             "waiting requests on the metrics page"
         )
-    if waiting_ns < MOST_OF_TTFT * ttft_ns:
+    if waiting_ns < MOST_OF_TTFT * mean_ttft_ns:
         return None
-    return _queue(waiting_ns / ttft_ns, f"{text}, of a mean TTFT of {_ms(ttft_ns)}")
+    return _queue(waiting_ns / mean_ttft_ns, f"{text}, of a mean TTFT of {_ms(mean_ttft_ns)}")
 
 
 def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
-    """Return the mean time in the queue that the servers counted during the run, or None."""
-    first: dict[tuple[str, str, str], float] = {}
-    last: dict[tuple[str, str, str], float] = {}
+    """Return the mean time in the queue that the servers counted during the run, or None.
+
+    A histogram of Prometheus has two counters, the sum of all times and their number. The mean of
+    the run is the growth of the sums of all servers divided by the growth of the numbers.
+    """
+    growth = {"sum": 0.0, "count": 0.0}
+    first_values: dict[tuple[str, str, str], float] = {}
+    last_values: dict[tuple[str, str, str], float] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
-        if sample.name.endswith((f"{QUEUE_TIME}_sum", f"{QUEUE_TIME}_count")):
-            key = (sample.name.rpartition("_")[2], sample.page, sample.labels)
-            first.setdefault(key, sample.value)
-            last[key] = sample.value
-    growth: dict[str, float] = defaultdict(float)
-    for (kind, *_), value in last.items():
-        growth[kind] += value
-    for (kind, *_), value in first.items():
-        growth[kind] -= value
+        histogram, _, counter = sample.name.rpartition("_")
+        if histogram.endswith(QUEUE_TIME) and counter in growth:
+            key = (counter, sample.page, sample.labels)
+            first_values.setdefault(key, sample.value)
+            last_values[key] = sample.value
+    for (counter, _, _), value in last_values.items():
+        growth[counter] += value
+    for (counter, _, _), value in first_values.items():
+        growth[counter] -= value
     return growth["sum"] / growth["count"] * 1e9 if growth["count"] > 0 else None
 
 
 def _waiting_by_littles_law(
     samples: Sequence[MetricSample], requests: int, span_s: float
 ) -> float | None:
-    """Return the mean wait: the mean number of waiting requests divided by the request rate."""
+    """Return the mean wait in ns by Little's law, or None if no page shows waiting requests.
+
+    It is the mean number of waiting requests divided by the rate of requests.
+
+    Args:
+        samples: The samples of the servers' metrics pages.
+        requests: The number of requests of the run.
+        span_s: The time from the first scheduled request to the last first token.
+    """
     waiting = series.compute_curves(samples).get(series.WAITING)
     if waiting is None or span_s <= 0:
         return None
-    during = [
+    waiting_during_load = [
         value
         for time_s, value in zip(waiting.t_s, waiting.values, strict=True)
         if 0 <= time_s <= span_s
     ]
-    if not during:
+    if not waiting_during_load:
         return None
-    return sum(during) / len(during) / (requests / span_s) * 1e9
+    mean_waiting = sum(waiting_during_load) / len(waiting_during_load)
+    return mean_waiting / (requests / span_s) * 1e9
 
 
-def _by_growth(missed: MissedTtft) -> Cause | None:
-    """Return a queue as a possible cause if TTFT grew during the load."""
+def _find_by_growth(missed: MissedTtft) -> Cause | None:
+    """Return a queue as a possible cause if the median TTFT grew during the load."""
     third = len(missed.ttft_ns) // 3
     first_ns = float(np.median(missed.ttft_ns[:third]))
     last_ns = float(np.median(missed.ttft_ns[-third:]))
     due_ns = missed.requests["due_ns"]
-    if due_ns[0] == due_ns[-1] or last_ns < GROWTH_FACTOR * first_ns:
+    are_due_at_once = due_ns[0] == due_ns[-1]
+    if are_due_at_once or last_ns < GROWTH_FACTOR * first_ns:
         return None
     text = (
         "requests probably waited in the server's queue: the median TTFT grew from "

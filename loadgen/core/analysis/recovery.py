@@ -14,7 +14,7 @@ late miss counts.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -76,35 +76,54 @@ def measure_recoveries(
 ) -> tuple[Recovery, ...]:
     """Return the recovery from each event of a run, in the order of the events.
 
-    There are none without an SLO of the run that limits single requests.
+    Each recovery is examined until the next event that makes the load harder. There are none
+    without an SLO of the run that limits single requests.
+
+    Args:
+        measured: The measured records, by stage.
+        manifest: The manifest of the run.
+        samples: The samples of the servers' metrics pages.
     """
     slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
     spans = [*_find_spikes(manifest.stages), *_find_replica_changes(measured, manifest, samples)]
     spans.sort(key=lambda span: span.at_ns)
-    recoveries = []
-    for span in spans:
-        later_troubles_ns = [
-            other.trouble_ns
-            for other in spans
-            if other.trouble_ns is not None and other.trouble_ns > span.at_ns
-        ]
-        end_ns = min([span.end_ns, *later_troubles_ns])
-        recoveries.append(_measure_recovery(measured, slo, span._replace(end_ns=end_ns)))
-    return tuple(recoveries)
+    return tuple(
+        _measure_recovery(measured, slo, _end_before_next_trouble(span, spans)) for span in spans
+    )
+
+
+def _end_before_next_trouble(span: _EventSpan, spans: Sequence[_EventSpan]) -> _EventSpan:
+    """Return an event whose examined time ends at the next event that makes the load harder."""
+    trouble_times_ns = [other.trouble_ns for other in spans]
+    later_troubles_ns = [
+        time_ns for time_ns in trouble_times_ns if time_ns is not None and time_ns > span.at_ns
+    ]
+    return span._replace(end_ns=min([span.end_ns, *later_troubles_ns]))
 
 
 def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_EventSpan]:
-    """Yield the end of each spike. The stage after it is the time that is examined."""
-    ends_ns = [*(stage.start_ns for stage in stages[1:]), _NEVER_NS]
+    """Yield each spike of the load as an event at its end.
+
+    A spike is a stage with a higher load than the next one. Its recovery is examined until the end
+    of that next stage.
+    """
+    stage_ends_ns = [*(stage.start_ns for stage in stages[1:]), _NEVER_NS]
     for index in find_stages_after_spikes(stages):
         spike = stages[index - 1]
-        after = stages[index]
+        next_stage = stages[index]
         recovery = Recovery(
-            load_before=spike.arrival, load_after=after.arrival, at_s=after.start_ns / 1e9
+            load_before=spike.arrival,
+            load_after=next_stage.arrival,
+            at_s=next_stage.start_ns / 1e9,
         )
-        yield _EventSpan(recovery, spike.start_ns, after.start_ns, ends_ns[index])
+        yield _EventSpan(
+            recovery,
+            before_ns=spike.start_ns,
+            at_ns=next_stage.start_ns,
+            end_ns=stage_ends_ns[index],
+        )
 
 
 def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
@@ -121,21 +140,21 @@ def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
 def _find_replica_changes(
     measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Iterator[_EventSpan]:
-    """Yield the changes of replicas and targets within the measured load.
+    """Yield the changes of the number of replicas or targets during the measured load, as events.
 
     Targets that stopped responding are only used if no metrics page shows a change. Otherwise the
     same loss would count twice.
     """
-    due_ns = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
-    if not due_ns:
+    due_ns_of_stages = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
+    if not due_ns_of_stages:
         return
-    first_ns = min(int(times.min()) for times in due_ns)
-    last_ns = max(int(times.max()) for times in due_ns)
+    first_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
+    last_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
     recoveries = list(_changes_of_replica_count(samples)) or list(_lost_targets(manifest))
     for recovery in recoveries:
         at_ns = round(recovery.at_s * 1e9)
         if first_ns < at_ns <= last_ns:
-            yield _EventSpan(recovery, _BEFORE_ALL_NS, at_ns, last_ns + 1)
+            yield _EventSpan(recovery, _BEFORE_ALL_NS, at_ns, end_ns=last_ns + 1)
 
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
@@ -165,7 +184,13 @@ def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
 
 
 def _measure_recovery(measured: Sequence[Columns], slo: Slo, span: _EventSpan) -> Recovery:
-    """Return the recovery from one event."""
+    """Return when the SLO was met again after an event, and whether it was missed at all.
+
+    Args:
+        measured: The measured records, by stage.
+        slo: The SLO of the run.
+        span: The event, with the times that are examined before and after it.
+    """
     after = _group_requests(measured, span.at_ns, span.end_ns, slo)
     if not len(after.is_met):
         return msgspec.structs.replace(
@@ -173,15 +198,16 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, span: _EventSpan) -
         )
     before = _group_requests(measured, span.before_ns, span.at_ns, slo)
     # The whole spike counts. Before another event only the last group does.
-    examined_before = before.is_met if span.recovery.event == "spike" else before.is_met[-1:]
-    missed = np.flatnonzero(~after.is_met)
+    is_spike = span.recovery.event == "spike"
+    is_met_before = before.is_met if is_spike else before.is_met[-1:]
+    missed_groups = np.flatnonzero(~after.is_met)
     observed_s = float(after.due_ns[-1] - span.at_ns) / 1e9
     return msgspec.structs.replace(
         span.recovery,
         observed_s=observed_s,
         resolution_s=observed_s / len(after.is_met),
-        slo_missed=bool(not examined_before.all() or len(missed)),
-        recovered_after_s=_recovery_time_s(after, missed, span.at_ns),
+        slo_missed=bool(not is_met_before.all() or len(missed_groups)),
+        recovered_after_s=_recovery_time_s(after, missed_groups, span.at_ns),
     )
 
 
@@ -196,27 +222,40 @@ def _recovery_time_s(after: _Groups, missed: NDArray[np.int64], at_ns: int) -> f
 
 
 def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
-    """Return the counted requests that are scheduled from `start_ns` to before `end_ns`."""
-    selected = []
+    """Return the requests of a time in groups of GROUP_SIZE, and which groups meet the SLO.
+
+    A group meets an objective if no more of its requests miss it than the objective allows. Only
+    requests that the SLO counts are grouped.
+
+    Args:
+        measured: The measured records, by stage.
+        start_ns: The start of the time, which is included.
+        end_ns: The end of the time, which is not included.
+        slo: The SLO of the run.
+    """
+    selections = []
     for columns in measured:
         due_ns = columns["due_ns"]
         is_in_time = (due_ns >= start_ns) & (due_ns < end_ns)
-        selected.append((columns, is_in_time & outcomes.is_counted(columns, slo)))
-    empty = np.zeros(0, np.int64)
-    due_ns = np.concatenate([columns["due_ns"][mask] for columns, mask in selected] or [empty])
-    order = np.argsort(due_ns, kind="stable")
-    starts = np.arange(len(due_ns) // GROUP_SIZE) * GROUP_SIZE
-    is_met = np.ones(len(starts), bool)
-    if not len(starts):
-        return _Groups(due_ns[order], is_met)
-    sizes = np.diff([*starts, len(due_ns)])
+        selections.append(is_in_time & outcomes.is_counted(columns, slo))
+
+    def join_selected(values_of_stages: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        selected = zip(values_of_stages, selections, strict=True)
+        return np.concatenate([np.zeros(0, np.int64), *(values[mask] for values, mask in selected)])
+
+    all_due_ns = join_selected([columns["due_ns"] for columns in measured])
+    order = np.argsort(all_due_ns, kind="stable")
+    group_starts = np.arange(len(all_due_ns) // GROUP_SIZE) * GROUP_SIZE
+    is_met = np.ones(len(group_starts), bool)
+    if not len(group_starts):
+        return _Groups(all_due_ns[order], is_met)
+    group_sizes = np.diff([*group_starts, len(all_due_ns)])
     for objective, share in _objectives(slo):
-        is_good = np.concatenate(
-            [outcomes.meets_slo(columns, objective)[mask] for columns, mask in selected]
-        )[order]
-        misses = np.add.reduceat(~is_good, starts, dtype=np.int64)
-        is_met &= misses <= sizes * (1 - share) + ROUNDING
-    return _Groups(due_ns[order], is_met)
+        is_good = join_selected([outcomes.meets_slo(columns, objective) for columns in measured])
+        is_miss = is_good[order] == 0
+        misses = np.add.reduceat(is_miss, group_starts, dtype=np.int64)
+        is_met &= misses <= group_sizes * (1 - share) + ROUNDING
+    return _Groups(all_due_ns[order], is_met)
 
 
 def _objectives(slo: Slo) -> Iterator[tuple[Slo, float]]:

@@ -54,14 +54,19 @@ class _Nodes(NamedTuple):
 class _Selection(NamedTuple):
     """The requests that are compared, with the node and the block of time of each.
 
-    `block` counts the shortest blocks. `node` is an index in `names`, -1 for a node without enough
-    requests.
+    Attributes:
+        rows: Which requests are scheduled in the steady-state window.
+        node: The node of each of them as an index in `names`, -1 if it has too few requests.
+        block: The block of time of each of them, if there are BLOCK_COUNTS[0] blocks.
+        names: The nodes that are compared.
+        left_out: The nodes that have too few requests.
     """
 
     rows: NDArray[np.bool_] | slice
     node: NDArray[np.int32]
     block: NDArray[np.int8]
     names: list[str]
+    left_out: tuple[str, ...]
 
 
 class _Cells(NamedTuple):
@@ -72,8 +77,25 @@ class _Cells(NamedTuple):
     variance_within: float
 
 
+class _Comparison(NamedTuple):
+    """The nodes compared by one metric, in so many blocks of time."""
+
+    variances: VarianceTable
+    outliers: list[OutlierNode]
+    block_count: int
+
+
 def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
-    """Compare the nodes of a run by its measured records in the steady-state window."""
+    """Compare the latencies of the nodes of a run in the steady-state window.
+
+    The result has variance components and outliers of each metric, or in `why` the reason why
+    nodes cannot be compared.
+
+    Args:
+        measured: The measured records, by stage.
+        steady: The steady-state window.
+        manifest: The manifest of the run.
+    """
     if not are_interchangeable(manifest.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
@@ -85,27 +107,27 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         why = "at no time was the load only that of measured requests"
         return BetweenNodes(nodes=node_count, why=why)
     block = _assign_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    selection, silent = _select_requests(nodes, block)
+    selection = _select_requests(nodes, block)
     if len(selection.names) < 2:
         why = (
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
         )
         return BetweenNodes(nodes=node_count, why=why)
-    tables, outliers, block_count = _analyze_metrics(requests, selection)
-    if not tables:
+    comparisons = _compare_metrics(requests, selection)
+    if not comparisons:
         why = (
             f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
-        return BetweenNodes(nodes=node_count, silent=silent, why=why)
+        return BetweenNodes(nodes=node_count, silent=selection.left_out, why=why)
     return BetweenNodes(
         compared=nodes.kind,
         nodes=len(selection.names),
-        blocks=block_count,
-        variances=tuple(tables),
-        outliers=tuple(outliers),
-        silent=silent,
+        blocks=max(comparison.block_count for comparison in comparisons),
+        variances=tuple(comparison.variances for comparison in comparisons),
+        outliers=tuple(node for comparison in comparisons for node in comparison.outliers),
+        silent=selection.left_out,
         why="",
     )
 
@@ -137,75 +159,98 @@ def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], start_s: float, end_s: float) -> NDArray[np.int8]:
-    """Return in which of the shortest blocks each request is scheduled, -1 outside of the window.
+    """Return the block of time in which each request is scheduled, -1 outside of the window.
 
-    The requests are processed in blocks of rows, because a run may have millions.
+    The window is divided into BLOCK_COUNTS[0] blocks. The requests are processed in slices, because
+    a run may have millions.
     """
+    shortest_blocks = BLOCK_COUNTS[0]
     block = np.empty(len(due_ns), np.int8)
     for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         fraction = (due_s - start_s) / (end_s - start_s)
         is_inside = (due_s >= start_s) & (due_s < end_s)
-        number = np.minimum(fraction * BLOCK_COUNTS[0], BLOCK_COUNTS[0] - 1)
+        number = np.minimum(fraction * shortest_blocks, shortest_blocks - 1)
         block[rows] = np.where(is_inside, number, -1)
     return block
 
 
-def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> tuple[_Selection, tuple[str, ...]]:
-    """Return the requests in the window, and the names of nodes with too few of them."""
+def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> _Selection:
+    """Return the requests in the window, with the nodes that have enough of them.
+
+    Args:
+        nodes: All nodes, with the node of each request.
+        block: The block of time of each request, -1 outside of the window.
+    """
     rows = as_selection(block >= 0)
     node_of_request = nodes.index_of_request[rows]
     counts = np.bincount(node_of_request, minlength=len(nodes.names))
-    compared = np.flatnonzero(counts >= MIN_PER_NODE)
-    silent = tuple(
-        name for name, count in zip(nodes.names, counts, strict=True) if count < MIN_PER_NODE
-    )
+    has_enough = counts >= MIN_PER_NODE
+    compared = np.flatnonzero(has_enough)
     new_index = np.full(len(nodes.names), -1, np.int32)
     new_index[compared] = np.arange(len(compared))
-    names = [nodes.names[index] for index in compared]
-    return _Selection(rows, new_index[node_of_request], block[rows], names), silent
+    return _Selection(
+        rows=rows,
+        node=new_index[node_of_request],
+        block=block[rows],
+        names=[nodes.names[index] for index in compared],
+        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough)),
+    )
 
 
-def _analyze_metrics(
-    requests: JoinedColumns, selection: _Selection
-) -> tuple[list[VarianceTable], list[OutlierNode], int]:
-    """Return the variances and the outliers of all metrics, and the most blocks that were used."""
-    tables = []
-    outliers: list[OutlierNode] = []
-    block_count = 0
-    for metric in METRICS:
-        values_ns = requests.measure(metric)[selection.rows]
-        chosen = as_selection((values_ns != UNDEFINED) & (selection.node >= 0))
-        values_ms = values_ns[chosen] / 1e6
-        del values_ns
-        cells = _make_cells(selection, chosen, values_ms)
-        if cells is None:
-            continue
-        block_count = max(block_count, cells.means.shape[1])
-        tables.append(_variance_table(metric, variance_components.estimate_components(*cells)))
-        candidates = _find_outliers(metric, cells.means.mean(axis=1), selection.names)
-        if candidates:
-            added_ms = _client_errors(requests, metric)[selection.rows][chosen] / 1e6
-            error_cells = _make_cells(selection, chosen, added_ms) or cells
-            outliers += _beyond_client_errors(candidates, error_cells, selection.names)
-    return tables, outliers, block_count
+def _compare_metrics(requests: JoinedColumns, selection: _Selection) -> list[_Comparison]:
+    """Return the comparison of the nodes by each metric that has enough values."""
+    comparisons = [_compare_metric(metric, requests, selection) for metric in METRICS]
+    return [comparison for comparison in comparisons if comparison is not None]
+
+
+def _compare_metric(
+    metric: str, requests: JoinedColumns, selection: _Selection
+) -> _Comparison | None:
+    """Return the variance components and the outliers of a metric, or None for too few values.
+
+    A node is no outlier if the errors of the client may explain its difference from the others.
+    """
+    values_ns = requests.measure(metric)[selection.rows]
+    has_value = as_selection((values_ns != UNDEFINED) & (selection.node >= 0))
+    values_ms = values_ns[has_value] / 1e6
+    del values_ns  # frees memory before the cells are made
+    cells = _make_cells(selection, has_value, values_ms)
+    if cells is None:
+        return None
+    components = variance_components.estimate_components(*cells)
+    outliers = _find_outliers(metric, cells.means.mean(axis=1), selection.names)
+    if outliers:
+        errors_ms = _client_errors(requests, metric)[selection.rows][has_value] / 1e6
+        error_cells = _make_cells(selection, has_value, errors_ms) or cells
+        outliers = _drop_client_errors(outliers, error_cells, selection.names)
+    block_count = cells.means.shape[1]
+    return _Comparison(_variance_table(metric, components), outliers, block_count)
 
 
 def _make_cells(
     selection: _Selection,
-    chosen: NDArray[np.bool_] | slice,
+    has_value: NDArray[np.bool_] | slice,
     values: NDArray[np.float64],
 ) -> _Cells | None:
-    """Return the cells of values, or None if even two blocks of time leave too few in a cell.
+    """Return the mean of each cell of node and block, and the variance inside of the cells.
 
-    `values` is overwritten, because another copy would be as long as the run has requests.
+    The largest number of blocks is used that leaves MIN_PER_CELL values in each cell. Returns None
+    if even two blocks of time leave too few. `values` is overwritten, because another copy would be
+    as long as the run has requests.
+
+    Args:
+        selection: The requests that are compared.
+        has_value: Which of them have a value.
+        values: Their values.
     """
-    node = selection.node[chosen]
-    shortest_block = selection.block[chosen]
+    node = selection.node[has_value]
+    shortest_block = selection.block[has_value]
     node_count = len(selection.names)
     for block_count in BLOCK_COUNTS:
         cell_count = node_count * block_count
-        cell = node * block_count + shortest_block // (BLOCK_COUNTS[0] // block_count)
+        shortest_per_block = BLOCK_COUNTS[0] // block_count
+        cell = node * block_count + shortest_block // shortest_per_block
         counts = np.bincount(cell, minlength=cell_count)
         if counts.min() < MIN_PER_CELL:
             continue
@@ -250,9 +295,15 @@ def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
 def _find_outliers(
     metric: str, means_ms: NDArray[np.float64], names: Sequence[str]
 ) -> list[OutlierNode]:
-    """Return the nodes whose mean differs from that of the others.
+    """Return the nodes whose mean of a metric differs from that of the other nodes.
 
-    The level of each metric is corrected (Bonferroni), so that LEVEL holds for all metrics.
+    They are found by the generalized ESD test, at a level corrected for the number of metrics
+    (Bonferroni), so that LEVEL holds for all metrics. Differences below MIN_CHANGE are negligible.
+
+    Args:
+        metric: The metric.
+        means_ms: The mean of each node.
+        names: The names of the nodes.
     """
     level = 1 - (1 - LEVEL) / len(METRICS)
     max_outliers = max(1, int(len(names) * MAX_OUTLIER_SHARE))
@@ -276,16 +327,24 @@ def _find_outliers(
     return outliers
 
 
-def _beyond_client_errors(
-    candidates: Sequence[OutlierNode], errors: _Cells, names: Sequence[str]
+def _drop_client_errors(
+    outliers: Sequence[OutlierNode], errors: _Cells, names: Sequence[str]
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
-    It may have added to the node itself, or on average to the others.
+    The client may have added to the node itself, or on average to the other nodes.
+
+    Args:
+        outliers: The outliers.
+        errors: The cells of what the client may have added to each request.
+        names: The names of the nodes.
     """
     error_of_node_ms = errors.means.mean(axis=1)
     mean_error_ms = error_of_node_ms.mean()
-    threshold_ms = dict(zip(names, np.maximum(error_of_node_ms, mean_error_ms), strict=True))
+    thresholds_ms = np.maximum(error_of_node_ms, mean_error_ms)
+    threshold_of_node_ms = dict(zip(names, thresholds_ms, strict=True))
     return [
-        node for node in candidates if abs(node.mean_ms - node.others_ms) > threshold_ms[node.name]
+        node
+        for node in outliers
+        if abs(node.mean_ms - node.others_ms) > threshold_of_node_ms[node.name]
     ]

@@ -33,22 +33,28 @@ def summarize_speculation(
 
 
 def _from_requests(measured: Sequence[Columns]) -> dict[str, Any]:
-    """Return the fields that follow from the token counts of the requests."""
+    """Return the fields of `Speculation` that follow from the token counts of the requests.
+
+    They are counts, the fraction of drafted tokens that were accepted, and the output tokens per
+    step. A request has one step for each output token that was not accepted from a draft. Returns
+    an empty dictionary if no response reports drafted tokens.
+    """
     requests = 0
     drafted = 0
     accepted = 0
     output_tokens = 0
     steps = 0
     for columns in measured:
-        is_reported = (columns["draft_tokens"] > 0) & (columns["accepted_tokens"] >= 0)
-        is_reported &= columns.where(OK)
+        draft_tokens = columns["draft_tokens"]
+        accepted_tokens = columns["accepted_tokens"]
+        is_reported = columns.where(OK) & (draft_tokens > 0) & (accepted_tokens >= 0)
         requests += int(is_reported.sum())
-        drafted += int(columns["draft_tokens"][is_reported].sum(dtype=np.int64))
-        accepted += int(columns["accepted_tokens"][is_reported].sum(dtype=np.int64))
-        has_steps = is_reported & (columns["output_tokens"] > columns["accepted_tokens"])
+        drafted += int(draft_tokens[is_reported].sum(dtype=np.int64))
+        accepted += int(accepted_tokens[is_reported].sum(dtype=np.int64))
+        has_steps = is_reported & (columns["output_tokens"] > accepted_tokens)
         output = columns["output_tokens"][has_steps]
         output_tokens += int(output.sum(dtype=np.int64))
-        steps += int((output - columns["accepted_tokens"][has_steps]).sum(dtype=np.int64))
+        steps += int((output - accepted_tokens[has_steps]).sum(dtype=np.int64))
     if not requests:
         return {}
     return {
@@ -61,9 +67,10 @@ def _from_requests(measured: Sequence[Columns]) -> dict[str, Any]:
 
 
 def _from_counters(samples: Sequence[MetricSample]) -> dict[str, Any]:
-    """Return the fields that follow from the servers' metrics pages.
+    """Return the fields of `Speculation` that follow from the servers' metrics pages.
 
-    Counters of tokens are preferred to gauges, which only show the latest steps.
+    Counters of tokens are preferred. Some servers only have gauges, which show the latest steps,
+    and whose mean is used.
     """
     drafts = series.measure_growth(samples, series.DRAFTS)
     drafted = series.measure_growth(samples, series.DRAFTED)
@@ -71,15 +78,16 @@ def _from_counters(samples: Sequence[MetricSample]) -> dict[str, Any]:
     if drafted and accepted is not None:
         return {
             "server_acceptance": accepted / drafted,
+            # Each step yields the accepted tokens of a draft and one token of its own.
             "server_length": 1 + accepted / drafts if drafts else None,
             "by_position": _acceptance_by_position(samples, drafts or 0.0),
         }
     curves = series.compute_curves(samples)
-    share = _mean_of_gauge(curves.get(series.ACCEPT_SHARE))
+    accepted_fraction = _mean_of_gauge(curves.get(series.ACCEPT_SHARE))
     length = _mean_of_gauge(curves.get(series.ACCEPT_LENGTH))
-    if share is None and length is None:
+    if accepted_fraction is None and length is None:
         return {}
-    return {"server_acceptance": share, "server_length": length}
+    return {"server_acceptance": accepted_fraction, "server_length": length}
 
 
 def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
@@ -97,8 +105,30 @@ def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
 def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
     """Return the fraction of drafts whose token was accepted, by position in the draft.
 
-    Returns an empty tuple if the number of drafts or a position is not known. Samples that tell
-    whether the page responded (`series.UP`) belong to all positions.
+    Servers count accepted tokens with the label `position`, from 0. Returns an empty tuple if the
+    number of drafts or a position is not known.
+
+    Args:
+        samples: The samples of the servers' metrics pages.
+        drafts: The number of drafts, 0 if it is not known.
+    """
+    samples_by_position = _group_by_position(samples)
+    positions = sorted(samples_by_position)
+    are_consecutive = positions == list(range(len(positions)))
+    if not drafts or not are_consecutive:
+        return ()
+    accepted_by_position = [
+        series.measure_growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0
+        for position in positions
+    ]
+    return tuple(accepted / drafts for accepted in accepted_by_position)
+
+
+def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
+    """Return the counters of accepted tokens for each position of a draft.
+
+    Samples that tell whether a page responded (`series.UP`) are added to all positions before them,
+    because the growth of a counter is computed with them.
     """
     samples_by_position: dict[int, list[MetricSample]] = {}
     for sample in samples:
@@ -109,10 +139,4 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
         elif sample.name == series.UP:
             for position_samples in samples_by_position.values():
                 position_samples.append(sample)
-    positions = sorted(samples_by_position)
-    if not drafts or positions != list(range(len(positions))):
-        return ()
-    return tuple(
-        (series.measure_growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0) / drafts
-        for position in positions
-    )
+    return samples_by_position
