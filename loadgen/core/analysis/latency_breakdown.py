@@ -83,8 +83,22 @@ class _NearPercentile(NamedTuple):
     indexes: Ints
 
 
+class _BandValues(NamedTuple):
+    """Columns and metrics of the requests near a percentile, by name."""
+
+    percentile: Near
+    values: Values
+
+
 def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
-    """Return the parts of the latencies of the measured records of a run."""
+    """Return how the latencies of a run divide into parts, near several percentiles.
+
+    This is done for all requests and for groups of them, such as those of one target.
+
+    Args:
+        measured: The measured records, by stage.
+        manifest: The manifest of the run.
+    """
     for columns in measured:
         columns.forget()  # A run of millions of requests would hold most memory here.
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
@@ -95,21 +109,21 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     groups = list(_form_groups(requests, manifest))
     ttft_bands = _find_ttft_bands(requests, groups, has_timing)
     e2e_bands = _find_e2e_bands(requests, groups)
-    ttft_values = iter(_gather(requests, _TTFT_COLUMNS, ttft_bands))
-    e2e_values = iter(_gather(requests, _E2E_COLUMNS, e2e_bands))
-    split_groups = []
-    for group, of_ttft, of_e2e in zip(groups, ttft_bands, e2e_bands, strict=True):
-        split_group = SplitGroup(
+    ttft_values = _gather(requests, _TTFT_COLUMNS, ttft_bands)
+    e2e_values = _gather(requests, _E2E_COLUMNS, e2e_bands)
+    split_groups = tuple(
+        SplitGroup(
             by=group.by,
             name=group.name,
             requests=int(np.count_nonzero(group.is_member)),
-            ttft=tuple(_split_ttft(next(ttft_values), band.percentile) for band in of_ttft),
-            e2e=tuple(_split_e2e(next(e2e_values), band.percentile) for band in of_e2e),
+            ttft=tuple(_split_ttft(band.values, band.percentile) for band in ttft_values[index]),
+            e2e=tuple(_split_e2e(band.values, band.percentile) for band in e2e_values[index]),
         )
-        split_groups.append(split_group)
+        for index, group in enumerate(groups)
+    )
     return Splits(
         accounted=int(has_timing.sum()),
-        groups=tuple(split_groups),
+        groups=split_groups,
         why=_why_incomplete(manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time),
     )
 
@@ -202,40 +216,58 @@ def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPerc
     """Yield the requests near each percentile of the values that are used.
 
     Equal values are ordered by scheduled time. Of millions of values, only those near a percentile
-    are sorted.
+    are sorted: a partition first puts the values at the ends of each band into their places.
+
+    Args:
+        values: The latency of each request.
+        due_ns: The scheduled time of each request.
+        is_used: Which requests are used.
     """
     used = values[is_used]
-    count = len(used)
-    ranks: dict[Near, tuple[int, int]] = {}
+    ranks_by_percentile = _ranks_of_bands(len(used))
+    if not ranks_by_percentile:
+        return
+    end_ranks = {rank for ranks in ranks_by_percentile.values() for rank in (ranks[0], ranks[-1])}
+    used.partition(sorted(end_ranks))
+    for percentile, ranks in ranks_by_percentile.items():
+        smallest = used[ranks[0]]
+        largest = used[ranks[-1]]
+        near = np.flatnonzero(is_used & (values >= smallest) & (values <= largest))
+        ordered = near[np.lexsort((due_ns[near], values[near]))]
+        # `ordered` begins with the first of all values equal to the smallest one of the band.
+        first_rank = int((used < smallest).sum())
+        first = ranks[0] - first_rank
+        yield _NearPercentile(percentile, ordered[first : first + len(ranks)])
+
+
+def _ranks_of_bands(count: int) -> dict[Near, range]:
+    """Return the ranks of the values near each percentile that so many values support."""
+    ranks: dict[Near, range] = {}
     for percentile, band in BANDS.items():
         if count >= band.min_requests:
             first = min(int(count * band.low), count - 1)
-            ranks[percentile] = (first, max(int(count * band.high), first + 1))
-    if not ranks:
-        return
-    used.partition(sorted({rank for first, end in ranks.values() for rank in (first, end - 1)}))
-    for percentile, (first, end) in ranks.items():
-        smallest = used[first]
-        largest = used[end - 1]
-        smaller_count = int((used < smallest).sum())
-        near = np.flatnonzero(is_used & (values >= smallest) & (values <= largest))
-        ordered = near[np.lexsort((due_ns[near], values[near]))]
-        yield _NearPercentile(percentile, ordered[first - smaller_count : end - smaller_count])
+            ranks[percentile] = range(first, max(int(count * band.high), first + 1))
+    return ranks
 
 
 def _gather(
-    requests: JoinedColumns, names: Sequence[str], bands: Sequence[Sequence[_NearPercentile]]
-) -> list[Values]:
-    """Return columns and metrics of the requests of each band, band by band.
+    requests: JoinedColumns, names: Sequence[str], bands_of_groups: Sequence[list[_NearPercentile]]
+) -> list[list[_BandValues]]:
+    """Return the values of the requests near each percentile, for each group.
 
-    Only one column of the run is in memory at a time.
+    Only one column of the run is in memory at a time, so the loop over columns is the outer one.
+
+    Args:
+        requests: All ok requests.
+        names: The fields and metrics whose values are returned.
+        bands_of_groups: For each group, the requests near each percentile.
     """
-    indexes_of_bands = [band.indexes for bands_of_group in bands for band in bands_of_group]
-    gathered: list[Values] = [{} for _ in indexes_of_bands]
+    gathered = [[_BandValues(band.percentile, {}) for band in bands] for bands in bands_of_groups]
     for name in names:
         column = requests[name] if name in (ROW.names or ()) else requests.measure(name)
-        for values, indexes in zip(gathered, indexes_of_bands, strict=True):
-            values[name] = column[indexes]
+        for bands, bands_values in zip(bands_of_groups, gathered, strict=True):
+            for band, band_values in zip(bands, bands_values, strict=True):
+                band_values.values[name] = column[band.indexes]
     return gathered
 
 
@@ -295,20 +327,23 @@ def list_slowest_requests(
 ) -> tuple[SlowRequest, ...]:
     """Return the slowest measured requests by TTFT, then those by end-to-end latency.
 
-    `not_measured` has the records of the other stages, whose requests may be in flight too.
+    Args:
+        measured: The measured records, by stage.
+        not_measured: The records of the other stages, whose requests may be in flight too.
+        manifest: The manifest of the run.
     """
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    listed = [
-        (metric, index)
-        for metric in ("ttft", "e2e")
-        for index in _slowest_indexes(requests, metric)
-    ]
-    order = np.array([index for _, index in listed], np.int64)
-    slowest = JoinedColumns(measured, only_ok=True, order=order)
-    surroundings = _find_surroundings(slowest, len(listed), (*measured, *not_measured))
+    metrics: list[str] = []
+    indexes: list[int] = []
+    for metric in ("ttft", "e2e"):
+        slowest_indexes = _slowest_indexes(requests, metric)
+        indexes += slowest_indexes
+        metrics += [metric] * len(slowest_indexes)
+    slowest = JoinedColumns(measured, only_ok=True, order=np.array(indexes, np.int64))
+    surroundings = _find_surroundings(slowest, len(indexes), (*measured, *not_measured))
     return tuple(
         _describe_request(metric, slowest, row, surroundings[row], manifest)
-        for row, (metric, _) in enumerate(listed)
+        for row, metric in enumerate(metrics)
     )
 
 
@@ -330,33 +365,53 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
 def _find_surroundings(
     requests: JoinedColumns, count: int, records: Sequence[Columns]
 ) -> list[_Surroundings]:
-    """Return the surroundings of each request, counted in blocks of the records."""
-    totals = np.zeros((count, 2), np.int64)
+    """Return what else was in flight when each request was sent.
+
+    All records are read once, in blocks, and each block is searched for every request.
+
+    Args:
+        requests: The requests, which are few.
+        count: Their number.
+        records: The records of all stages.
+    """
+    in_flight = np.zeros(count, np.int64)
+    waiting_tokens = np.zeros(count, np.int64)
     for columns in records:
         for block in columns.blocks():
             for row in range(count):
-                totals[row] += _count_others(
+                in_block = _count_in_flight_with(
                     block,
                     sent_ns=int(requests["sent_ns"][row]),
                     target=int(requests["target"][row]),
                     slot=int(requests["slot"][row]),
                 )
-    return [_Surroundings(in_flight, tokens) for in_flight, tokens in totals.tolist()]
+                in_flight[row] += in_block.in_flight
+                waiting_tokens[row] += in_block.waiting_input_tokens
+    return list(map(_Surroundings, in_flight.tolist(), waiting_tokens.tolist()))
 
 
-def _count_others(columns: Columns, sent_ns: int, target: int, slot: int) -> _Surroundings:
-    """Return what some records contribute to the surroundings of one request."""
-    start_ns = columns["sent_ns"]
-    done_ns = columns["done_ns"]
-    is_in_flight = (start_ns >= 0) & (start_ns <= sent_ns) & ((done_ns < 0) | (done_ns > sent_ns))
-    others = np.flatnonzero(is_in_flight)
-    is_same_target = columns.take("target", others) == target
-    others = others[is_same_target & (columns.take("slot", others) != slot)]
-    prompt_tokens = columns.take("input_tokens", others)
-    first_token_ns = columns.take("first_token_ns", others)
+def _count_in_flight_with(columns: Columns, sent_ns: int, target: int, slot: int) -> _Surroundings:
+    """Return how many of some records were in flight at a target when a request was sent.
+
+    Args:
+        columns: The records, which may contain the request.
+        sent_ns: When the request was sent.
+        target: Its target.
+        slot: Its slot, by which it is left out.
+    """
+    other_sent_ns = columns["sent_ns"]
+    other_done_ns = columns["done_ns"]
+    was_sent = (other_sent_ns >= 0) & (other_sent_ns <= sent_ns)
+    was_not_done = (other_done_ns < 0) | (other_done_ns > sent_ns)
+    rows = np.flatnonzero(was_sent & was_not_done)
+    is_same_target = columns.take("target", rows) == target
+    is_another_request = columns.take("slot", rows) != slot
+    rows = rows[is_same_target & is_another_request]
+    prompt_tokens = columns.take("input_tokens", rows)
+    first_token_ns = columns.take("first_token_ns", rows)
     is_waiting = (first_token_ns < 0) | (first_token_ns > sent_ns)
     waiting_tokens = prompt_tokens[is_waiting & (prompt_tokens >= 0)].sum(dtype=np.int64)
-    return _Surroundings(len(others), int(waiting_tokens))
+    return _Surroundings(len(rows), int(waiting_tokens))
 
 
 def _describe_request(
@@ -366,29 +421,40 @@ def _describe_request(
     surroundings: _Surroundings,
     manifest: RunManifest,
 ) -> SlowRequest:
-    """Return one of the slowest requests. Values that are not known are None."""
+    """Return one of the slowest requests for the summary. Values that are not known are None.
 
-    def value(name: str) -> int:
-        return int(requests[name][row])
+    Args:
+        metric: The metric by which the request is among the slowest.
+        requests: The slowest requests.
+        row: The index of the request among them.
+        surroundings: What else was in flight when it was sent.
+        manifest: The manifest of the run.
+    """
 
-    def known(name: str) -> int | None:
-        return value(name) if value(name) >= 0 else None
+    def value(field: str) -> int:
+        return int(requests[field][row])
 
-    def known_ms(name: str) -> float | None:
-        return milliseconds(value(name)) if value(name) >= 0 else None
+    def known(field: str) -> int | None:
+        return value(field) if value(field) >= 0 else None
+
+    def known_ms(field: str) -> float | None:
+        return milliseconds(value(field)) if value(field) >= 0 else None
 
     due_ns = value("due_ns")
     first_token_ns = value("first_token_ns")
     has_token = first_token_ns >= 0
     sendable = int(sendable_ns(requests)[row])
     decode_ns = value("last_token_ns") - first_token_ns
+    is_in_session = value("session") >= 0
+    # Requests of a simulation are not sent over HTTP, so they have no id in the logs of a server.
+    has_request_id = manifest.client != "virtual"
     target = manifest.targets[value("target")] if len(manifest.targets) > 1 else None
     return SlowRequest(
         by=metric,
         slot=value("slot"),
-        id=f"{manifest.run}-{value('slot')}" if manifest.client != "virtual" else "",
+        id=f"{manifest.run}-{value('slot')}" if has_request_id else "",
         session=known("session"),
-        turn=value("turn") if value("session") >= 0 else None,
+        turn=value("turn") if is_in_session else None,
         target="" if target is None else target.name or target.url,
         due_s=due_ns / 1e9,
         ttft_ms=milliseconds(first_token_ns - due_ns) if has_token else None,

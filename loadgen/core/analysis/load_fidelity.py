@@ -25,6 +25,7 @@ from loadgen.core.stats.quantiles import ks_distance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from loadgen.core.metrics.part_summaries import ClassSummary
     from loadgen.core.metrics.run_evidence import VerdictInputs
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import RunManifest
@@ -33,6 +34,9 @@ FALSE_ALARM_RATE = 0.001
 """The probability that a check of a correct run fails by chance."""
 SIGMAS = 3.29
 """The two-sided quantile of the normal distribution for FALSE_ALARM_RATE."""
+KS_SERIES_START = 0.2
+"""Below this, the series of the Kolmogorov distribution converges slowly, and its sum is 1."""
+KS_SERIES_TERMS = 100
 MIN_GAPS = 30
 """Fewer gaps do not show their distribution."""
 RATE_TOLERANCE = 0.01
@@ -86,19 +90,27 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
 
 
 def _compare_with_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the Kolmogorov-Smirnov distance of gaps from the exponential distribution of mean 1.
+    """Test by Kolmogorov and Smirnov whether gaps are exponential with mean 1, as of Poisson.
 
-    The second value is the p-value by the asymptotic distribution of the distance, with Stephens's
-    correction for small samples. `gaps` is sorted in place.
+    The p-value is that of the asymptotic distribution, Q(x) = 2 * sum((-1)^(k-1) exp(-2 k^2 x^2)),
+    with x from the distance by the approximation of Stephens (1970). Both formulas are in
+    Numerical Recipes, section 14.3.
+
+    Args:
+        gaps: The gaps, which are sorted in place.
+
+    Returns:
+        The Kolmogorov-Smirnov distance and its p-value.
     """
     count = len(gaps)
     gaps.sort()
     distance = ks_distance(gaps, _exponential_cdf, _exponential_cdf)
-    scaled = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
-    if scaled < 0.2:
-        return distance, 1.0  # The series below converges slowly there, and its sum is 1.
-    series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return distance, min(max(series, 0.0), 1.0)
+    x = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
+    if x < KS_SERIES_START:
+        return distance, 1.0
+    terms = range(1, KS_SERIES_TERMS + 1)
+    p_value = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in terms)
+    return distance, min(max(p_value, 0.0), 1.0)
 
 
 def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,7 +119,11 @@ def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the variation of gaps, and the concurrency or the rate of a load of one stage."""
+    """Check the variation of gaps, and the concurrency or the rate of a load of one stage.
+
+    The number of arrivals has a relative standard error of cv / sqrt(n), where cv is the
+    coefficient of variation of the gaps, so that a rate of few requests has a wide tolerance.
+    """
     load = summary.load
     sent = summary.requests.scheduled - summary.requests.dropped
     planned_cv = load.gap_variation_planned
@@ -136,17 +152,23 @@ def _check_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusChe
 
 
 def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the request class whose fraction differs most from the requested one."""
+    """Check the request class whose fraction of the starts differs most from the requested one.
+
+    The tolerance is SIGMAS standard deviations of a binomial fraction, and one request.
+    """
     starts = sum(request_class.starts for request_class in summary.classes)
     if not starts:
         return
-    shares = [
-        (request_class.share, request_class.starts / starts) for request_class in summary.classes
-    ]
-    requested, delivered = max(shares, key=lambda pair: abs(pair[1] - pair[0]))
-    tolerance = SIGMAS * math.sqrt(requested * (1 - requested) / starts) + 1 / starts
-    is_ok = abs(delivered - requested) <= tolerance
-    yield StimulusCheck(code="classes", asked=requested, seen=delivered, ok=is_ok, n=starts)
+
+    def difference(request_class: ClassSummary) -> float:
+        return abs(request_class.starts / starts - request_class.share)
+
+    worst = max(summary.classes, key=difference)
+    standard_deviation = math.sqrt(worst.share * (1 - worst.share) / starts)
+    tolerance = SIGMAS * standard_deviation + 1 / starts
+    is_ok = difference(worst) <= tolerance
+    delivered = worst.starts / starts
+    yield StimulusCheck(code="classes", asked=worst.share, seen=delivered, ok=is_ok, n=starts)
 
 
 def _check_lengths(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:

@@ -83,9 +83,10 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """The share of the requests that the client dropped at a cap.
+        """The share of the requests that the client dropped at the limit of requests in flight.
 
-        It is 0 if each dropped request followed a turn of its conversation that failed.
+        It is 0 if each dropped request followed a turn of its conversation that failed, because
+        such a request could not be sent anyway.
         """
         not_cancelled = self.scheduled - self.cancelled
         if not not_cancelled or self.dropped <= self._count_of_error("previous_turn_failed"):
@@ -113,9 +114,11 @@ def total_bytes(accumulator: MetricAccumulator) -> Bytes:
 
 
 def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCounts:
-    """Return the counts by status and by kind of error.
+    """Return the number of requests by status, by kind of error and by finish reason.
 
-    `unrecorded`: lost requests without a record.
+    Args:
+        accumulator: The requests that have a record.
+        unrecorded: The number of requests without a record, which count as lost.
     """
     errors = {
         kind: ErrorKind(count=failures.requests, first_text=failures.text)
@@ -126,10 +129,11 @@ def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCo
         errors["no_record"] = ErrorKind(count=unrecorded, first_text=text)
     counts = {name: accumulator.sum(name) for name in (*STATUSES, "resent")}
     counts["lost"] += unrecorded
+    most_frequent_first = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
     return RequestCounts(
         scheduled=accumulator.sum("recorded") + unrecorded,
         **counts,
-        by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
+        by_error=dict(most_frequent_first),
         by_finish=accumulator.sums_with_prefix(FINISH_PREFIX),
     )
 
@@ -151,13 +155,17 @@ def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
 
 
 def _count_distinct(numbers: NDArray[np.int64]) -> int:
-    """Return how many different numbers there are."""
+    """Return how many different numbers there are.
+
+    Numbers that lie close together are marked in a table, which is faster than the sort by which
+    `numpy.unique` finds them. A table that would be much larger than the numbers is not made.
+    """
     if not len(numbers):
         return 0
     lowest = int(numbers.min())
     span = int(numbers.max()) - lowest
     if span >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
         return len(np.unique(numbers))
-    is_used = np.zeros(span + 1, bool)
-    is_used[numbers - lowest] = True
-    return int(np.count_nonzero(is_used))
+    is_present = np.zeros(span + 1, bool)
+    is_present[numbers - lowest] = True
+    return int(np.count_nonzero(is_present))

@@ -46,17 +46,24 @@ class _TaskTimes(NamedTuple):
 
 
 class _TurnTimes(NamedTuple):
-    """The time of all tasks that went to each turn, and the pauses before it, in ns."""
+    """Where the time of tasks went, by turn, in ns.
 
-    spent_ns: NDArray[np.float64]
-    paused_ns: NDArray[np.float64]
-    pauses_ns: NDArray[np.int64]  # one row for each task
+    Attributes:
+        request_ns: For each turn, the time on the critical paths that its requests took.
+        pause_ns: For each turn, the time on the critical paths that the pauses before it took.
+        all_pauses_ns: The pause before each request, one row for each task, also off the path.
+    """
+
+    request_ns: NDArray[np.float64]
+    pause_ns: NDArray[np.float64]
+    all_pauses_ns: NDArray[np.int64]
 
 
 def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
-    """Return, for each step, the share of the time of the measured tasks that ended ok.
+    """Return, for each step of agentic tasks, the share of the time of the tasks that it took.
 
     A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
+    Only tasks that ended ok are measured.
     """
     times = [UNKNOWN] * len(manifest.steps)
     if not manifest.steps:
@@ -67,34 +74,47 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
         indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
         steps = [manifest.steps[i] for i in indices]
         is_of_class = np.isin(step_of_request, indices)
-        times_of_steps = _measure_class(requests, is_of_class, steps)
+        times_of_steps = _measure_steps_of_class(requests, is_of_class, steps)
         for step_index, step_time in zip(indices, times_of_steps, strict=True):
             times[step_index] = step_time
     return times
 
 
-def _measure_class(
+def _measure_steps_of_class(
     requests: JoinedColumns, is_of_class: NDArray[np.bool_], steps: Sequence[StepPlan]
 ) -> list[StepTime]:
-    """Return the times of the steps of one class."""
-    preceding_turns = {
-        turn: list(waits_for)
-        for step in steps
-        for turn, waits_for in zip(step.turns, step.after, strict=True)
-    }
-    tasks = _ok_tasks(requests, is_of_class, turns=len(preceding_turns))
+    """Return the times of the steps of one request class, all of whose tasks have the same turns.
+
+    Args:
+        requests: The requests of all classes.
+        is_of_class: Which of them belong to the class.
+        steps: The steps of its tasks.
+    """
+    # For each turn, the turns that have to end before it is due.
+    preceding_turns: dict[int, list[int]] = {}
+    for step in steps:
+        for turn, waits_for in zip(step.turns, step.after, strict=True):
+            preceding_turns[turn] = list(waits_for)
+    tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
     if not len(tasks.due_ns):
         return [UNKNOWN] * len(steps)
-    turn_times = _divide_time(tasks, preceding_turns)
+    turn_times = _follow_critical_paths(tasks, preceding_turns)
     total_ns = float((tasks.end_ns[:, -1] - tasks.due_ns[:, 0]).sum())
     return [_step_time(step, turn_times, total_ns) for step in steps]
 
 
-def _ok_tasks(requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: int) -> _TaskTimes:
+def _select_ok_tasks(
+    requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: int
+) -> _TaskTimes:
     """Return the times of the tasks whose requests are all recorded and ok.
 
-    The requests are ordered by task and turn, so that each task is a run of adjacent rows, which
-    begins at an entry of `first_rows`.
+    The requests are ordered by task and turn. Each task then is a run of adjacent rows, and those
+    of complete tasks form a table with a row for each task and a column for each turn.
+
+    Args:
+        requests: The requests of all classes.
+        is_of_class: Which of them belong to the class whose tasks are selected.
+        turns: The number of turns of a complete task.
     """
     session = requests["session"][is_of_class]
     order = np.lexsort((requests["turn"][is_of_class], session))
@@ -104,53 +124,55 @@ def _ok_tasks(requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: in
         no_tasks = np.zeros((0, turns), np.int64)
         return _TaskTimes(no_tasks, no_tasks)
     is_complete = (counts == turns) & np.logical_and.reduceat(is_ok, first_rows)
-    rows = (first_rows[is_complete][:, None] + np.arange(turns)).reshape(-1)
-    due_ns, end_ns = (
-        requests[field][is_of_class][order][rows].reshape(-1, turns)
-        for field in ("due_ns", "end_ns")
-    )
-    return _TaskTimes(due_ns, end_ns)
+    rows_of_tasks = first_rows[is_complete][:, None] + np.arange(turns)
+
+    def tabulate(field: str) -> NDArray[np.int64]:
+        ordered: NDArray[np.int64] = requests[field][is_of_class][order]
+        return ordered[rows_of_tasks]
+
+    return _TaskTimes(due_ns=tabulate("due_ns"), end_ns=tabulate("end_ns"))
 
 
-def _divide_time(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Follow each task back from its last request to the requests that it waited for.
+def _follow_critical_paths(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
+    """Return the time of tasks that each turn, and the pause before it, took on the critical path.
 
-    This is the critical path of the task: only its requests, and the pauses between them, take time
-    of the task. Of the turns that a turn waits for, the one that ended last is on the path.
+    The critical path leads from the last request of a task back to the first: from each request to
+    the one that it waited for, which is the last one to end of those that precede it. Requests
+    beside the path ended earlier and took no time of the task. All tasks are followed at once.
 
     Args:
         tasks: The times of the requests of each task.
         preceding_turns: For each turn, the turns that it waits for. It is due a pause after the
             last of them has ended.
     """
-    turns = tasks.due_ns.shape[1]
-    is_waited_for = np.zeros(tasks.due_ns.shape, bool)
-    is_waited_for[:, -1] = True
-    spent_ns = np.zeros(turns)
-    paused_ns = np.zeros(turns)
-    pauses_ns = np.zeros(tasks.due_ns.shape, np.int64)
+    task_count, turns = tasks.due_ns.shape
+    is_on_path = np.zeros((task_count, turns), bool)
+    is_on_path[:, -1] = True
+    request_ns = np.zeros(turns)
+    pause_ns = np.zeros(turns)
+    all_pauses_ns = np.zeros((task_count, turns), np.int64)
     for turn in reversed(range(turns)):
-        is_on_path = is_waited_for[:, turn]
-        spent_ns[turn] = (tasks.end_ns[:, turn] - tasks.due_ns[:, turn])[is_on_path].sum()
+        # All later turns are done, so it is known by now which tasks have this turn on their path.
+        path_tasks = np.flatnonzero(is_on_path[:, turn])
+        durations_ns = tasks.end_ns[:, turn] - tasks.due_ns[:, turn]
+        request_ns[turn] = durations_ns[path_tasks].sum()
         preceding = preceding_turns[turn]
         if not preceding:
             continue
         preceding_ends_ns = tasks.end_ns[:, preceding]
-        latest = np.argmax(preceding_ends_ns, axis=1)
-        latest_end_ns = np.take_along_axis(preceding_ends_ns, latest[:, None], axis=1)[:, 0]
-        pauses_ns[:, turn] = tasks.due_ns[:, turn] - latest_end_ns
-        paused_ns[turn] = pauses_ns[:, turn][is_on_path].sum()
-        latest_turn = np.array(preceding)[latest[is_on_path]]
-        is_waited_for[np.flatnonzero(is_on_path), latest_turn] = True
-    return _TurnTimes(spent_ns, paused_ns, pauses_ns)
+        all_pauses_ns[:, turn] = tasks.due_ns[:, turn] - preceding_ends_ns.max(axis=1)
+        pause_ns[turn] = all_pauses_ns[path_tasks, turn].sum()
+        latest_turns = np.array(preceding)[preceding_ends_ns.argmax(axis=1)]
+        is_on_path[path_tasks, latest_turns[path_tasks]] = True
+    return _TurnTimes(request_ns, pause_ns, all_pauses_ns)
 
 
 def _step_time(step: StepPlan, times: _TurnTimes, total_ns: float) -> StepTime:
     """Return the share of the time of all tasks that a step and the pauses before it took."""
     turns = list(step.turns)
-    pauses_ns = times.pauses_ns[:, turns].reshape(-1) if step.pause else np.zeros(0, np.int64)
+    pauses_ns = times.all_pauses_ns[:, turns].reshape(-1) if step.pause else np.zeros(0, np.int64)
     return StepTime(
-        time_share=float(times.spent_ns[turns].sum()) / total_ns,
+        time_share=float(times.request_ns[turns].sum()) / total_ns,
         pause_ms=distribution_of(pauses_ns),
-        pause_share=float(times.paused_ns[turns].sum()) / total_ns,
+        pause_share=float(times.pause_ns[turns].sum()) / total_ns,
     )
