@@ -343,7 +343,13 @@ class _ReasonFormatter(string.Formatter):
         self._formats = formats
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a value as the specification says."""
+        """Return a value as the text after the colon of its placeholder says.
+
+        - `{remedy:part}`: the part of a sentence of that name in `_PARTS`.
+        - `{requests:request|requests}`: a number with its noun in singular or plural.
+        - `{share:share}` and other names in the table of formats: what that function returns.
+        - Anything else is a format specification of Python, such as `{value_ms:.3g}`.
+        """
         if format_spec == "part":
             return self.vformat(_PARTS[value], (), self._values)
         if "|" in format_spec:

@@ -127,8 +127,8 @@ def _select_ok_tasks(
     rows_of_tasks = first_rows[is_complete][:, None] + np.arange(turns)
 
     def tabulate(field: str) -> NDArray[np.int64]:
-        ordered: NDArray[np.int64] = requests[field][is_of_class][order]
-        return ordered[rows_of_tasks]
+        values: NDArray[np.int64] = requests[field][is_of_class][order][rows_of_tasks]
+        return values
 
     return _TaskTimes(due_ns=tabulate("due_ns"), end_ns=tabulate("end_ns"))
 

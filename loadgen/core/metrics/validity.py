@@ -61,16 +61,19 @@ def reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
 
 
 def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield why a run is INVALID, in the order in which reports show it."""
+    """Yield why a run is INVALID, in the order in which reports show it.
+
+    Each reason is an error of the measurement and not of the server: too few requests, a client
+    that was late, overloaded or failed, or a run that ended early.
+    """
     manifest = evidence.manifest
     requests = evidence.summary.requests
     yield from _too_few_requests(requests)
     yield from _late_client(evidence)
     yield from _busy_worker(evidence)
-    if (
-        requests.dropped_share > manifest.limits.not_offered_share
-        and not evidence.inputs.is_slo_missed
-    ):
+    drops_too_many = requests.dropped_share > manifest.limits.not_offered_share
+    # If the server misses the SLO anyway, the dropped requests do not change the outcome.
+    if drops_too_many and not evidence.inputs.is_slo_missed:
         yield make_code(
             "dropped", **_dropped_values(requests), limit=manifest.limits.not_offered_share
         )
@@ -194,9 +197,11 @@ def _dropped_values(requests: RequestCounts) -> dict[str, Any]:
 
 
 def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield what belongs beside VALID, in the order in which reports show it.
+    """Yield the caveats of a run, which reports show beside VALID, in their order.
 
-    It is either a withheld statistic, or what makes the load another one than was requested.
+    The measurement is sound, but statistics are withheld, or the load was not the requested one:
+    failures, dropped requests, other lengths of responses or prompts, or too few requests for the
+    virtual users.
     """
     summary = evidence.summary
     inputs = evidence.inputs
@@ -225,29 +230,31 @@ def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _load_not_offered(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the client dropped requests, unless that is a reason against the run.
+    """Yield, as a caveat, that the client dropped requests that it should have sent.
 
-    It is no reason if few were dropped, or if the SLO is missed also without them.
+    If too many were dropped, the run is INVALID for that reason (`find_reasons`), and no caveat is
+    needed. If the SLO is missed even without them, the run is valid and has the caveat.
     """
     requests = evidence.summary.requests
-    share_limit = evidence.manifest.limits.not_offered_share
-    is_no_reason = evidence.inputs.is_slo_missed or requests.dropped_share <= share_limit
-    if requests.dropped_share > limits.NOT_OFFERED and is_no_reason:
+    drops_too_many = requests.dropped_share > evidence.manifest.limits.not_offered_share
+    is_invalid = drops_too_many and not evidence.inputs.is_slo_missed
+    if requests.dropped_share > limits.NOT_OFFERED and not is_invalid:
         yield make_code("not_offered", **_dropped_values(requests))
 
 
 def _withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason for which metrics or statistics are withheld."""
-    # An empty list of statistics stands for all of them.
-    all_statistics: dict[str, list[str]] = {metric: [] for metric in summary.unsound}
-    yield from _withheld_by_reason(summary.unsound, all_statistics)
+    """Yield a caveat for each reason for which metrics or single statistics are withheld.
+
+    Metrics that are unsound as a whole come first, with an empty list of statistics.
+    """
+    no_statistics: dict[str, list[str]] = {metric: [] for metric in summary.unsound}
+    yield from _withheld_by_reason(summary.unsound, no_statistics)
     withheld = dict(summary.withheld)
     if summary.itl_ms is not None:
         withheld.pop("inter_chunk", None)  # its statistics are those of ITL
-    yield from _withheld_by_reason(
-        {metric: partly_withheld.why for metric, partly_withheld in withheld.items()},
-        {metric: list(partly_withheld.ranges) for metric, partly_withheld in withheld.items()},
-    )
+    reasons = {metric: statistics.why for metric, statistics in withheld.items()}
+    names = {metric: list(statistics.ranges) for metric, statistics in withheld.items()}
+    yield from _withheld_by_reason(reasons, names)
 
 
 def _withheld_by_reason(

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield what else to know about a run, in the order in which reports show it."""
+    """Yield the warnings of a run, in the order in which reports show them.
+
+    A warning does not make a run invalid. It says what to keep in mind when the results are read,
+    such as a changed limit or a percentile of too few samples.
+    """
     manifest = evidence.manifest
     summary = evidence.summary
     yield from _notes(manifest, summary.hardware)
@@ -32,11 +36,13 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     yield from _changed_limits(manifest.limits)
     yield from _token_counts(evidence)
     yield from _changed_replicas(summary)
+    # A remark is a note about something unusual in ok responses.
     for remark, responses in evidence.inputs.remarks.items():
         yield make_code(
             "responses_remarked", responses=responses, ok=summary.requests.ok, remark=remark
         )
     yield from _missing_server_timing(manifest, summary)
+    # Random prompts are hard to predict, so that fewer drafted tokens are accepted than usual.
     if summary.speculation is not None and manifest.random_words:
         yield make_code("drafts_random")
     yield from _terms_without_support(summary)
@@ -45,17 +51,22 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _notes(manifest: RunManifest, hardware: SeenHardware | None) -> Iterator[ReasonCode]:
-    """Yield the notes that were made when the run started, without what is disclosed since."""
+    """Yield the warnings that the run itself stored in its manifest, such as when it started.
+
+    One of them lists keys that are missing in the description of the system under test. Keys that
+    the metrics page of the hardware has disclosed in the meantime are removed from it. A warning
+    of an older version has a text and no code.
+    """
     for text in manifest.warnings:
-        note = manifest.warning_codes.get(text)
-        if note is None:
+        warning = manifest.warning_codes.get(text)
+        if warning is None:
             yield make_code("note", text=text)
-        elif note.code == "undisclosed":
-            missing = _still_undisclosed(note.values["missing"], hardware)
+        elif warning.code == "undisclosed":
+            missing = _still_undisclosed(warning.values["missing"], hardware)
             if missing:
                 yield make_code("undisclosed", missing=missing)
         else:
-            yield note
+            yield warning
 
 
 def _still_undisclosed(
@@ -143,12 +154,17 @@ def _token_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that token counts do not come from the server, although it was asked for them."""
+    """Yield that token counts do not come from the server, although it was asked for them.
+
+    Requests that ask for no output ("unasked"), such as embeddings, need no count of it. Counts
+    that this tool estimates with a tokenizer of another model are mentioned too.
+    """
     ok = evidence.summary.requests.ok
     sources = evidence.summary.tokens.sources
     if evidence.manifest.requests_usage:
-        output_not_requested = sources.output.get("unasked", 0)
-        missing = ok - output_not_requested - sources.output.get("server", 0)
+        counted_by_server = sources.output.get("server", 0)
+        without_output = sources.output.get("unasked", 0)
+        missing = ok - without_output - counted_by_server
         if missing:
             yield make_code("usage_missing", missing=missing, ok=ok)
     estimated = max(sources.input.get("estimate", 0), sources.output.get("estimate", 0))
@@ -171,7 +187,7 @@ def _prompt_count_difference(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the share of cached prompt tokens is not the requested one.
+    """Yield that the share of cached prompt tokens is not the requested one, or is not known.
 
     Without a requested share, prompts that do not share text should not be served from a cache.
     """
@@ -181,14 +197,17 @@ def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
         return
-    is_other_share = (
-        requested_share is not None and abs(cached_share - requested_share) > limits.CACHED_SHARE
-    )
-    if is_other_share:
-        yield make_code(
-            "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
-        )
-    elif cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
+    if requested_share is not None:
+        differs = abs(cached_share - requested_share) > limits.CACHED_SHARE
+        if differs:
+            yield make_code(
+                "cache_differs",
+                asked=requested_share,
+                share=cached_share,
+                limit=limits.CACHED_SHARE,
+            )
+            return
+    if cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
         yield make_code("cached", share=cached_share)
 
 
@@ -215,15 +234,15 @@ def _changed_replicas(summary: Summary) -> Iterator[ReasonCode]:
 
 
 def _replica_changes(recovery: tuple[Recovery, ...]) -> list[tuple[str, str, float]]:
-    """Return the changes of the number of replicas: what it was, what it became, and when in s.
+    """Return the changes of the number of replicas, as values of a `ReasonCode`.
 
-    `Recovery` describes spikes of the load with the same fields: `spike` has the number before a
-    change of replicas, and `after` the number after it.
+    Each change has the number of replicas before it, the number after it, and its time in seconds.
+    Spikes of the load are recoveries too, and are left out.
     """
     return [
-        (change.load_before, change.load_after, change.at_s)
-        for change in recovery
-        if change.event in ("loss", "scale_up")
+        (event.load_before, event.load_after, event.at_s)
+        for event in recovery
+        if event.event in ("loss", "scale_up")
     ]
 
 
@@ -280,10 +299,10 @@ def _missing_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _has_lasted(evidence: RunEvidence) -> bool:
-    """Return True if the load lasted for some time, so that it could have had a steady state.
+    """Return True if requests were sent over some time, so that there could be a steady state.
 
-    A load with a rate was not all sent at one time. In a closed loop, every virtual user sends its
-    first request at once, so only later requests make it last.
+    An open loop lasts unless all of its requests are due at one time, when it has no rate. In a
+    closed loop every virtual user sends its first request at once, so only later ones make it last.
     """
     load = evidence.summary.load
     if not evidence.is_closed_loop:
