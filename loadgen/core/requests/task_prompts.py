@@ -247,7 +247,8 @@ class TaskPrompts(GeneratedPrompts):
         first_id = task * self.turns
         for context_turn in context_turns:
             lengths = self._cached_added_lengths(task, context_turn)
-            segments += _document_segments(lengths.documents)
+            if lengths.documents.chunks:  # without a call for the many turns that have none
+                segments += _document_segments(lengths.documents)
             tokens = lengths.other_tokens
             if context_turn != turn:
                 tokens += lengths.output_tokens  # The response is a part of later prompts only.
