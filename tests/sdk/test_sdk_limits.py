@@ -372,8 +372,8 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
     assert order == ["urgent", "a", "b", "batch"]
     long_ago, now = _Waiter(int, 0), _Waiter(int, 1)
     assert now < long_ago
-    long_ago.order = (
-        long_ago.order[0] - 11 * S,
+    long_ago.sort_key = (
+        long_ago.sort_key[0] - 11 * S,
         0,
     )  # it came 11 s earlier: one level is worth 10 s
     assert long_ago < now
