@@ -37,9 +37,9 @@ def test_the_packaged_ranks_are_the_published_file():
 
 
 def test_the_packaged_words_equal_those_of_the_pack_script():
-    words = pack.words(list(_unpacked_ranks()))
+    words = pack.select_words(list(_unpacked_ranks()))
     assert [" " + word for word in words] == list(CL100K.words)
-    assert words[: pack.STARTS] == list(CL100K.starts)
+    assert words[: pack.FIRST_WORD_COUNT] == list(CL100K.starts)
 
 
 def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
