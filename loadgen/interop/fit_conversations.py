@@ -65,7 +65,11 @@ class TraceConversations(Struct, frozen=True, kw_only=True):
 
 
 def find_conversations(trace: Trace) -> TraceConversations:
-    """Return which requests of a trace belong to conversations that distributions can describe."""
+    """Return which requests of a trace belong to conversations that distributions can describe.
+
+    A conversation is a session with several requests. If an obstacle prevents the description, the
+    result has its reason, and every request stands alone.
+    """
     named = np.flatnonzero(trace.session >= 0)
     # Rows are in order of time, and a stable sort keeps this order within each session.
     by_session = named[np.argsort(trace.session[named], kind="stable")]

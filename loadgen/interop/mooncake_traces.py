@@ -90,8 +90,9 @@ class _DeltaSessions:
     def complete_prompt(self, row: TraceRow) -> TraceRow:
         """Return a row with the tokens and block ids of its complete prompt.
 
-        The state of the session is updated. Responses have no ids in the trace, so that blocks
-        without an id get a new one.
+        The blocks of the prompt are those of the last prompt of the session, then new ones for the
+        response to it, which has no ids in the trace, and then those of the row. The state of the
+        session is updated.
         """
         self._last_timed_ns[row.session] = row.at_ns
         state = self._states.get(row.session, _SessionState())

@@ -29,7 +29,7 @@ from loadgen.interop.fit_conversations import (
     find_conversations,
     fit_conversations,
 )
-from loadgen.interop.trace_statistics import counts_vary, rank_correlation
+from loadgen.interop.trace_statistics import is_overdispersed, rank_correlation
 
 MIN_REQUESTS = 20
 """Fewer requests are too few to fit distributions to."""
@@ -199,39 +199,77 @@ def _check_arrivals(arrivals: Trace) -> None:
 # -- arrivals ------------------------------------------------------------------------------------
 
 
-def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
-    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies.
+class _HourlyArrivals(NamedTuple):
+    """The arrivals of a trace by hour.
 
-    Whether it varies is decided by the counts of complete hours, given the burstiness within hours.
+    Attributes:
+        hours: The hour of each arrival, from 0.
+        counts: The number of arrivals in each hour.
+        length_ns: The length of each hour. The last one ends with the trace.
     """
-    clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
-    hours = arrivals.due_ns // HOUR_NS
-    counts = np.bincount(hours)
-    last_hour_ns = arrivals.end_ns - (len(counts) - 1) * HOUR_NS
-    hour_ns = np.full(len(counts), HOUR_NS)
-    hour_ns[-1] = last_hour_ns
-    rates_per_ns = counts / hour_ns
-    gaps = _relative_gaps(arrivals.due_ns, hours, rates_per_ns)
-    is_last_hour_partial = len(counts) > 1 and last_hour_ns < HOUR_NS
-    complete_counts = counts[:-1] if is_last_hour_partial else counts
-    # For a renewal process, the dispersion of counts is the squared variation of its gaps.
-    dispersion = float(gaps.var()) / max(float(gaps.mean()), MIN_MEAN_GAP) ** 2
-    if len(counts) > 1 and counts_vary(complete_counts.tolist(), dispersion):
-        rates_per_s = tuple(max(float(rate), MIN_RATE_PER_S) for rate in rates_per_ns * NS_PER_S)
-        stage_ns = tuple(hour_ns.tolist())
+
+    hours: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    length_ns: NDArray[np.int64]
+
+    @property
+    def rates_per_ns(self) -> NDArray[np.float64]:
+        """The rate of each hour."""
+        rates: NDArray[np.float64] = self.counts / self.length_ns
+        return rates
+
+    @property
+    def complete_counts(self) -> list[int]:
+        """The counts without that of a last hour that is shorter than the others."""
+        has_partial_hour = len(self.counts) > 1 and self.length_ns[-1] < HOUR_NS
+        counts: list[int] = self.counts.tolist()
+        return counts[:-1] if has_partial_hour else counts
+
+
+def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
+    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies."""
+    hourly = _group_by_hour(arrivals)
+    gaps = _relative_gaps(arrivals.due_ns, hourly.hours, hourly.rates_per_ns)
+    if _has_varying_rate(hourly, gaps):
+        rates_per_s = tuple(
+            max(float(rate), MIN_RATE_PER_S) for rate in hourly.rates_per_ns * NS_PER_S
+        )
+        stage_ns = tuple(hourly.length_ns.tolist())
     else:
-        one_stage = np.zeros_like(hours)
+        one_stage = np.zeros_like(hourly.hours)
         mean_rate_per_ns = np.array([len(arrivals) / arrivals.end_ns])
         gaps = _relative_gaps(arrivals.due_ns, one_stage, mean_rate_per_ns)
         rates_per_s = (arrivals.rate,)
         stage_ns = (arrivals.end_ns,)
-    clock_step = clock_step_ns * arrivals.rate / NS_PER_S
+    clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
+    clock_step_in_gaps = clock_step_ns * arrivals.rate / NS_PER_S
     return ArrivalFit(
         rates_per_s=rates_per_s,
         stage_ns=stage_ns,
-        gaps=tuple(fit_interarrival_times(gaps, clock_step)),
+        gaps=tuple(fit_interarrival_times(gaps, clock_step_in_gaps)),
         clock_step_ns=clock_step_ns,
     )
+
+
+def _group_by_hour(arrivals: Trace) -> _HourlyArrivals:
+    """Return the arrivals by hour, counted from the first one."""
+    hours = arrivals.due_ns // HOUR_NS
+    counts = np.bincount(hours)
+    length_ns = np.full(len(counts), HOUR_NS)
+    length_ns[-1] = arrivals.end_ns - (len(counts) - 1) * HOUR_NS
+    return _HourlyArrivals(hours, counts, length_ns)
+
+
+def _has_varying_rate(hourly: _HourlyArrivals, gaps: Gaps) -> bool:
+    """Return True if the rates of hours differ by more than the burstiness within hours explains.
+
+    For a renewal process, the dispersion of counts is the squared coefficient of variation of its
+    gaps.
+    """
+    if len(hourly.counts) < 2:
+        return False
+    dispersion = float(gaps.var()) / max(float(gaps.mean()), MIN_MEAN_GAP) ** 2
+    return is_overdispersed(hourly.complete_counts, dispersion)
 
 
 def _relative_gaps(

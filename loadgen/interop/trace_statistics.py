@@ -26,7 +26,7 @@ def thin_sample(values: NDArray[Any]) -> NDArray[Any]:
     return values[np.linspace(0, len(values) - 1, MAX_SAMPLE).astype(np.int64)]
 
 
-def counts_vary(counts: Sequence[int], dispersion: float) -> bool:
+def is_overdispersed(counts: Sequence[int], dispersion: float) -> bool:
     """Return True if the counts of arrivals in equal intervals differ by more than chance explains.
 
     This is the chi-square test of dispersion at a significance of 1 %. It decides whether a
