@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Annotated, Any, NamedTuple
 
@@ -155,27 +155,33 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line, by default that of the process, and exit with its exit code."""
-    streams.prepare()
+    """Run a command line, by default that of the process, and exit with its exit code.
+
+    This is the entry point of the `loadgen` command. Tests call it with the arguments of a command.
+    """
+    streams.protect_standard_streams()
     command_line = sys.argv[1:] if arguments is None else arguments
-
-    def run() -> int:
-        _check_platform()
-        return run_command_line(command_line)
-
-    def flush() -> int:
-        sys.stdout.flush()
-        return exit_code
-
     try:
-        exit_code = run_to_exit_code(run)
+        exit_code = run_to_exit_code(partial(_check_and_run, command_line))
         # Output that cannot be written, for example to a full disk, changes the exit code.
-        exit_code = run_to_exit_code(flush)
+        exit_code = run_to_exit_code(partial(_flush_output, exit_code))
     except KeyboardInterrupt:  # a second signal, while the first one was being handled
         exit_code = INTERRUPTED
     if arguments is None:
         signals.ignore_signals()  # the teardown of Python would restore the default handlers
     sys.exit(exit_code)
+
+
+def _check_and_run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code. Raises UserError on an unsupported platform."""
+    _check_platform()
+    return run_command_line(arguments)
+
+
+def _flush_output(exit_code: int) -> int:
+    """Write the output that is still buffered. Returns `exit_code`, or raises OSError."""
+    sys.stdout.flush()
+    return exit_code
 
 
 def _check_platform() -> None:

@@ -54,7 +54,12 @@ _HOST_ERRORS = (
 
 
 def run_to_exit_code(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code. Errors are printed on stderr."""
+    """Run a command and return its exit code. Errors are printed on stderr.
+
+    An error for the user has an exit code of its own, a signal gives INTERRUPTED, and a file,
+    memory or another resource that the host refuses gives USAGE. Any other exception is a bug, for
+    which the traceback is stored in a file.
+    """
     _interrupt_on_signals()
     try:
         return command()
@@ -67,10 +72,10 @@ def run_to_exit_code(command: Callable[[], int]) -> int:
         # Python 3.11 raises a RuntimeError if a signal arrives while a class is created.
         if isinstance(error.__cause__, KeyboardInterrupt):
             return _report_interruption()
-        user_error = _host_error(error)
-        if user_error is None:
+        host_error = _to_host_error(error)
+        if host_error is None:
             return _report_bug(error)
-        print(user_error, file=sys.stderr)
+        print(host_error, file=sys.stderr)
         return USAGE
 
 
@@ -116,20 +121,22 @@ class _SignalHandler:
         self._signal_count = 0
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal that interrupted the code of `frame`."""
+        """Handle a termination signal. Python calls this with the frame that was interrupted.
+
+        The first signal raises KeyboardInterrupt: in a callback of the running event loop if there
+        is one, or here. The second one is ignored, and the third one ends the process.
+        """
         self._signal_count += 1
         if self._signal_count > 2:
             signals.exit_immediately()
         if self._signal_count == 2:
             return
-        loop = events._get_running_loop()
-        if loop is not None:
-            loop.call_soon_threadsafe(_raise_keyboard_interrupt)
-        elif _is_in_runner(frame):
-            self._signal_count = 0  # the signal that is sent again is the first one
-            timer = threading.Timer(_RESEND_DELAY_S, os.kill, (os.getpid(), signum))
-            timer.daemon = True
-            timer.start()
+        running_loop = events._get_running_loop()
+        if running_loop is not None:
+            running_loop.call_soon_threadsafe(_raise_keyboard_interrupt)
+        elif _starts_or_closes_loop(frame):
+            self._signal_count = 0  # the signal that is sent again counts as the first one
+            _send_signal_later(signum)
         else:
             raise KeyboardInterrupt
 
@@ -145,27 +152,34 @@ def _interrupt_on_signals() -> None:
             signal.signal(signum, handler)
 
 
+def _send_signal_later(signum: int) -> None:
+    """Send a signal to this process again after a moment, from a thread that no exit waits for."""
+    timer = threading.Timer(_RESEND_DELAY_S, os.kill, (os.getpid(), signum))
+    timer.daemon = True
+    timer.start()
+
+
 def _raise_keyboard_interrupt() -> NoReturn:
     """Raise KeyboardInterrupt, as a callback of an event loop."""
     raise KeyboardInterrupt
 
 
-def _is_in_runner(frame: FrameType | None) -> bool:
-    """Return True if the frame was called by `asyncio.Runner`, which starts and closes a loop."""
+def _starts_or_closes_loop(frame: FrameType | None) -> bool:
+    """Return True if `asyncio.Runner` called the frame while it starts or closes an event loop."""
     while frame is not None and frame.f_code.co_filename != runners.__file__:
         frame = frame.f_back
     return frame is not None
 
 
-def _host_error(error: BaseException) -> UserError | None:
+def _to_host_error(error: BaseException) -> UserError | None:
     """Return the error to show if the host refused a file, memory or another resource.
 
-    Returns None for any other error, which is a bug of loadgen.
+    These are failed system calls and exhausted limits, which the user can do something about.
+    Returns None for any other exception, which is a bug of loadgen.
     """
     if isinstance(error, OSError) and error.errno in _HOST_ERRORS:
-        return _refused_file(error)
-    is_out_of_memory = isinstance(error, MemoryError)
-    if is_out_of_memory or any(text in str(error) for text in _NO_MEMORY_MESSAGES):
+        return _to_file_error(error)
+    if _is_out_of_memory(error):
         return UserError(
             "resource_limit",
             "the host refused: no memory is left",
@@ -173,22 +187,33 @@ def _host_error(error: BaseException) -> UserError | None:
             "smaller files",
         )
     # An event loop that lacks a file descriptor raises another error while it is closed.
-    for earlier in _earlier_errors(error):
-        if isinstance(earlier, OSError) and earlier.errno in _TOO_MANY_FILES:
-            return _refused_file(earlier)
+    for cause in _walk_causes(error):
+        if isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES:
+            return _to_file_error(cause)
     return None
 
 
-def _earlier_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that an error was raised from or after."""
-    earlier = error.__cause__ or error.__context__
-    while earlier is not None:
-        yield earlier
-        earlier = earlier.__cause__ or earlier.__context__
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return True if memory was exhausted, which libraries report as errors of other classes."""
+    return isinstance(error, MemoryError) or any(
+        message in str(error) for message in _NO_MEMORY_MESSAGES
+    )
 
 
-def _refused_file(error: OSError) -> UserError:
-    """Return the error to show for a file or folder that the host refused."""
+def _walk_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the chain of exceptions from which, or during whose handling, an error was raised."""
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _to_file_error(error: OSError) -> UserError:
+    """Return the error to show for a system call that failed on a file or folder.
+
+    The hint depends on the reason: too many open files, no space left, an unknown path, a folder
+    that does not exist (any more), or else a path that cannot be read or written.
+    """
     path = str(error.filename or error.filename2 or "")
     message = f"the host refused: {(error.strerror or str(error)).lower()}"
     if error.errno in _TOO_MANY_FILES:
@@ -200,19 +225,26 @@ def _refused_file(error: OSError) -> UserError:
     if not path:
         return UserError("host_refused", message, path, _describe_kept_results(path))
     if error.errno == errno.ENOENT and not Path(path).parent.exists():
-        missing = [folder for folder in Path(path).absolute().parents if not folder.exists()]
+        missing_folders = [
+            folder for folder in Path(path).absolute().parents if not folder.exists()
+        ]
+        topmost_missing = missing_folders[-1]
         return UserError(
             "host_refused",
             "a folder is gone: it was moved or deleted while this command worked in it, or was "
             "never there",
-            str(missing[-1]),
+            str(topmost_missing),
             "what was recorded is where the folder is now",
         )
     return UserError("host_refused", message, path, "give a path that can be written or read")
 
 
 def _describe_kept_results(path: str) -> str:
-    """Return what remains of the run that a refused path belongs to; "" is an unknown path."""
+    """Return a hint that says what was recorded before a file could not be written.
+
+    `path` is the file, or "" if it is not known. The run that it belongs to is the nearest folder
+    above it with a `run.json`.
+    """
     if not path:
         return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
     for folder in Path(path).absolute().parents:

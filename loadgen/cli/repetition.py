@@ -21,51 +21,56 @@ SETTINGS = ("most", "within", "pause")
 
 
 def parse_repetition(text: str | None) -> Repetition | None:
-    """Return the repetition that `--repeat` specifies; None without it.
+    """Return the repetition that `--repeat` specifies, or None if the option was not typed.
 
-    Raises CombinedError with every error that was found.
+    The text is the number of runs or `auto`, followed by settings: `auto,most=10,within=5%`.
+
+    Raises CombinedError with every error in the text.
     """
     from loadgen.repeated import repeats
 
     if text is None:
         return None
     option = f"--repeat {text}"
-    number, *pairs = (part.strip() for part in text.split(","))
+    run_count_text, *pairs = (item.strip() for item in text.split(","))
     settings: dict[str, str] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         settings[name] = value
-    errors: list[LoadgenError] = _unknown_settings(settings, option)
+    errors: list[LoadgenError] = _find_unknown_settings(settings, option)
     has_duplicates = len(settings) < len(pairs)
     if has_duplicates:
         errors.append(
             UserError("duplicate", "a setting is specified twice", option, "keep one of them")
         )
-    count = None
-    most = None
-    within = None
+
+    # Each value is parsed by itself, so that all errors are reported together.
+    run_count = None
+    max_runs = None
+    precision = None
     pause_ns = None
     with collecting(errors):
-        count = _parse_count(number, settings, option)
+        run_count = _parse_run_count(run_count_text, settings, option)
     with collecting(errors):
-        most = _parse_most(settings.get("most"), option)
+        max_runs = _parse_max_runs(settings.get("most"), option)
     with collecting(errors):
-        within = _parse_within(settings.get("within"), option)
+        precision = _parse_precision(settings.get("within"), option)
     with collecting(errors):
         pause_ns = parse_option(
             "--repeat pause", settings.get("pause"), partial(units.duration_ns, bare="s")
         )
     if errors:
         raise CombinedError(errors)
+
     return repeats.Repetition(
-        count=count,
-        most=most or repeats.DEFAULT_MAX_RUNS,
-        precision=within or repeats.DEFAULT_PRECISION,
+        count=run_count,
+        most=max_runs or repeats.DEFAULT_MAX_RUNS,
+        precision=precision or repeats.DEFAULT_PRECISION,
         pause_ns=pause_ns or 0,
     )
 
 
-def _unknown_settings(settings: Mapping[str, str], option: str) -> list[LoadgenError]:
+def _find_unknown_settings(settings: Mapping[str, str], option: str) -> list[LoadgenError]:
     """Return an error for each setting of `--repeat` that does not exist."""
     return [
         UserError(
@@ -79,12 +84,15 @@ def _unknown_settings(settings: Mapping[str, str], option: str) -> list[LoadgenE
     ]
 
 
-def _parse_count(number: str, settings: Mapping[str, str], option: str) -> int | None:
-    """Return a fixed number of runs; None for auto. Raises UserError."""
-    if number == "auto":
+def _parse_run_count(text: str, settings: Mapping[str, str], option: str) -> int | None:
+    """Return the fixed number of runs, or None for `auto`, which repeats until a precision.
+
+    Raises UserError for a number out of range, and for a fixed number with settings of `auto`.
+    """
+    if text == "auto":
         return None
-    count = int(number) if number.isdecimal() else 0
-    if not 1 <= count <= MAX_RUNS:
+    run_count = int(text) if text.isdecimal() else 0
+    if not 1 <= run_count <= MAX_RUNS:
         raise UserError(
             "invalid_value",
             f"must be an integer from 1 to {MAX_RUNS}, or auto",
@@ -98,32 +106,36 @@ def _parse_count(number: str, settings: Mapping[str, str], option: str) -> int |
             option,
             "use --repeat auto, or leave out most and within",
         )
-    return count
+    return run_count
 
 
-def _parse_most(text: str | None, option: str) -> int | None:
-    """Return the largest number of runs of `auto`; None without the setting. Raises UserError."""
+def _parse_max_runs(text: str | None, option: str) -> int | None:
+    """Return the largest number of runs of `auto`, from the setting `most`.
+
+    Returns None without the setting. Raises UserError for a number out of range.
+    """
     from loadgen.repeated import repeats
 
     if text is None:
         return None
-    most = int(text) if text.isdecimal() else 0
-    if not repeats.MIN_RUNS <= most <= MAX_RUNS:
+    max_runs = int(text) if text.isdecimal() else 0
+    if not repeats.MIN_RUNS <= max_runs <= MAX_RUNS:
         raise UserError(
             "out_of_range",
             f"most must be an integer from {repeats.MIN_RUNS} to {MAX_RUNS}",
             option,
             "most=10",
         )
-    return most
+    return max_runs
 
 
-def _parse_within(text: str | None, option: str) -> float | None:
-    """Return the precision at which `auto` ends; None without the setting. Raises UserError.
+def _parse_precision(text: str | None, option: str) -> float | None:
+    """Return the precision at which `auto` ends, from the setting `within`.
 
-    The precision is the half-width of the confidence interval, as a fraction of the mean.
+    The precision is the half-width of the confidence interval, as a fraction of the mean. Returns
+    None without the setting. Raises UserError for another text than a positive fraction.
     """
-    within = parse_option("--repeat within", text, units.share)
-    if within is not None and within <= 0:
+    precision = parse_option("--repeat within", text, units.share)
+    if precision is not None and precision <= 0:
         raise UserError("out_of_range", "within must be greater than 0", option, "within=5%")
-    return within
+    return precision

@@ -46,16 +46,17 @@ class Token(NamedTuple):
 
 
 def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Return a stored command line in which the options that are typed now replace stored ones.
+    """Return a stored command line with the options of a typed one, which replace stored options.
 
-    Raises UserError if an option that stays had a secret as its value. Secrets are stored as ***.
+    Raises UserError if a stored option that remains had a secret as its value. A secret is stored
+    as ***, so the user has to type it again.
 
     Args:
         stored: The command line that the folder stores.
         typed: The command line that the user typed. Its first argument, the name of the command, is
             left out, because `stored` begins with it.
     """
-    remaining_arguments = _without_options_of(typed, stored)
+    remaining_arguments = _remove_retyped_options(stored, typed)
     for flag, value in pairwise(remaining_arguments):
         if "***" in value:
             raise UserError(
@@ -77,7 +78,8 @@ def resume_arguments(
         typed: The command line that the user typed, which has `flag` and the folder.
         flag: The option that names the folder, like --resume.
         folder: The results folder.
-        depth: The number of arguments with which both command lines name their command.
+        depth: The number of arguments that name the command: 1 for `search`, 2 for
+            `mlperf server`.
 
     Raises:
         UserError: If the folder is of another command, lacks a secret, or specifies what only the
@@ -85,31 +87,36 @@ def resume_arguments(
     """
     folder_option = f"{flag} {folder}"
     if list(stored[:depth]) != list(typed[:depth]):
-        stored_command = " ".join(("loadgen", *stored[:depth]))
+        stored_command_name = " ".join(("loadgen", *stored[:depth]))
         raise UserError(
             "mismatch",
             "the folder holds the result of another command",
             folder_option,
-            f"it was written by {stored_command}",
+            f"it was written by {stored_command_name}",
         )
-    # The name of a subcommand stays in front, because `merge_arguments` expects it: of `mlperf
-    # server`, the parent command is `mlperf`.
-    parent_commands = list(typed[: depth - 1])
-    stored_rest = stored[depth - 1 :]
-    typed_rest = typed[depth - 1 :]
-    remaining_arguments = _without_options_of(typed_rest, stored_rest)
-    missing = arguments_to_type_again(remaining_arguments)
-    if missing:
+
+    # `merge_arguments` expects command lines that begin with one name. Of `mlperf server`, the name
+    # of the parent command, `mlperf`, is taken off here and put back at the end.
+    parent_count = depth - 1
+    parent_commands = list(typed[:parent_count])
+    stored_command_line = stored[parent_count:]
+    typed_command_line = typed[parent_count:]
+
+    remaining_arguments = _remove_retyped_options(stored_command_line, typed_command_line)
+    missing_arguments = arguments_to_type_again(remaining_arguments)
+    if missing_arguments:
         raise UserError(
             "missing_option",
             "servers and keys are not taken from a results folder, because another author may have "
             "written it",
             folder_option,
-            f"if these are correct, add {shlex.join(missing)}",
+            f"if these are correct, add {shlex.join(missing_arguments)}",
         )
-    # The folder is specified twice: if the stored command line ends with an option that lacks its
-    # value, that option takes the first one.
-    return [*parent_commands, *merge_arguments([*stored_rest, f"{flag}={folder}"], typed_rest)]
+
+    # The typed command line specifies the folder, too. It is specified twice because a stored
+    # command line that ends with an option without its value would take the first one as the value.
+    stored_with_folder = [*stored_command_line, f"{flag}={folder}"]
+    return [*parent_commands, *merge_arguments(stored_with_folder, typed_command_line)]
 
 
 def arguments_to_type_again(stored: Sequence[str]) -> list[str]:
@@ -119,7 +126,7 @@ def arguments_to_type_again(stored: Sequence[str]) -> list[str]:
     not be typed again, because it reaches no server.
     """
     arguments: list[str] = []
-    for token in _tokens(stored):
+    for token in _parse_tokens(stored):
         is_url = token.flag in COMMAND_OPTIONS["url"].flags
         is_simulated = is_url and token.value.startswith("sim:")
         if token.flag in FLAGS_THAT_MUST_BE_TYPED and not is_simulated:
@@ -127,25 +134,28 @@ def arguments_to_type_again(stored: Sequence[str]) -> list[str]:
     return arguments
 
 
-def _without_options_of(typed: Sequence[str], stored: Sequence[str]) -> list[str]:
-    """Return the stored arguments without the options that the typed command line has too.
+def _remove_retyped_options(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return the stored arguments without the options that the user has typed again.
 
-    An option counts as the same under each of its names: a typed `-u` replaces a stored `--url`.
+    A typed option replaces the stored one with its value. It counts as the same option under each
+    of its names: a typed `-u` replaces a stored `--url`.
     """
     typed_flags = {argument.partition("=")[0] for argument in _split_short_options(typed)}
-    replaced = typed_flags & COMPARISON_FLAGS
+    # COMMAND_OPTIONS has the shared options only. Those of `validate` have one name each.
+    retyped_flags = typed_flags & COMPARISON_FLAGS
     for option in COMMAND_OPTIONS.values():
         if not typed_flags.isdisjoint(option.flags):
-            replaced |= set(option.flags)
+            retyped_flags |= set(option.flags)
+
     remaining_arguments: list[str] = []
-    for token in _tokens(stored):
-        if token.flag not in replaced:
+    for token in _parse_tokens(stored):
+        if token.flag not in retyped_flags:
             remaining_arguments += token.arguments
     return remaining_arguments
 
 
-def _tokens(arguments: Sequence[str]) -> Iterator[Token]:
-    """Yield the options and arguments of a command line.
+def _parse_tokens(arguments: Sequence[str]) -> Iterator[Token]:
+    """Yield the options and arguments of a command line, each option together with its value.
 
     Only shared options and those that must be typed are recognized, because callers look for no
     others. The value of any other option counts as an argument.
@@ -156,22 +166,25 @@ def _tokens(arguments: Sequence[str]) -> Iterator[Token]:
         if equals or flag not in _FLAGS_WITH_VALUE:
             yield Token(flag, value, (argument,))
             continue
-        following = next(remaining, None)
-        if following is None:  # the command line ends without the value
+        next_argument = next(remaining, None)
+        if next_argument is None:  # the command line ends without the value
             yield Token(flag, "", (argument,))
         else:
-            yield Token(flag, following, (argument, following))
+            yield Token(flag, next_argument, (argument, next_argument))
 
 
 def _split_short_options(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments with each short option on its own: `-kuURL` becomes -k, -u and URL."""
+    """Yield the arguments with each short option on its own: `-kuURL` becomes -k, -u and URL.
+
+    `-k` is a switch, so another short option follows it. `-u` takes a value, which is the rest.
+    """
     for argument in arguments:
         rest = argument
         while _is_joined_short_option(rest):
             flag = rest[:2]
             yield flag
             rest = rest[2:]
-            if flag in SWITCHES:  # another short option follows, not a value
+            if flag in SWITCHES:
                 rest = f"-{rest}"
         yield rest
 

@@ -22,10 +22,12 @@ _CONTROL_CHARACTERS = re.compile(
 """What could move the cursor, change the terminal or reorder a text."""
 
 
-def prepare() -> None:
-    """Replace the standard streams of the process with safe ones. Called once, at the start.
+def protect_standard_streams() -> None:
+    """Make stdin, stdout and stderr safe to use. `app.main` calls this once, at the start.
 
-    Streams that were replaced already, for example by a test, are left alone.
+    Afterwards, all three streams exist, control characters in the output are escaped, characters
+    that the terminal cannot encode are written as escapes, and a reader that stops early (`| head`)
+    causes no error. Streams that were replaced already, for example by a test, are left alone.
     """
     _open_missing_descriptors()
     if sys.stdin is None:
@@ -49,6 +51,10 @@ def _open_missing_descriptors() -> None:
 
 
 def _create_safe_stream(stream: TextIO | None, descriptor: int) -> io.TextIOWrapper:
+    """Return a stream that writes to the same file descriptor as `stream`, but safely.
+
+    `stream` is None if the parent process has closed the descriptor, which is /dev/null by now.
+    """
     if stream is not None:
         stream.flush()
     return _SafeTextStream(
@@ -89,13 +95,21 @@ class _AbandonableFile(io.FileIO):
     """
 
     def write(self, data: Any) -> int:
-        """Write bytes, or discard them once a write has failed."""
+        """Write bytes. After a write that fails, discard these and all later bytes.
+
+        A closed pipe (`| head`) is no error: the bytes count as written. Any other error, such as a
+        full disk, is raised this once.
+        """
         try:
             return super().write(data) or 0
         except OSError as error:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            self._redirect_to_null()
             if not isinstance(error, BrokenPipeError):
                 raise
             return len(data)
+
+    def _redirect_to_null(self) -> None:
+        """Let the file descriptor refer to /dev/null, where every later write succeeds."""
+        null_descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_descriptor, self.fileno())
+        os.close(null_descriptor)
