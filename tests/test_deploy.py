@@ -16,7 +16,7 @@ import yaml
 from command_line import find_command
 
 from loadgen.cli import app as cli
-from loadgen.cli.invocation import repeat_slo_flag
+from loadgen.cli.invocation import expand_slo_flag
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 CHART = DEPLOY / "chart"
@@ -106,7 +106,7 @@ def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
     (submitted,) = re.findall(r"loadgen run .*", script)
     for line in (job["spec"]["entrypoint"], submitted):
         name, *words = shlex.split(line)[1:]
-        find_command(name).make_context("loadgen", repeat_slo_flag(words))
+        find_command(name).make_context("loadgen", expand_slo_flag(words))
 
 
 @pytest.mark.processes
@@ -136,7 +136,7 @@ def test_the_manifest_and_the_scripts_of_shards_type_what_loadgen_takes() -> Non
             check=True,
         )
         _, name, *words = echoed.stdout.splitlines()
-        context = find_command(name).make_context("loadgen", repeat_slo_flag(words))
+        context = find_command(name).make_context("loadgen", expand_slo_flag(words))
         assert context.params["shard"] == f"3/{count}"
         assert context.params["start_at"] == "2126-12-01T10:00:00Z"
 

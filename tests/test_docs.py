@@ -11,7 +11,7 @@ import pytest
 import typer
 from command_line import find_command
 
-from loadgen.cli.invocation import repeat_slo_flag
+from loadgen.cli.invocation import expand_slo_flag
 from loadgen.cli.usage_errors import ClickException
 
 ROOT = Path(__file__).parent.parent
@@ -129,7 +129,7 @@ def test_every_command_is_valid(line: CommandLine) -> None:
         command = find_command(*path)
         assert command is not None, f"{line.label}: no command {path}"
     try:
-        command.make_context("loadgen", repeat_slo_flag(words))
+        command.make_context("loadgen", expand_slo_flag(words))
     except typer.Exit:  # of --help
         return
     except ClickException as error:

@@ -15,7 +15,7 @@ from loadgen import commands
 from loadgen.cli import signals, streams
 from loadgen.cli.exit_codes import run_to_exit_code
 from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Context, Group, format_entry
-from loadgen.cli.invocation import repeat_slo_flag
+from loadgen.cli.invocation import expand_slo_flag
 from loadgen.cli.usage_errors import ClickException, to_user_error
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
@@ -139,7 +139,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """
     try:
         exit_code = root_command().main(
-            repeat_slo_flag(arguments),
+            expand_slo_flag(arguments),
             prog_name="loadgen",
             standalone_mode=False,
             obj=list(arguments),

@@ -99,7 +99,7 @@ class Translation(NamedTuple):
         return shlex.join(("loadgen", *self.arguments))
 
 
-def _rename(flag: str, hint: str = "") -> Replacement:
+def _replace_by_option(flag: str, hint: str = "") -> Replacement:
     """Return the replacement by an option that takes the same value under another name."""
 
     def translate_value(value: str) -> list[str]:
@@ -108,7 +108,7 @@ def _rename(flag: str, hint: str = "") -> Replacement:
     return Replacement(hint or flag, translate_value, options=(flag,))
 
 
-def _set_key(key: str) -> Replacement:
+def _replace_by_set_key(key: str) -> Replacement:
     """Return the replacement by `--set KEY=VALUE` with the same value."""
 
     def translate_value(value: str) -> list[str]:
@@ -132,8 +132,11 @@ def _explain(hint: str, *options: str) -> Replacement:
     return Replacement(hint, None, options=options)
 
 
-def _body_field(name: str) -> Replacement:
-    """Return the replacement of a sampling parameter by a field of the request body."""
+def _replace_by_body_field(name: str) -> Replacement:
+    """Return the replacement of a sampling parameter by a field of the request body.
+
+    `--temperature 0` of another tool becomes `--extra-body '{"temperature": 0}'`.
+    """
 
     def translate_value(value: str) -> list[str]:
         is_number = re.fullmatch(_NUMBER, value) is not None
@@ -144,7 +147,7 @@ def _body_field(name: str) -> Replacement:
     return Replacement(hint, translate_value, options=("--extra-body",))
 
 
-def _progress(kind: str) -> Replacement:
+def _replace_by_progress(kind: str) -> Replacement:
     """Return the replacement of a switch like `--quiet` by `--progress KIND`."""
 
     def translate_value(_value: str) -> list[str]:
@@ -155,7 +158,7 @@ def _progress(kind: str) -> Replacement:
     )
 
 
-def _with_unit(objective: str) -> str:
+def _add_unit(objective: str) -> str:
     """Return `ttft:500` as `ttft:500ms`: other tools write limits in ms without a unit."""
     has_no_unit = re.fullmatch(r"\w+:[0-9.]+", objective) is not None
     return f"{objective}ms" if has_no_unit else objective
@@ -167,15 +170,15 @@ def _translate_goodput(value: str) -> list[str]:
     for objective in value.split():
         their_metric, _, limit = objective.partition(":")
         metric = _METRICS_OF_OTHER_TOOLS.get(their_metric, their_metric)
-        arguments += ["--slo", _with_unit(f"{metric}:{limit}")]
+        arguments += ["--slo", _add_unit(f"{metric}:{limit}")]
     return arguments
 
 
-def _single_objective(metric: str) -> Replacement:
+def _replace_by_objective(metric: str) -> Replacement:
     """Return the replacement of an option for one limit, like `--ttft 500`, by `--slo`."""
 
     def translate_value(value: str) -> list[str]:
-        return ["--slo", _with_unit(f"{metric}:{value}")]
+        return ["--slo", _add_unit(f"{metric}:{value}")]
 
     return Replacement(f"--slo {metric}:TIME", translate_value, options=("--slo",))
 
@@ -195,7 +198,11 @@ def _translate_endpoint(value: str) -> list[str]:
 
 
 def _translate_api_flavor(value: str) -> list[str]:
-    """Return the options for `--backend` and `--endpoint-type` of vLLM, SGLang and AIPerf."""
+    """Return `--api` and `--server` for `--backend` or `--endpoint-type` of another tool.
+
+    vLLM, SGLang and AIPerf name the API and sometimes the server by one value. A value that is not
+    known is passed to `--api`, whose error message lists what is possible.
+    """
     flavors = {
         "openai": ["--api", "completions"],
         "openai-chat": ["--api", "chat"],
@@ -280,7 +287,7 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--model-api-key": _API_KEY,
     "--token": _API_KEY,
     "--arrival": _ARRIVAL,
-    "--arrival-smoothness": _set_key("burstiness"),
+    "--arrival-smoothness": _replace_by_set_key("burstiness"),
     "--arrival-pattern": _ARRIVAL,
     "--backend": _API_FLAVOR,
     "--endpoint-type": _API_FLAVOR,
@@ -317,15 +324,15 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--endpoint": Replacement(
         "--api KIND, or a path in front of /v1 in --url", _translate_endpoint, options=("--api",)
     ),
-    "--format": _rename("--as"),
+    "--format": _replace_by_option("--as"),
     "--goodput": Replacement(
         "--slo METRIC:LIMIT, with a unit: --slo ttft:2s", _translate_goodput, options=("--slo",)
     ),
     "--host": _explain("--url http://HOST:PORT", "--url"),
     "--port": _explain("--url http://HOST:PORT", "--url"),
     "--ignore-eos": _leave_out("responses get the requested length where the server can do that"),
-    "--temperature": _body_field("temperature"),
-    "--top-p": _body_field("top_p"),
+    "--temperature": _replace_by_body_field("temperature"),
+    "--top-p": _replace_by_body_field("top_p"),
     "--iterations": _REQUESTS,
     "--loops": _REQUESTS,
     "--number": _REQUESTS,
@@ -333,13 +340,13 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--num-warmups": _WARMUP,
     "--warmup-request-count": _WARMUP,
     "--warmup-requests": _WARMUP,
-    "--metric-percentiles": _set_key("percentiles"),
+    "--metric-percentiles": _replace_by_set_key("percentiles"),
     "--percentile-metrics": _leave_out("every metric has its percentiles", takes_value=True),
-    "--prefill-concurrency": _set_key("max_in_prefill"),
+    "--prefill-concurrency": _replace_by_set_key("max_in_prefill"),
     "--prompt": _explain('--dataset FILE, with {"prompt": "..."} on each line', "--dataset"),
-    "--quiet": _progress("off"),
-    "--verbose": _progress("plain"),
-    "-r": _rename("--request-rate"),
+    "--quiet": _replace_by_progress("off"),
+    "--verbose": _replace_by_progress("plain"),
+    "-r": _replace_by_option("--request-rate"),
     "--rate-type": _explain(
         "--request-rate for an open loop, -c for a closed one", "--request-rate"
     ),
@@ -348,8 +355,8 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--think-time": _explain(
         "think_time: in the workload file, docs/reference/workload-file.md", "--dataset"
     ),
-    "--tpot": _single_objective("tpot"),
-    "--ttft": _single_objective("ttft"),
+    "--tpot": _replace_by_objective("tpot"),
+    "--ttft": _replace_by_objective("ttft"),
     "--trust-remote-code": _leave_out("no code of a model is executed"),
 }
 """The options of other tools whose value has to be translated, or that need an explanation.
@@ -359,44 +366,59 @@ in `run_options.py`.
 """
 
 _RATE_OPTIONS = ("--request-rate", "--rate", "--rps", "--qps", "-r")
-_MLPERF_RATE_OPTION = "--target-qps"  # the name in `loadgen mlperf`, which has no --request-rate
+"""The names of the request rate in this tool and in others."""
+
+_MLPERF_RATE_OPTION = "--target-qps"
+"""The name of the request rate in `loadgen mlperf`, which has no --request-rate."""
 
 
 def find_replacement(flag: str, known: Mapping[str, KnownOption]) -> Replacement | None:
-    """Return how an option of another tool is written for a command with these known options.
+    """Return how an option of another tool is written for a command of this tool.
 
-    Returns None if no replacement is known, or none that the command would accept.
+    Args:
+        flag: The name of the option in the other tool.
+        known: The options of the command.
+
+    Returns:
+        The replacement, or None if there is none that the command would accept.
     """
-    if flag in _RATE_OPTIONS and _MLPERF_RATE_OPTION in known:
-        return _rename(_MLPERF_RATE_OPTION)
-    for table in (REPLACEMENTS, _renamed_options(), _set_keys_as_options()):
+    is_mlperf_command = _MLPERF_RATE_OPTION in known
+    if is_mlperf_command and flag in _RATE_OPTIONS:
+        return _replace_by_option(_MLPERF_RATE_OPTION)
+    for table in (REPLACEMENTS, _list_renamed_options(), _list_set_keys_as_options()):
         replacement = table.get(flag)
         if replacement is None:
             continue
-        if not replacement.options or not known.keys().isdisjoint(replacement.options):
+        applies_to_every_command = not replacement.options
+        if applies_to_every_command or any(option in known for option in replacement.options):
             return replacement
     return None
 
 
-def _renamed_options() -> dict[str, Replacement]:
+def _list_renamed_options() -> dict[str, Replacement]:
     """Return the options of other tools that have the same meaning here under another name."""
     renamed: dict[str, Replacement] = {}
     for option in COMMAND_OPTIONS.values():
         for flag in option.other_tools:
-            replacement = _rename(option.flags[0], hint=f"did you mean {option.flags[0]}?")
+            replacement = _replace_by_option(
+                option.flags[0], hint=f"did you mean {option.flags[0]}?"
+            )
             renamed[flag] = replacement._replace(options=option.flags)
     return renamed
 
 
-def _set_keys_as_options() -> dict[str, Replacement]:
+def _list_set_keys_as_options() -> dict[str, Replacement]:
     """Return the keys of `--set` written as options: `--max-in-prefill` for `max_in_prefill`."""
-    return {f"--{key.replace('_', '-')}": _set_key(key) for key in SET_KEYS}
+    return {f"--{key.replace('_', '-')}": _replace_by_set_key(key) for key in SET_KEYS}
 
 
 def translate(
     arguments: Sequence[str], depth: int, known: Mapping[str, KnownOption]
 ) -> Translation:
     """Return a command line whose unknown options are replaced by options of this tool.
+
+    A command with unknown options is not run. The error message shows this translation, so that
+    someone who used another tool before can copy the command line.
 
     Args:
         arguments: The command line without the name of the program.
@@ -405,19 +427,30 @@ def translate(
     """
     options = _parse_options(arguments[depth:], known)
     unknown_options = [option for option in options if option.flag and option.flag not in known]
-    translated = list(arguments[:depth])
+    replaced_flags: set[str] = set()
+
+    command_line = list(arguments[:depth])
     for option in options:
-        translated += _translate_option(option, known)
-    replaced = {option.flag for option in unknown_options if _translate_option(option, known)}
-    if "--url" in known and "--url" not in translated:
+        translated_arguments = _translate_option(option, known)
+        command_line += translated_arguments
+        if option in unknown_options and translated_arguments:
+            replaced_flags.add(option.flag)
+
+    needs_url = "--url" in known and "--url" not in command_line
+    if needs_url:
         address_options = [option for option in unknown_options if _is_part_of_address(option)]
-        translated += _join_address(address_options)
-        replaced |= {option.flag for option in address_options}
-    translated = _merge_extra_bodies(translated)
-    translated = _separate_rate_from_concurrency(translated)
+        command_line += _join_address(address_options)
+        replaced_flags |= {option.flag for option in address_options}
+
+    command_line = _merge_extra_bodies(command_line)
+    command_line = _separate_rate_from_concurrency(command_line)
     unknown_flags = tuple(dict.fromkeys(option.flag for option in unknown_options))
-    hints = {flag: _hint_for(flag, known) for flag in unknown_flags}
-    return Translation(unknown_flags, hints, tuple(translated), frozenset(replaced))
+    return Translation(
+        unknown=unknown_flags,
+        hints={flag: _hint_for(flag, known) for flag in unknown_flags},
+        arguments=tuple(command_line),
+        replaced=frozenset(replaced_flags),
+    )
 
 
 def _translate_option(option: TypedOption, known: Mapping[str, KnownOption]) -> Sequence[str]:
@@ -506,14 +539,14 @@ def _parse_options(arguments: Sequence[str], known: Mapping[str, KnownOption]) -
     options: list[TypedOption] = []
     remaining = arguments
     while remaining:
-        option = _parse_first(remaining, known)
+        option = _parse_first_option(remaining, known)
         options.append(option)
         remaining = remaining[len(option.arguments) :]
     return options
 
 
-def _parse_first(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> TypedOption:
-    """Return the option or argument with which the arguments begin."""
+def _parse_first_option(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> TypedOption:
+    """Return the option, with its value, or the argument with which the arguments begin."""
     first = arguments[0]
     is_option = re.match(r"--?[A-Za-z]", first) is not None
     if not is_option:
@@ -523,28 +556,37 @@ def _parse_first(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> 
     else:  # -c8, where the value follows a single letter
         flag = first[:2]
         attached_value = first[2:]
-    if flag != first:
+    has_attached_value = flag != first
+    if has_attached_value:
         return TypedOption(flag, attached_value, (first,))
-    values = _values_of(flag, arguments[1:], known)
+    values = _find_values(flag, arguments[1:], known)
     return TypedOption(flag, " ".join(values), (first, *values))
 
 
-def _values_of(
-    flag: str, following: Sequence[str], known: Mapping[str, KnownOption]
+def _find_values(
+    flag: str, next_arguments: Sequence[str], known: Mapping[str, KnownOption]
 ) -> Sequence[str]:
-    """Return those of the arguments after an option that are its values.
+    """Return the values of an option: one, none, or several for vLLM's `--goodput`.
 
-    Every option has at most one value, except for vLLM's `--goodput`, which has several.
+    Whether an option takes a value is known of the options of the command, and of those of other
+    tools that have a replacement. Any other option takes one unless another option follows it.
+
+    Args:
+        flag: The name of the option.
+        next_arguments: The arguments after the option, the first of which may be its values.
+        known: The options of the command.
     """
     if flag in known:
-        return following[:1] if known[flag].takes_value else ()
+        return next_arguments[:1] if known[flag].takes_value else ()
     replacement = find_replacement(flag, known)
     if replacement is not None and not replacement.takes_value:
         return ()
     if flag == "--goodput":
-        return tuple(takewhile(_is_objective, following))
-    is_followed_by_option = bool(following) and re.match(r"-[A-Za-z-]", following[0]) is not None
-    return () if is_followed_by_option else following[:1]
+        return tuple(takewhile(_is_objective, next_arguments))
+    is_followed_by_option = (
+        bool(next_arguments) and re.match(r"-[A-Za-z-]", next_arguments[0]) is not None
+    )
+    return () if is_followed_by_option else next_arguments[:1]
 
 
 def _is_objective(argument: str) -> bool:

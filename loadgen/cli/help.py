@@ -126,29 +126,47 @@ class Group(TyperGroup):
 
 
 def format_full_help(command: Any, ctx: Context, width: int) -> list[str]:
-    """Return the lines of the help with all options, by panel, and the keys of `--set`."""
-    lines = _format_header(command, ctx, (command.help or "").split("\n\n"), width)
-    panels: dict[str, list[TyperOption]] = {panel: [] for panel in (DEFAULT_PANEL, *PANELS)}
+    """Return the lines of `--help-all`: the header, every option by panel, and the keys of `--set`.
+
+    A panel is a heading with the options below it, such as "Load" or "Target".
+    """
+    paragraphs = (command.help or "").split("\n\n")
+    lines = _format_header(command, ctx, paragraphs, width)
+
+    options_by_panel: dict[str, list[TyperOption]] = {
+        panel: [] for panel in (DEFAULT_PANEL, *PANELS)
+    }
     for option in _visible_options(command, ctx):
-        panels[getattr(option, "rich_help_panel", None) or DEFAULT_PANEL].append(option)
-    for panel, options in panels.items():
+        # click's own option for the help has no panel.
+        panel = getattr(option, "rich_help_panel", None) or DEFAULT_PANEL
+        options_by_panel[panel].append(option)
+    for panel, options in options_by_panel.items():
         if options:
             lines += ["", f"{panel}:"]
         for option in options:
             lines += format_entry(*describe_option(option, ctx), width)
-    return lines + _format_set_keys(getattr(command.callback, "set_keys", {}), width)
+
+    set_keys = getattr(command.callback, "set_keys", {})  # `add_options` stores them there
+    return lines + _format_set_keys(set_keys, width)
 
 
 def format_short_help(command: Any, ctx: Context, width: int) -> list[str]:
-    """Return at most `MAX_SHORT_HELP_LINES` lines: summary, example and the main options."""
-    paragraphs = (command.help or "").split("\n\n")
-    examples = [text for text in paragraphs if text.strip().startswith("Example:")]
-    options = _visible_options(command, ctx)
-    lines = _format_header(command, ctx, [paragraphs[0], *examples[:1]], width)
+    """Return the lines of `--help`, at most `MAX_SHORT_HELP_LINES`.
+
+    They are the summary, an example, as many options as fit, the most important ones first, and
+    where to find the others.
+    """
+    summary, *other_paragraphs = (command.help or "").split("\n\n")
+    examples = [text for text in other_paragraphs if text.strip().startswith("Example:")]
+    first_example = examples[:1]
+    lines = _format_header(command, ctx, [summary, *first_example], width)
     lines += ["", f"{DEFAULT_PANEL}:"]
-    pointer = f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all"
-    footer = ["", *_wrap(pointer, width)]
-    for option in _by_importance(options, " ".join(examples[:1]).split()):
+
+    options = _visible_options(command, ctx)
+    where_to_find_all = f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all"
+    footer = ["", *_wrap(where_to_find_all, width)]
+    example_arguments = " ".join(first_example).split()
+    for option in _sort_by_importance(options, example_arguments):
         name, text = describe_option(option, ctx, brief=True)
         entry = format_entry(name, text, width)
         if len(lines) + len(entry) + len(footer) > MAX_SHORT_HELP_LINES:
@@ -158,23 +176,27 @@ def format_short_help(command: Any, ctx: Context, width: int) -> list[str]:
 
 
 def format_entry(name: str, text: str, width: int, text_column: int = TEXT_COLUMN) -> list[str]:
-    """Return lines with the name on the left and the text beside it, or below a long name."""
+    """Return the lines of an option or command: its name on the left and the text beside it.
+
+    Below a name that is too long for its column, the text begins on the next line.
+    """
     text_lines = _wrap(text, width - text_column) or [""]
     lines = []
-    first = f"  {name}"
-    if len(first) > text_column - 2:
+    left_column = f"  {name}"
+    is_too_long = len(left_column) > text_column - len("  ")
+    if is_too_long:
         lines += _wrap(name, width, "  ", "    ")
-        first = ""
-    lines.append(f"{first:<{text_column}}{text_lines[0]}".rstrip())
+        left_column = ""
+    lines.append(f"{left_column:<{text_column}}{text_lines[0]}".rstrip())
     lines += [" " * text_column + line for line in text_lines[1:]]
     return lines
 
 
 def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -> HelpEntry:
-    """Return how an option is typed, and what it does.
+    """Return how an option is typed, such as `-c, --concurrency N`, and what it does.
 
-    The text is the help of the option, its default and its further names. With `brief`, it is only
-    the first sentence of the help.
+    The text is the help of the option, its default and its other long names. With `brief`, it is
+    only the first sentence of the help.
     """
     if "--help" in option.opts:
         return HELP_ENTRY
@@ -185,10 +207,10 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
         name += f" / {option.secondary_opts[0]}"
     if not option.is_flag:
         name += f" {option.metavar or _value_placeholder(option)}"
-    text = (option.help or "") + _plugin_note(option.name or "")
+    text = (option.help or "") + _describe_plugin_values(option.name or "")
     if brief:
         return HelpEntry(name, _first_sentence(text))
-    default = _default_text(option, ctx)
+    default = _describe_default(option, ctx)
     if default:
         text += f" [default: {default}]"
     if other_names:
@@ -197,7 +219,10 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
 
 
 def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width: int) -> list[str]:
-    """Return the lines of the usage, the paragraphs, the arguments and the SLOs of workloads."""
+    """Return the lines above the options: usage, paragraphs of the help text, and arguments.
+
+    The SLO of a packaged workload on the command line follows: `loadgen run rag --help` shows it.
+    """
     usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
     lines = _wrap(usage, width, "", "  ")
     for paragraph in paragraphs:
@@ -257,11 +282,11 @@ def _visible_options(command: Any, ctx: Context) -> list[Any]:
     ]
 
 
-def _by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
-    """Return the options in the order in which a short help shows them.
+def _sort_by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
+    """Return the options in the order in which `--help` shows them, the most important first.
 
-    Options of equal importance keep their order, but the essential and the frequent ones follow the
-    order of their tables.
+    Essential and frequent options follow the order of their tables. Other options of equal
+    importance keep their order.
 
     Args:
         options: The options of a command.
@@ -269,18 +294,22 @@ def _by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
     """
 
     def sort_key(option: Any) -> tuple[Importance, int]:
-        importance = _importance(option, example)
+        importance = _rate_importance(option, example)
+        rank_in_table = 0
         if importance == Importance.ESSENTIAL:
-            return importance, ESSENTIAL_OPTIONS.index(option.name)
-        if importance == Importance.FREQUENT:
-            return importance, FREQUENT_OPTIONS.index(option.name)
-        return importance, 0
+            rank_in_table = ESSENTIAL_OPTIONS.index(option.name)
+        elif importance == Importance.FREQUENT:
+            rank_in_table = FREQUENT_OPTIONS.index(option.name)
+        return importance, rank_in_table
 
     return sorted(options, key=sort_key)
 
 
-def _importance(option: Any, example: Sequence[str]) -> Importance:
-    """Return how important an option is in the help of a command with this example."""
+def _rate_importance(option: Any, example: Sequence[str]) -> Importance:
+    """Return how early the help of a command shows an option.
+
+    `example` has the arguments of the example in the help, whose options come first.
+    """
     if any(flag in example for flag in option.opts):
         return Importance.IN_EXAMPLE
     if option.name in ESSENTIAL_OPTIONS:
@@ -292,7 +321,7 @@ def _importance(option: Any, example: Sequence[str]) -> Importance:
     return Importance.ONLY_HERE
 
 
-def _default_text(option: TyperOption, ctx: Context) -> str:
+def _describe_default(option: TyperOption, ctx: Context) -> str:
     """Return what happens without the option: its default, or a sentence that stands for it."""
     if isinstance(option.show_default, str):
         return option.show_default
@@ -300,7 +329,7 @@ def _default_text(option: TyperOption, ctx: Context) -> str:
     return "" if default is None else str(default)
 
 
-def _plugin_note(option_name: str) -> str:
+def _describe_plugin_values(option_name: str) -> str:
     """Return a sentence that names what installed plug-ins add to the values of an option."""
     if option_name not in PLUGIN_TABLES:
         return ""

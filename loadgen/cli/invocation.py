@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 _SLO_OBJECTIVE = r"\+?[A-Za-z][A-Za-z0-9_]*:\S+$"  # like ttft:2s or +tpot:50ms:p95
 
 
-def repeat_slo_flag(arguments: Sequence[str]) -> list[str]:
+def expand_slo_flag(arguments: Sequence[str]) -> list[str]:
     """Return the command line with `--slo` in front of each objective that follows one `--slo`.
 
-    Other tools take `--goodput ttft:2s tpot:50ms`, so users write `--slo ttft:2s tpot:50ms`. click
-    takes one value per option: `--slo ttft:2s --slo tpot:50ms`. Only `--slo` is expanded, because
-    no other option has values that cannot be taken for an argument.
+    It is called before click parses the command line. Other tools take `--goodput ttft:2s
+    tpot:50ms`, so users write `--slo ttft:2s tpot:50ms`. click takes one value per option: `--slo
+    ttft:2s --slo tpot:50ms`. Only `--slo` is expanded, because no other option has values that
+    cannot be taken for an argument.
     """
     expanded: list[str] = []
     expects_objective = False
@@ -78,11 +79,14 @@ class Invocation:
         return dataclasses.replace(self, options={**self.options, **changes})
 
     def settings(self, *, can_use_store: bool = False, needs_text: str = "") -> Settings:
-        """Return the settings of the run, with the command line without its secrets.
+        """Return the settings of a run with these options, which also store the command line.
+
+        The stored command line has no secrets, because it is written into the results folder.
 
         Args:
             can_use_store: Whether --out may be the URL of an object store.
-            needs_text: Why the completions have to be texts; "" if they need not be.
+            needs_text: Why the command needs responses that are texts, as the beginning of an error
+                message. "" if an API that returns numbers, such as embeddings, may be used, too.
 
         Raises:
             CombinedError: With every error that was found.
@@ -92,27 +96,14 @@ class Invocation:
         errors: list[LoadgenError] = []
         with collecting(errors):
             settings = build_settings(self.options)
-            if settings.store and not can_use_store:
-                raise UserError(
-                    "unsupported",
-                    "only `loadgen run` copies its results to an object store",
-                    f"--out {settings.store}",
-                    "give a folder",
-                )
-            if settings.values and needs_text:
-                raise UserError(
-                    "unsupported",
-                    f"{needs_text}, but responses of {settings.api} are numbers",
-                    f"--api {settings.api}",
-                    "--api chat, completions, responses or messages",
-                )
+            _check_settings(settings, can_use_store=can_use_store, needs_text=needs_text)
         with collecting(errors):
-            self.telemetry_listeners()
+            self.telemetry_listeners()  # raises if --prometheus or --otel cannot be used
         if errors:
             raise CombinedError(errors)
         return replace(
             settings,
-            command=tuple(_without_secrets(self.arguments, settings.api_key)),
+            command=tuple(_redact_command_line(self.arguments, settings.api_key)),
             traceparent=self._sends_traces(),
         )
 
@@ -145,7 +136,10 @@ class Invocation:
         return [*listeners, VirtualTimeNotice(" and ".join(flags))]
 
     def move_existing_results(self, out: Path | None) -> None:
-        """With --force, rename a folder that holds results so that --out is free.
+        """Rename the folder of --out if it holds results and --force was typed.
+
+        A command refuses to write into a folder with results. With --force, the old results are not
+        deleted, but moved to `OUT-before-...` with the date and, if needed, a number.
 
         Raises UserError while another command works in the folder.
         """
@@ -159,12 +153,11 @@ class Invocation:
             return
         try:
             check_no_results(out)
-        except UserError:
+        except UserError:  # the folder holds results
             with locked_folder(out):
-                free_paths = dated_folders(
-                    out.with_name(f"{out.name}-before"), datetime.now().astimezone()
-                )
-                out.rename(next(path for path in free_paths if not path.exists()))
+                backup_name = out.with_name(f"{out.name}-before")
+                candidates = dated_folders(backup_name, datetime.now().astimezone())
+                out.rename(next(path for path in candidates if not path.exists()))
 
     def load_workload(self, name: str | None, **changes: Any) -> Workload:
         """Return the workload with the options of the load applied; `changes` replace some of them.
@@ -213,6 +206,28 @@ class Invocation:
         return parse_repetition(self["repeat"])
 
 
+def _check_settings(settings: Settings, *, can_use_store: bool, needs_text: str) -> None:
+    """Raise UserError for an object store or an API that the command cannot use.
+
+    The arguments are those of `Invocation.settings`.
+    """
+    if settings.store and not can_use_store:
+        raise UserError(
+            "unsupported",
+            "only `loadgen run` copies its results to an object store",
+            f"--out {settings.store}",
+            "give a folder",
+        )
+    returns_numbers = settings.values
+    if returns_numbers and needs_text:
+        raise UserError(
+            "unsupported",
+            f"{needs_text}, but responses of {settings.api} are numbers",
+            f"--api {settings.api}",
+            "--api chat, completions, responses or messages",
+        )
+
+
 class VirtualTimeNotice:
     """A listener that says once that a run in virtual time exports no telemetry."""
 
@@ -240,10 +255,12 @@ def collect_options(
 ) -> dict[str, Any]:
     """Return the options that were specified or have a default, by keyword.
 
+    The values of `--set KEY=VALUE` are added under their keys.
+
     Args:
-        values: What typer read for each option.
-        options: The shared options of the command.
-        set_keys: Those of its options that are keys of --set.
+        values: What typer read for each option. An option that was not specified is None or False.
+        options: The shared options of the command, by keyword.
+        set_keys: The options of the command that are keys of --set.
 
     Raises:
         UserError: For a key or value of --set that the command does not take.
@@ -252,8 +269,9 @@ def collect_options(
     for name, value in values.items():
         if value is None or value is False:
             continue
-        is_negative = options[name].flags[0].startswith("--no-")
-        collected[name] = False if is_negative else value
+        # The switch --no-stream sets the option `stream` to False.
+        switches_off = options[name].flags[0].startswith("--no-")
+        collected[name] = False if switches_off else value
     pairs = collected.pop("set", ())
     return collected | _parse_set_pairs(pairs, set_keys)
 
@@ -303,7 +321,7 @@ def _parse_bool(text: str, pair: str) -> bool:
     return text in ("yes", "true")
 
 
-def _without_secrets(arguments: Sequence[str], api_key: str | None) -> list[str]:
+def _redact_command_line(arguments: Sequence[str], api_key: str | None) -> list[str]:
     """Return the command line to store with a result, with its secrets replaced by ***.
 
     Secrets are the values of HTTP headers, passwords in URLs, and the API key wherever it occurs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,7 +175,7 @@ def read_key_file(value: Any) -> str:
 def parse_output_folder(value: Any) -> str:
     """Return the path of a folder that can be created and written into, or an object store's URL.
 
-    The folder is not created; the check is as good as it can be without that.
+    Nothing is created, so the check covers permissions and names, but not a full disk.
     """
     text = parse_text(value)
     if "://" in text:
@@ -186,7 +186,7 @@ def parse_output_folder(value: Any) -> str:
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "give a shorter one"
         )
-    problem = _why_not_writable(path)
+    problem = _find_write_problem(path)
     if problem:
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "give a path that can be written"
@@ -194,10 +194,10 @@ def parse_output_folder(value: Any) -> str:
     return text
 
 
-def _why_not_writable(path: Path) -> str:
-    """Return why a folder cannot be created or written into, or "" if nothing is known against it.
+def _find_write_problem(path: Path) -> str:
+    """Return why a folder cannot be created or written into, or "" if it can be.
 
-    The nearest folder that exists decides, because the others would be created in it.
+    Only the nearest folder that exists is checked, because the folders below it would be created.
     """
     nearest_existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not nearest_existing.is_dir():
@@ -249,28 +249,33 @@ def parse_headers(value: Any) -> tuple[tuple[str, str], ...]:
 
     Raises CombinedError with every header that cannot be sent; no error message contains a value.
     """
-    pairs: list[tuple[str, str]] = []
+    headers: list[tuple[str, str]] = []
     errors: list[LoadgenError] = []
-    for item in _header_items(value):
-        name, text = _split_header(item) if isinstance(item, str) else map(str, item)
-        error = _check_header(name, text)
+    for name, header_value in _split_headers(value):
+        error = _check_header(name, header_value)
         if error is None:
-            pairs.append((name, text))
+            headers.append((name, header_value))
         else:
             errors.append(error)
     if errors:
         raise CombinedError(errors)
-    return tuple(pairs)
+    return tuple(headers)
 
 
-def _header_items(value: Any) -> Iterable[Any]:
-    """Return the headers of a mapping, of one text, or of a sequence, as pairs or texts."""
+def _split_headers(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of a mapping, of one text, or of a sequence of pairs or texts."""
     if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, str):
-        return (value,)
-    items: Iterable[Any] = value
-    return items
+        items: Iterable[Any] = value.items()
+    elif isinstance(value, str):
+        items = (value,)
+    else:
+        items = value
+    for item in items:
+        if isinstance(item, str):
+            yield _split_header(item)
+        else:
+            name, header_value = item
+            yield str(name), str(header_value)
 
 
 def _split_header(text: str) -> tuple[str, str]:

@@ -130,7 +130,7 @@ def add_options(
         default_texts: What it says about the option's default, where it differs.
     """
     options = {
-        name: _with_texts(name, option, help_texts or {}, default_texts or {})
+        name: _replace_help_texts(name, option, help_texts or {}, default_texts or {})
         for name, option in COMMAND_OPTIONS.items()
         if name in only and name not in without
     }
@@ -147,7 +147,7 @@ def add_options(
             for parameter in declared
             if _is_option_group(parameter.annotation)
         }
-        parameters = [_keyword("ctx", typer.Context)]
+        parameters = [_create_keyword_parameter("ctx", typer.Context)]
         for parameter in declared:
             parameters += _expand_parameter(parameter, flag_options)
 
@@ -178,21 +178,35 @@ def _is_option_group(annotation: Any) -> bool:
 def _expand_parameter(
     parameter: inspect.Parameter, flag_options: Mapping[str, Option]
 ) -> list[inspect.Parameter]:
-    """Return the parameters that typer reads in place of one parameter of a command function."""
+    """Return the parameters that typer reads in place of one parameter of a command function.
+
+    A parameter of type `Invocation` stands for the shared options, and a dataclass for its fields.
+    Any other parameter is an option or argument itself.
+
+    Args:
+        parameter: The parameter of the function.
+        flag_options: The shared options of the command that have a flag, by keyword.
+    """
     annotation = parameter.annotation
     if annotation is Invocation:
-        return [_to_parameter(name, option) for name, option in flag_options.items()]
+        return [_create_parameter(name, option) for name, option in flag_options.items()]
     if _is_option_group(annotation):
         return list(inspect.signature(annotation, eval_str=True).parameters.values())
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
 
-def _with_texts(
+def _replace_help_texts(
     name: str, option: Option, help_texts: Mapping[str, str], default_texts: Mapping[str, str]
 ) -> Option:
-    """Return an option with the texts that the help of one command has in place of the usual ones.
+    """Return an option with the help and the default text that one command states differently.
 
-    The texts are by the keyword of their option, which is `name`.
+    A command may explain a shared option in its own way, for example `--out`.
+
+    Args:
+        name: The keyword of the option.
+        option: The shared option.
+        help_texts: The help texts of this command, by the keyword of their option.
+        default_texts: What this command says about defaults, by the keyword of their option.
     """
     return replace(
         option,
@@ -201,8 +215,11 @@ def _with_texts(
     )
 
 
-def _to_parameter(name: str, option: Option) -> inspect.Parameter:
-    """Return the parameter from which typer creates the option."""
+def _create_parameter(name: str, option: Option) -> inspect.Parameter:
+    """Return the keyword parameter from which typer creates an option.
+
+    A switch is False unless it is typed. Any other option without a default may be None.
+    """
     complete = option.complete
     if complete is None and option.choices:
         complete = completion.complete_choice(lambda: option.choices)
@@ -215,20 +232,23 @@ def _to_parameter(name: str, option: Option) -> inspect.Parameter:
         autocompletion=complete,
     )
     if option.cli_type is bool:
-        return _keyword(name, Annotated[bool, declaration], default=False)
+        return _create_keyword_parameter(name, Annotated[bool, declaration], default=False)
     annotation = option.cli_type if option.default else option.cli_type | None
-    return _keyword(name, Annotated[annotation, declaration], default=option.default)
+    return _create_keyword_parameter(
+        name, Annotated[annotation, declaration], default=option.default
+    )
 
 
-def _keyword(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+def _create_keyword_parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
     """Return a keyword-only parameter. Without `default=`, typer requires it."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, **default)
 
 
 def _create_invocation(ctx: typer.Context, options: Mapping[str, Any]) -> Invocation:
-    """Return the invocation of a command with these options.
+    """Return the invocation of a command: its name, its options and the whole command line.
 
-    The command line is the `obj` of the root context, where `run_command_line` of `app.py` puts it.
+    `run_command_line` of `app.py` stores the command line as the `obj` of click's root context. The
+    invocation can run another command line in the same way, for example to resume a search.
     """
     root = ctx.find_root()
 

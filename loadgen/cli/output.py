@@ -64,9 +64,14 @@ def print_result(
     as_markdown: bool = False,
     full: bool = False,
 ) -> None:
-    """Print the result of a command on stdout: its value as JSON, or its report.
+    """Print the result of a command on stdout, as JSON or as a report.
 
-    A report that is a string is text that ends in a newline.
+    Args:
+        value: The result, which `--json` prints.
+        report: The same result for people. A string is printed as it is and ends in a newline.
+        as_json: True to print the value and not the report.
+        as_markdown: True to print the report as Markdown and not as text.
+        full: True to print every section of the text and not only its brief form.
     """
     if as_json:
         print_json(value)
@@ -173,7 +178,10 @@ def _begins_with(path: Path, content: bytes) -> bool:
 
 
 def warn_if_changed(folder: Path) -> None:
-    """Print which files of a results folder were changed or removed since they were written."""
+    """Print which files of a results folder were changed or removed since they were written.
+
+    The folder stores a checksum of each file. Commands that read a stored result call this first.
+    """
     from loadgen.core.results import checksums
 
     if not folder.is_dir():

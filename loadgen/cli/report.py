@@ -95,7 +95,11 @@ def report(
 
 
 def _write_default_page(result: OpenedResult, folder: Path) -> None:
-    """Write the page into the folder of the result, if its kind has a page there."""
+    """Write the HTML page into the folder of a result, where its own command writes it, too.
+
+    Results of some kinds have no page. A folder that only contains other results gets none either,
+    because the page would not belong to any of them.
+    """
     from loadgen import result_kinds
 
     page_name = result.row.page_name

@@ -43,8 +43,8 @@ class Option:
         default: The value of the option if it is not specified.
         default_text: What happens without the option, where that is no value of it.
         parse: Reads a value from the command line or from Python.
-        part: What uses the value: the workload ("workload": which file is read), its load, or the
-            settings of the run.
+        used_by: What uses the value: the workload ("workload": which file is read), its load, or
+            the settings of the run.
         must_be_typed: Whether it names a host, a key or a listener. Such an option is never taken
             from the command line that a results folder stores, because another author may have
             written the folder.
@@ -61,7 +61,7 @@ class Option:
     default: str | None = None
     default_text: str = ""
     parse: Callable[[Any], Any] = parsers.parse_text
-    part: Literal["workload", "load", "settings"] = "settings"
+    used_by: Literal["workload", "load", "settings"] = "settings"
     must_be_typed: bool = False
     other_tools: tuple[str, ...] = ()
     complete: Callable[[str], list[str]] | None = None
@@ -225,7 +225,7 @@ class RunOptions(TypedDict, total=False):
                 "of the workload's."
             ),
             cli_type=Path,
-            part="workload",
+            used_by="workload",
             other_tools=("--trace-path",),
         ),
     ]
@@ -240,7 +240,7 @@ class RunOptions(TypedDict, total=False):
                 "or hf:ORG/NAME."
             ),
             cli_type=Path,
-            part="workload",
+            used_by="workload",
             other_tools=("--dataset-path", "--input-file"),
         ),
     ]
@@ -250,7 +250,7 @@ class RunOptions(TypedDict, total=False):
             help="Replay the trace at FACTOR times its speed.",
             default_text="1",
             set_metavar="FACTOR",
-            part="load",
+            used_by="load",
         ),
     ]
     trace_slice: Annotated[
@@ -262,7 +262,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="the whole trace",
             set_metavar="FROM..TO",
-            part="load",
+            used_by="load",
         ),
     ]
     trace_loop: Annotated[
@@ -271,7 +271,7 @@ class RunOptions(TypedDict, total=False):
             help="Replay the trace N times in a row, with new prompt texts each time.",
             default_text="1",
             set_metavar="N",
-            part="load",
+            used_by="load",
         ),
     ]
     trace_replay: Annotated[
@@ -284,7 +284,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="instants",
             set_metavar="WHAT",
-            part="load",
+            used_by="load",
         ),
     ]
     trace_unit: Annotated[
@@ -296,7 +296,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="detected and printed",
             set_metavar="UNIT",
-            part="load",
+            used_by="load",
         ),
     ]
     on_bad_row: Annotated[
@@ -305,7 +305,7 @@ class RunOptions(TypedDict, total=False):
             help="What to do with an invalid row of the trace: fail, or skip it and count it.",
             default_text="fail",
             set_metavar="WHAT",
-            part="load",
+            used_by="load",
         ),
     ]
     request_rate: Annotated[
@@ -315,7 +315,7 @@ class RunOptions(TypedDict, total=False):
             metavar="RATE",
             panel="Load",
             help="Open loop: requests per second, for example 10, 600/min or inf.",
-            part="load",
+            used_by="load",
             other_tools=("--rate", "--rps", "--qps", "--target-qps"),
         ),
     ]
@@ -328,7 +328,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="1",
             set_metavar="SHAPE",
-            part="load",
+            used_by="load",
         ),
     ]
     concurrency: Annotated[
@@ -341,7 +341,7 @@ class RunOptions(TypedDict, total=False):
                 "Closed loop: number of concurrent requests. A list such as 1,2,4,8 runs "
                 "one load after the other."
             ),
-            part="load",
+            used_by="load",
             other_tools=("--max-concurrency", "--parallel"),
         ),
     ]
@@ -355,7 +355,7 @@ class RunOptions(TypedDict, total=False):
                 "Closed loop: time over which the first requests are spread. 0 starts all at once."
             ),
             default_text="one response time",
-            part="load",
+            used_by="load",
             other_tools=("--concurrency-ramp-duration", "--ramp-up"),
         ),
     ]
@@ -369,7 +369,7 @@ class RunOptions(TypedDict, total=False):
                 "dropped and counted."
             ),
             default_text="no limit",
-            part="load",
+            used_by="load",
         ),
     ]
     max_in_prefill: Annotated[
@@ -381,7 +381,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="no limit",
             set_metavar="N",
-            part="load",
+            used_by="load",
         ),
     ]
     num_requests: Annotated[
@@ -392,7 +392,7 @@ class RunOptions(TypedDict, total=False):
             panel="Load",
             help="Stop after N requests.",
             default_text="from the workload",
-            part="load",
+            used_by="load",
             other_tools=("--num-prompts", "--request-count"),
         ),
     ]
@@ -404,7 +404,7 @@ class RunOptions(TypedDict, total=False):
             panel="Load",
             help="Stop after this time, for example 30s or 5m. A bare number is in seconds.",
             default_text="from the workload",
-            part="load",
+            used_by="load",
             other_tools=("--benchmark-duration", "--max-seconds", "--max-duration", "--run-time"),
         ),
     ]
@@ -419,14 +419,14 @@ class RunOptions(TypedDict, total=False):
                 "of requests (20req), or 0."
             ),
             default_text="from the workload",
-            part="load",
+            used_by="load",
         ),
     ]
     num_warmups: Annotated[
         LoadValue,
         Option(
             help="Number of warm-up requests, which are not measured.",
-            part="load",
+            used_by="load",
         ),
     ]
     grace: Annotated[
@@ -439,7 +439,7 @@ class RunOptions(TypedDict, total=False):
                 "that are still running then count as unfinished, not as failed."
             ),
             default_text="the value of --timeout",
-            part="load",
+            used_by="load",
         ),
     ]
     timeout: Annotated[
@@ -449,7 +449,7 @@ class RunOptions(TypedDict, total=False):
             metavar="TIME",
             help="Maximum time for one request, from its scheduled time.",
             default_text="600s",
-            part="load",
+            used_by="load",
         ),
     ]
     stall_timeout: Annotated[
@@ -458,7 +458,7 @@ class RunOptions(TypedDict, total=False):
             help="Maximum time without data within a stream.",
             default_text="120s",
             set_metavar="TIME",
-            part="load",
+            used_by="load",
         ),
     ]
     slo: Annotated[
@@ -474,7 +474,7 @@ class RunOptions(TypedDict, total=False):
             ),
             cli_type=list[str],
             default_text="from the workload",
-            part="load",
+            used_by="load",
             complete=completion.complete_slo_term,
         ),
     ]
@@ -483,7 +483,7 @@ class RunOptions(TypedDict, total=False):
         Option(
             help="SLO limits in milliseconds, for example ttft:2000 tpot:200.",
             cli_type=list[str],
-            part="load",
+            used_by="load",
         ),
     ]
     input_tokens: Annotated[
@@ -494,7 +494,7 @@ class RunOptions(TypedDict, total=False):
             panel="Load",
             help="Prompt length in tokens.",
             default_text="from the workload",
-            part="load",
+            used_by="load",
             other_tools=("--random-input-len", "--prompt-tokens"),
         ),
     ]
@@ -509,7 +509,7 @@ class RunOptions(TypedDict, total=False):
                 "without a length."
             ),
             default_text="from the workload",
-            part="load",
+            used_by="load",
             other_tools=("--random-output-len", "--max-tokens", "--max-output-tokens"),
         ),
     ]
@@ -521,7 +521,7 @@ class RunOptions(TypedDict, total=False):
             panel="Load",
             help="Random seed for prompts, lengths and arrival times.",
             default_text="random, and printed",
-            part="load",
+            used_by="load",
             other_tools=("--random-seed",),
         ),
     ]
@@ -533,7 +533,7 @@ class RunOptions(TypedDict, total=False):
             ),
             default_text="from --seed",
             set_metavar="N",
-            part="load",
+            used_by="load",
         ),
     ]
     salt: Annotated[
@@ -546,7 +546,7 @@ class RunOptions(TypedDict, total=False):
                 "takes new texts in each run."
             ),
             default_text="from --seed",
-            part="load",
+            used_by="load",
         ),
     ]
     stop_when: Annotated[
@@ -560,7 +560,7 @@ class RunOptions(TypedDict, total=False):
                 "errors:20% or ttft:p50:30s. Repeatable."
             ),
             cli_type=list[str],
-            part="load",
+            used_by="load",
         ),
     ]
     limit: Annotated[
@@ -572,7 +572,7 @@ class RunOptions(TypedDict, total=False):
             ),
             cli_type=list[str],
             set_metavar="NAME:SHARE",
-            part="load",
+            used_by="load",
         ),
     ]
     workers: Annotated[
@@ -1001,5 +1001,5 @@ OPTIONS = {name: COMMAND_OPTIONS[name] for name in RunOptions.__annotations__}
 SET_KEYS = {name: option for name, option in COMMAND_OPTIONS.items() if option.set_metavar}
 """The rare options that have no flag and are specified as `--set KEY=VALUE`."""
 
-LOAD_OPTIONS = frozenset(name for name, option in OPTIONS.items() if option.part != "settings")
+LOAD_OPTIONS = frozenset(name for name, option in OPTIONS.items() if option.used_by != "settings")
 """The names of the options that change the workload or its load."""

@@ -9,8 +9,10 @@ from loadgen.core.errors import UserError
 KINDS = ("workload", "contract", "prices", "targets")
 
 
-def schema(kind: str) -> dict[str, Any]:
-    """Return the schema (draft 2020-12) of a kind of file, for editors that complete them.
+def build_file_schema(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a kind of file that people write.
+
+    Editors use it to complete and check such files. `KINDS` lists the kinds.
 
     Raises UserError for an unknown kind.
     """

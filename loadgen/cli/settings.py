@@ -31,33 +31,50 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
     """
     errors: list[LoadgenError] = []
     values = _parse_values(options, errors)
-    errors += _conflicts(values)
+    errors += _find_conflicts(values)
+
+    # Some options are no fields of `Settings` themselves. They are removed from the values and
+    # become other fields.
     urls: Sequence[str] = values.pop("url", ())
     targets_file: str | None = values.pop("targets", None)
     system: SystemDescription | None = values.pop("system", None)
     if system is not None:  # an option overrides the file
         values = system.target | values
-    if values.get("ray") is not None:
-        values.setdefault("workers", 0)
-    if values.get("api") in NON_GENERATIVE_APIS:
-        values["stream"] = False
-    api_key = _api_key(values, urls)
+    _set_implied_values(values)
+    api_key = _pop_api_key(values, urls)
+
     endpoints: tuple[Endpoint, ...] = ()
     with collecting(errors):
         if targets_file is None and "embedded" not in values:
             targets.check_urls_are_specified(urls)
-        endpoints = _load_endpoints(
-            urls, targets_file, _common_endpoint(values, api_key), values.get("server", "auto")
-        )
-    values["metadata"] = _build_metadata(values, system, [api_key, *_keys_of(endpoints)], errors)
+        common = _build_common_endpoint(values, api_key)
+        endpoints = _load_endpoints(urls, targets_file, common, values.get("server", "auto"))
+    api_keys = [api_key, *_list_api_keys(endpoints)]
+    values["metadata"] = _build_metadata(values, system, api_keys, errors)
     if errors:
         raise CombinedError(errors)
-    values["tls"] = _build_tls(values)
-    out = values.pop("out", None)
-    if out is not None:
-        values |= {"store": out} if "://" in out else {"out": Path(out)}
+
+    values["tls"] = _pop_tls(values)
+    values |= _pop_output(values)
     url = endpoints[0].url if endpoints else next(iter(urls), None)
     return Settings(url=url, targets=endpoints, api_key=api_key, **values)
+
+
+def _set_implied_values(values: dict[str, Any]) -> None:
+    """Set the options that follow from others: workers on Ray, and no stream for some APIs."""
+    if values.get("ray") is not None:
+        values.setdefault("workers", 0)  # auto: as many as the nodes have cores
+    if values.get("api") in NON_GENERATIVE_APIS:
+        values["stream"] = False
+
+
+def _pop_output(values: dict[str, Any]) -> dict[str, str | Path]:
+    """Remove `out` from the values and return it as a folder or as the URL of an object store."""
+    output: str | None = values.pop("out", None)
+    if output is None:
+        return {}
+    is_url = "://" in output
+    return {"store": output} if is_url else {"out": Path(output)}
 
 
 def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dict[str, Any]:
@@ -65,7 +82,7 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         value = options.get(name)
-        if option.part != "settings" or value is None:
+        if option.used_by != "settings" or value is None:
             continue
         with collecting(errors):
             try:
@@ -77,8 +94,8 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
     return values
 
 
-def _conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
-    """Return an error for each pair of options that cannot be used together."""
+def _find_conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
+    """Return an error for each two options that were specified but exclude each other."""
     errors: list[LoadgenError] = []
     if values.get("targets") is not None and values.get("url"):
         errors.append(
@@ -101,17 +118,17 @@ def _conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
     return errors
 
 
-def _api_key(values: dict[str, Any], urls: Sequence[str]) -> str | None:
+def _pop_api_key(values: dict[str, Any], urls: Sequence[str]) -> str | None:
     """Remove the options of the API key from the values and return the key.
 
     The key itself wins over a file, and a file over the environment.
     """
     key_in_file: str | None = values.pop("api_key_file", None)
     key: str | None = values.pop("api_key", None)
-    return key or key_in_file or _api_key_of_environment(values.get("server"), urls)
+    return key or key_in_file or _read_api_key_variable(values.get("server"), urls)
 
 
-def _api_key_of_environment(server: str | None, urls: Sequence[str]) -> str | None:
+def _read_api_key_variable(server: str | None, urls: Sequence[str]) -> str | None:
     """Return the API key of the environment, or None if there is none.
 
     A simulated endpoint needs no key, so that none is stored where it could leak.
@@ -128,7 +145,7 @@ def _api_key_of_environment(server: str | None, urls: Sequence[str]) -> str | No
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
-def _common_endpoint(values: Mapping[str, Any], api_key: str | None) -> Endpoint:
+def _build_common_endpoint(values: Mapping[str, Any], api_key: str | None) -> Endpoint:
     """Return an endpoint with what the options say about all targets, and no URL."""
     return Endpoint(
         url="",
@@ -150,13 +167,13 @@ def _load_endpoints(
         return targets.load_targets(Path(targets_file), common=common)
     has_named_url = any(targets.split_named_url(url) is not None for url in urls)
     if len(urls) > 1 or has_named_url:
-        return targets.endpoints_of_urls(urls, common)
+        return targets.create_endpoints(urls, common)
     if urls:
         targets.check_url(urls[0], server=server)
     return ()
 
 
-def _keys_of(endpoints: Sequence[Endpoint]) -> list[str | None]:
+def _list_api_keys(endpoints: Sequence[Endpoint]) -> list[str | None]:
     """Return the API keys of endpoints and of the environment. Missing keys are None."""
     keys = [endpoint.api_key for endpoint in endpoints]
     keys.append(os.environ.get(AZURE_API_KEY_VARIABLE))
@@ -181,7 +198,7 @@ def _build_metadata(
     return (*system_metadata.pairs, *option_metadata.pairs)
 
 
-def _build_tls(values: dict[str, Any]) -> Tls:
+def _pop_tls(values: dict[str, Any]) -> Tls:
     """Remove the options of TLS from the values and return its settings."""
     return Tls(
         verify=not values.pop("insecure", False),

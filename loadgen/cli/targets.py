@@ -89,18 +89,18 @@ class _TargetsFile(NamedTuple):
     """A targets file as it was parsed, with what is needed to report errors with their line.
 
     Attributes:
-        top: The content of the file, with the line and column of each key.
+        content: The content of the file, with the line and column of each key.
         context: The name and folder of the file, and the errors that were found in it so far.
     """
 
-    top: Map
+    content: Map
     context: FileContext
 
     def add_error(
         self, code: Code, message: str, place: Sequence[str | int], hint: str, *, key: str = ""
     ) -> None:
         """Add an error at a place, which is a path of keys and indices below `targets`."""
-        node, path, _ = locate(self.top, ("targets", *place))
+        node, path, _ = locate(self.content, ("targets", *place))
         position = place_at(self.context.file, node, path)
         self.context.errors.append(UserError(code, message, position, hint, key=key))
 
@@ -120,36 +120,45 @@ def load_targets(
         CombinedError: With every error in the file.
     """
     text = read_yaml_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
-    top, syntax_errors = read_yaml(
+    # A list at the top level counts as a mapping with the list under `targets`.
+    content, syntax_errors = read_yaml(
         text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
     )
     context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
-    written = validate_document(WrittenTargets, top, context)
-    if written is None:
+    document = validate_document(WrittenTargets, content, context)
+    if document is None:
         raise CombinedError(sort_errors(context.errors))
-    file = _TargetsFile(top, context)
-    if not written.targets:
+
+    file = _TargetsFile(content, context)
+    if not document.targets:
         file.add_error("empty_file", "the file has no targets", (), _EXAMPLE)
     endpoints: list[Endpoint] = []
-    for index, target in enumerate(written.targets):
-        endpoint = _to_endpoint(target, index, file, env, common)
-        _check_not_repeated(endpoint, index, endpoints, file)
+    for index, target in enumerate(document.targets):
+        endpoint = _create_endpoint(target, index, file, env, common)
+        _check_for_duplicates(endpoint, index, endpoints, file)
         endpoints.append(endpoint)
     if context.errors:
         raise CombinedError(sort_errors(context.errors))
     return tuple(endpoints)
 
 
-def _to_endpoint(
+def _create_endpoint(
     target: WrittenTarget,
     index: int,
     file: _TargetsFile,
     env: Mapping[str, str],
     common: Endpoint,
 ) -> Endpoint:
-    """Return the endpoint of one target; `common` has what applies to targets without their own.
+    """Return the endpoint of one target of a targets file.
 
-    Errors are added to the file.
+    An API key that cannot be read is added to the errors of the file.
+
+    Args:
+        target: The target as it is written in the file.
+        index: Its index in the file, for error messages.
+        file: The file.
+        env: The environment, which may have the key.
+        common: The key, GPUs, shape and region of targets that specify none of their own.
     """
     return Endpoint(
         url=target.url,
@@ -201,7 +210,7 @@ def _read_api_key(
         return None
 
 
-def _check_not_repeated(
+def _check_for_duplicates(
     endpoint: Endpoint, index: int, earlier: Sequence[Endpoint], file: _TargetsFile
 ) -> None:
     """Add an error if an earlier target has the same name, or the same URL and key."""
@@ -275,34 +284,45 @@ def check_url(url: str, *, server: str = "auto") -> None:
         raise UserError(error.code, str(error), "--url", error.hint) from None
 
 
-def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:
+def create_endpoints(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:
     """Return the endpoints of a repeated `--url`.
 
-    Each gets the key and the machine of `common`. A target with a name (`--url NAME=URL`) gets only
-    the key, because it serves other steps of a task than the others, usually on another machine.
+    Args:
+        urls: The values of `--url`: URLs, or names with a URL like `NAME=URL`.
+        common: The key and the machine that other options specify for all targets.
 
-    Raises CombinedError with every URL that cannot be used or is repeated.
+    Raises:
+        CombinedError: With every URL that cannot be used or is repeated.
     """
     endpoints: list[Endpoint] = []
     errors: list[LoadgenError] = []
-    for text in urls:
-        named = split_named_url(text)
-        url = text if named is None else named.url
+    for url in urls:
         with collecting(errors):
-            _check_can_be_combined(url)
-            address = _redacted_url(url)
-            endpoint = replace(common, url=url, name=address)
-            if named is not None:
-                endpoint = Endpoint(
-                    url=url, name=address, api_key=common.api_key, serves=named.name
-                )
-            if any(_has_same_role(endpoint, other) for other in endpoints):
-                message = f"{address} is specified twice"
+            endpoint = _create_endpoint_of_url(url, common)
+            if any(_is_same_endpoint(endpoint, other) for other in endpoints):
+                message = f"{endpoint.name} is specified twice"
                 errors.append(UserError("duplicate", message, "--url", "specify each target once"))
             endpoints.append(endpoint)
     if errors:
         raise CombinedError(errors)
     return tuple(endpoints)
+
+
+def _create_endpoint_of_url(text: str, common: Endpoint) -> Endpoint:
+    """Return the endpoint of one `--url`, which is a URL or `NAME=URL`.
+
+    A URL gets the key and the machine of `common`. A target with a name gets only the key, because
+    it serves other steps of a task than the other targets, usually on another machine.
+
+    Raises UserError for a URL that cannot be used, or not with others.
+    """
+    named_url = split_named_url(text)
+    url = text if named_url is None else named_url.url
+    _check_can_be_combined(url)
+    address = _redacted_url(url)
+    if named_url is None:
+        return replace(common, url=url, name=address)
+    return Endpoint(url=url, name=address, api_key=common.api_key, serves=named_url.name)
 
 
 def _check_can_be_combined(url: str) -> None:
@@ -324,6 +344,6 @@ def _redacted_url(url: str) -> str:
         raise UserError(error.code, str(error), "--url", error.hint) from None
 
 
-def _has_same_role(first: Endpoint, second: Endpoint) -> bool:
+def _is_same_endpoint(first: Endpoint, second: Endpoint) -> bool:
     """Return True if two endpoints have the same URL and serve the same steps of tasks."""
     return first.name == second.name and first.serves == second.serves

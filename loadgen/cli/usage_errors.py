@@ -44,13 +44,14 @@ _MIN_SIMILARITY = 0.7
 def to_user_error(error: Any) -> UserError:
     """Return the error to show for an exception that typer raised while it parsed arguments.
 
-    The exceptions of click have no common structure: each kind has its own attributes.
+    The exceptions of click have no common structure: each kind is recognized by its class name, its
+    attributes or its message. Whatever is not recognized counts as an unexpected argument.
     """
     command = error.ctx.command_path if error.ctx is not None else "loadgen"
     if type(error).__name__ == "NoSuchOption":
-        return _unknown_options(error, command)
+        return _create_unknown_option_error(error, command)
     if getattr(error, "param", None) is not None:
-        return _invalid_parameter(error, command)
+        return _create_parameter_error(error, command)
     if getattr(error, "option_name", None):
         return UserError(
             "missing_value",
@@ -60,20 +61,23 @@ def to_user_error(error: Any) -> UserError:
         )
     unknown_command = re.match("No such command '(.+?)'", str(error.message))
     if unknown_command is not None:
-        return _unknown_command(unknown_command[1], error.ctx)
-    return _unexpected_argument(error, command)
+        return _create_unknown_command_error(unknown_command[1], error.ctx)
+    return _create_unexpected_argument_error(error, command)
 
 
-def _unknown_command(name: str, ctx: Any) -> UserError:
-    """Return the error for a command that does not exist; another tool may have it."""
+def _create_unknown_command_error(name: str, ctx: Any) -> UserError:
+    """Return the error for a command that does not exist.
+
+    At the top level, the name may be a command of another tool. The error then shows the command
+    line of this tool.
+    """
     arguments = _command_line(ctx)
-    depth = _count_names(ctx.command_path)
-    is_top_level = depth == 0
+    is_top_level = _count_names(ctx.command_path) == 0
     hint = ""
     if is_top_level:
-        translation = _translate_command_of_other_tool(arguments, ctx)
-        if translation is not None:
-            return translation
+        other_tool_error = _create_other_tool_error(arguments, ctx)
+        if other_tool_error is not None:
+            return other_tool_error
         hint = _hint_for_command(name, arguments)
     return UserError(
         "unknown_name",
@@ -83,16 +87,17 @@ def _unknown_command(name: str, ctx: Any) -> UserError:
     )
 
 
-def _translate_command_of_other_tool(arguments: Sequence[str], ctx: Any) -> UserError | None:
-    """Return an error with the translated command line, or None if no other tool has the command.
+def _create_other_tool_error(arguments: Sequence[str], ctx: Any) -> UserError | None:
+    """Return the error for a command of another tool, or None if no other tool has the command.
 
-    `loadgen benchmark run --target URL`, for example, is answered with `loadgen run --url URL`.
+    The error shows the translated command line: for `loadgen benchmark run --target URL`, it is
+    `loadgen run --url URL`.
     """
     for their_command, our_command in _COMMANDS_OF_OTHER_TOOLS.items():
         name_count = len(their_command)
         if tuple(arguments[:name_count]) != their_command:
             continue
-        known = _options_of(ctx.command.get_command(ctx, our_command), ("--help",))
+        known = _collect_options(ctx.command.get_command(ctx, our_command), ("--help",))
         translation = translate([our_command, *arguments[name_count:]], 1, known)
         return UserError(
             "unknown_name",
@@ -124,8 +129,11 @@ def _hint_for_command(name: str, arguments: Sequence[str]) -> str:
     return ""
 
 
-def _options_of(command: Any, help_flags: Iterable[str]) -> dict[str, KnownOption]:
-    """Return the options of a command by their flags. click adds those of the help when it runs."""
+def _collect_options(command: Any, help_flags: Iterable[str]) -> dict[str, KnownOption]:
+    """Return the options of a command, by each of their flags.
+
+    `help_flags` are added as switches: click creates them only when the command runs.
+    """
     known = {flag: KnownOption(takes_value=False) for flag in help_flags}
     for param in command.params:
         if param.param_type_name != "option":
@@ -136,36 +144,42 @@ def _options_of(command: Any, help_flags: Iterable[str]) -> dict[str, KnownOptio
     return known
 
 
-def _unknown_options(error: Any, command: str) -> UserError:
+def _create_unknown_option_error(error: Any, command: str) -> UserError:
     """Return one error for all options that a command does not have, with what to type instead.
 
-    click stops at the first unknown option. A command line of another tool has several, so that all
-    of them are looked for here.
+    click stops at the first unknown option. A command line that was written for another tool has
+    several, so all of them are looked for here, and the whole command line is translated.
     """
     ctx = error.ctx
     arguments = _command_line(ctx)
     depth = _count_names(command)
     is_group = hasattr(ctx.command, "list_commands")
     if is_group:
-        return _option_before_command(error.option_name, arguments, depth, ctx)
-    known = _options_of(ctx.command, ctx.help_option_names)
+        return _create_option_order_error(error.option_name, arguments, depth, ctx)
+
+    known = _collect_options(ctx.command, ctx.help_option_names)
     translation = translate(arguments, depth, known)
-    flags = translation.unknown or (error.option_name,)
+    unknown_flags = translation.unknown or (error.option_name,)
     hints = {
-        flag: translation.hints.get(flag) or _suggest_similar(flag, known, ctx) for flag in flags
+        flag: translation.hints.get(flag) or _suggest_similar(flag, known, ctx)
+        for flag in unknown_flags
     }
-    suggested_command = [f"type: {translation.command}"] if translation.is_changed else []
-    if len(flags) == 1:
-        message = f"unknown option: {flags[0]}"
-        lines = [hints[flags[0]], *suggested_command]
+
+    command_lines = [f"type: {translation.command}"] if translation.is_changed else []
+    if len(unknown_flags) == 1:
+        message = f"unknown option: {unknown_flags[0]}"
+        hint_lines = [hints[unknown_flags[0]], *command_lines]
     else:
-        message = f"unknown options: {', '.join(flags)}"
-        unresolved = [flag for flag in flags if flag not in translation.replaced]
-        lines = [*suggested_command, *(f"{flag}: {hints[flag]}" for flag in unresolved)]
-    return UserError("unknown_name", message, f"{command} {flags[0]}", "\n  ".join(lines))
+        message = f"unknown options: {', '.join(unknown_flags)}"
+        # The translated command line explains the replaced options, so only the others get a hint.
+        unreplaced_flags = [flag for flag in unknown_flags if flag not in translation.replaced]
+        hint_lines = [*command_lines, *(f"{flag}: {hints[flag]}" for flag in unreplaced_flags)]
+    return UserError(
+        "unknown_name", message, f"{command} {unknown_flags[0]}", "\n  ".join(hint_lines)
+    )
 
 
-def _option_before_command(flag: str, arguments: list[str], depth: int, ctx: Any) -> UserError:
+def _create_option_order_error(flag: str, arguments: list[str], depth: int, ctx: Any) -> UserError:
     """Return the error for an option of a group, where a command has to be named first."""
     names = ctx.command.list_commands(ctx)
     hint = f"known: {', '.join(names)}"
@@ -188,7 +202,7 @@ def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: typer.Context) 
     return f"{suggestion}see {ctx.command_path} {help_flag}"
 
 
-def _invalid_parameter(error: Any, command: str) -> UserError:
+def _create_parameter_error(error: Any, command: str) -> UserError:
     """Return the error for an option or argument that is missing or has an invalid value."""
     param = error.param
     is_argument = param.param_type_name == "argument"
@@ -196,7 +210,7 @@ def _invalid_parameter(error: Any, command: str) -> UserError:
     if type(error).__name__ == "MissingParameter":
         hint = f"{param.help} See {command} --help"
         return UserError("missing_option", f"{name} is missing", command, hint)
-    message = _in_our_style(str(error.message).removeprefix("Value error, "))
+    message = _restyle_click_message(str(error.message).removeprefix("Value error, "))
     return UserError("invalid_value", message, f"{command} {name}", f"see {command} --help")
 
 
@@ -206,19 +220,20 @@ def _longest_flag(param: Any) -> str:
     return max(flags, key=len)
 
 
-def _in_our_style(message: object) -> str:
-    """Return a message of click as our messages are written: small initial, no full stop."""
+def _restyle_click_message(message: object) -> str:
+    """Return a message of click with a lower-case initial and no full stop, as ours are written."""
     text = str(message).rstrip(".")
     return text[:1].lower() + text[1:]
 
 
-def _unexpected_argument(error: Any, command: str) -> UserError:
+def _create_unexpected_argument_error(error: Any, command: str) -> UserError:
     """Return the error for an argument that the command does not take.
 
-    It may be a URL that lacks its option, a unit that is separated from its number, or a value.
+    It may be a URL that lacks its option, a unit that is separated from its number, or a value. Any
+    other exception of click ends here, too, and gets the message of click.
     """
     arguments = _command_line(error.ctx) if error.ctx is not None else []
-    endpoint = _endpoint_without_flag(arguments)
+    endpoint = _find_endpoint_without_flag(arguments)
     if endpoint:
         return UserError(
             "unknown_name",
@@ -226,11 +241,11 @@ def _unexpected_argument(error: Any, command: str) -> UserError:
             f"{command} {endpoint}",
             f"--url {endpoint}",
         )
-    unexpected = re.search(r"unexpected extra argument.*\((.*)\)", str(error.message))
-    if unexpected is None:
-        message = _in_our_style(error.message)
+    match = re.search(r"unexpected extra argument.*\((.*)\)", str(error.message))
+    if match is None:
+        message = _restyle_click_message(error.message)
         return UserError("invalid_value", message, command, f"see {command} --help")
-    argument = unexpected[1].split()[0]
+    argument = match[1].split()[0]
     return UserError(
         "invalid_value",
         f"unexpected argument: {argument}",
@@ -239,7 +254,7 @@ def _unexpected_argument(error: Any, command: str) -> UserError:
     )
 
 
-def _endpoint_without_flag(arguments: Sequence[str]) -> str:
+def _find_endpoint_without_flag(arguments: Sequence[str]) -> str:
     """Return the first URL or `sim:` target that does not follow an option, or ""."""
     for previous, argument in pairwise(arguments):
         follows_option = previous.startswith("-")

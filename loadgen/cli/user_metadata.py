@@ -31,7 +31,7 @@ _EXAMPLE = "write --metadata driver=580.65"
 
 
 class Metadata(NamedTuple):
-    """Pairs of keys and values, and what is wrong with the others."""
+    """The valid pairs of keys and values of some metadata, and an error for each invalid one."""
 
     pairs: tuple[tuple[str, str], ...]
     errors: list[LoadgenError]

@@ -276,7 +276,7 @@ def _write_schema(kind: str, out: Path | None, *, has_run: bool) -> int:
             f"--schema {kind}",
             "leave out the run and --as",
         )
-    document = schema.schema(kind)
+    document = schema.build_file_schema(kind)
     if out is None:
         print_json(document)
     else:

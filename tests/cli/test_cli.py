@@ -15,7 +15,7 @@ import pytest
 from command_line import exits
 
 from loadgen.cli import completion
-from loadgen.cli.invocation import repeat_slo_flag
+from loadgen.cli.invocation import expand_slo_flag
 from loadgen.cli.options import PACKAGED_WORKLOADS
 from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS
 from loadgen.core.errors import OK, USAGE
@@ -205,7 +205,7 @@ def test_command_runs_as_a_python_module() -> None:
 def test_each_value_of_an_option_is_preceded_by_its_name(
     given: list[str], spread: list[str]
 ) -> None:
-    assert repeat_slo_flag(given) == spread
+    assert expand_slo_flag(given) == spread
 
 
 @pytest.mark.processes

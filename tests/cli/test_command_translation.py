@@ -10,7 +10,7 @@ import pytest
 from command_line import exits, find_command
 
 from loadgen.cli.command_translation import REPLACEMENTS, KnownOption, translate
-from loadgen.cli.invocation import repeat_slo_flag
+from loadgen.cli.invocation import expand_slo_flag
 from loadgen.cli.run_options import COMMAND_OPTIONS, SET_KEYS
 from loadgen.core.errors import USAGE
 
@@ -132,6 +132,6 @@ def test_an_option_of_another_tool_has_one_replacement() -> None:
 def test_a_translated_command_line_is_one_that_the_tool_takes() -> None:
     typed = "run qa --base-url http://h --ttft 500 --users 3 --quiet --max-seconds 5 --seed 1"
     translation = translate(typed.split(), 1, _options_of("run"))
-    words = repeat_slo_flag(list(translation.arguments[1:]))
+    words = expand_slo_flag(list(translation.arguments[1:]))
     find_command("run").make_context("run", words)
     assert translation.unknown == ("--base-url", "--ttft", "--users", "--quiet", "--max-seconds")

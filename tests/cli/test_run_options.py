@@ -238,7 +238,7 @@ def test_the_option_table_agrees_with_the_settings() -> None:
     kept = {field.name: field.default for field in fields(Settings)}
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == kept[name]
-    of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
+    of_load = {name for name, option in OPTIONS.items() if option.used_by == "load"}
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     words |= {"trace_unit"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).errors
@@ -293,11 +293,11 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(REPEATS, ITS_OWN_SPREAD),
     },
     "validate": {
-        **{name: CONTRACT for name, option in OPTIONS.items() if option.part != "settings"},
+        **{name: CONTRACT for name, option in OPTIONS.items() if option.used_by != "settings"},
         "keep": RECORDS,
     },
     "mlperf server": {
-        **{name: RULES for name, option in OPTIONS.items() if option.part != "settings"},
+        **{name: RULES for name, option in OPTIONS.items() if option.used_by != "settings"},
         "keep": RECORDS,
         "stream": "its limits are on tokens as they arrive",
         **dict.fromkeys(REPEATS, "the rules ask for one run; --find-peak repeats what is in doubt"),

@@ -109,12 +109,12 @@ def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
 
 def test_a_repeated_url_is_refused() -> None:
     with refused(CombinedError, "duplicate", "--url"):
-        targets.endpoints_of_urls(["http://h", "http://h/v1"], Endpoint(url=""))
+        targets.create_endpoints(["http://h", "http://h/v1"], Endpoint(url=""))
 
 
 def test_a_simulated_target_beside_another_url_is_refused() -> None:
     with refused(CombinedError, "conflict", "--url"):
-        targets.endpoints_of_urls(["sim:gb300-vm", "http://h"], Endpoint(url=""))
+        targets.create_endpoints(["sim:gb300-vm", "http://h"], Endpoint(url=""))
 
 
 def test_targets_with_one_url_may_have_different_keys(tmp_path: Path) -> None:
