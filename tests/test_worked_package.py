@@ -357,9 +357,9 @@ def test_a_worker_with_another_version_refuses_the_run() -> None:
     with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as raised:
         build_plan(job)
     assert raised.value.code == "nodes_differ"
-    here = node_facts.own_facts([], ["acme-loadgen"])
-    there = here._replace(same=here.same | {"acme-loadgen": "2.0"})
-    (fault,) = node_facts.differences(here, there, "node")
+    here = node_facts.read_local_facts([], ["acme-loadgen"])
+    there = here._replace(versions=here.versions | {"acme-loadgen": "2.0"})
+    (fault,) = node_facts.find_differences(here, there, "node")
     assert fault.code == "nodes_differ"
     assert "acme-loadgen" in fault.what
 

@@ -28,28 +28,46 @@ class ClockExchange(NamedTuple):
     remote_ns: int
     received_ns: int
 
+    @property
+    def round_trip_ns(self) -> int:
+        """The time from sending the request to receiving the response."""
+        return self.received_ns - self.sent_ns
 
-class Offset(NamedTuple):
-    """The remote clock minus the local one, which is `ns` ± `bound_ns`."""
+    @property
+    def min_offset_ns(self) -> int:
+        """The offset if the response took no time and the request the whole round trip."""
+        return self.remote_ns - self.received_ns
 
-    ns: int
+    @property
+    def max_offset_ns(self) -> int:
+        """The offset if the request took no time and the response the whole round trip."""
+        return self.remote_ns - self.sent_ns
+
+
+class ClockOffset(NamedTuple):
+    """The remote clock minus the local one, which is `offset_ns` ± `bound_ns`."""
+
+    offset_ns: int
     bound_ns: int
 
-    def there(self, here_ns: int) -> int:
-        """Return the reading of the remote clock when the local clock reads `here_ns`."""
-        return here_ns + self.ns
+    def to_remote_ns(self, local_ns: int) -> int:
+        """Return the reading of the remote clock when the local clock reads `local_ns`."""
+        return local_ns + self.offset_ns
 
 
-def offset(exchanges: Sequence[ClockExchange]) -> Offset:
-    """Return the offset that the intersection of all exchanges (at least one) gives.
+def estimate_offset(exchanges: Sequence[ClockExchange]) -> ClockOffset:
+    """Return the offset of a remote clock according to one or more exchanges.
 
-    If the intersection is empty (a clock was slewed, or the exchanges are far apart in time), the
-    exchange with the shortest round trip decides.
+    Each exchange limits the offset to an interval. The estimate is the middle of the intersection
+    of all intervals, and its bound is half of the width. If the intersection is empty, because a
+    clock was slewed in between, the exchange with the shortest round trip decides alone.
     """
-    low = max(exchange.remote_ns - exchange.received_ns for exchange in exchanges)
-    high = min(exchange.remote_ns - exchange.sent_ns for exchange in exchanges)
-    if low > high:
-        fastest = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
-        low = fastest.remote_ns - fastest.received_ns
-        high = fastest.remote_ns - fastest.sent_ns
-    return Offset((low + high) // 2, -(-(high - low) // 2))
+    low_ns = max(exchange.min_offset_ns for exchange in exchanges)
+    high_ns = min(exchange.max_offset_ns for exchange in exchanges)
+    if low_ns > high_ns:
+        fastest = min(exchanges, key=lambda exchange: exchange.round_trip_ns)
+        low_ns = fastest.min_offset_ns
+        high_ns = fastest.max_offset_ns
+    middle_ns = (low_ns + high_ns) // 2
+    half_width_ns = (high_ns - low_ns + 1) // 2  # rounded up, so that it covers both ends
+    return ClockOffset(middle_ns, half_width_ns)

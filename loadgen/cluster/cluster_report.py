@@ -15,37 +15,47 @@ NS_PER_S = 1e9
 def describe_cluster(
     workers: Sequence[RemoteWorker], address: str, lost_nodes: Sequence[str]
 ) -> Cluster:
-    """Return where the workers of a run are, and how well their clocks agree."""
+    """Return the entry of run.json about the nodes: where workers ran and how clocks agreed.
+
+    Args:
+        workers: The workers of the run.
+        address: The address of the cluster, as in the option `--ray`.
+        lost_nodes: The labels of the nodes that were lost before the load.
+    """
     drifts_ns = [abs(worker.drift_ns) for worker in workers if worker.drift_ns is not None]
     return Cluster(
         address=address,
         nodes=len({worker.node.id for worker in workers}),
-        start_bound_ms=_milliseconds(max(worker.offset.bound_ns for worker in workers)),
-        drift_ms=_milliseconds(max(drifts_ns)) if drifts_ns else None,
+        start_bound_ms=_to_ms(max(worker.clock_offset.bound_ns for worker in workers)),
+        drift_ms=_to_ms(max(drifts_ns)) if drifts_ns else None,
         lost=tuple(lost_nodes),
-        workers=tuple(
-            PlacedWorker(
-                worker=worker.index,
-                node=worker.node.name,
-                address=worker.node.address,
-                offset_ms=_milliseconds(worker.offset.ns),
-                bound_ms=_milliseconds(worker.offset.bound_ns),
-                lost=worker.is_lost,
-                hot_path=worker.hot_path,
-            )
-            for worker in workers
-        ),
+        workers=tuple(_describe_worker(worker) for worker in workers),
     )
 
 
-def _milliseconds(duration_ns: int) -> float:
+def _describe_worker(worker: RemoteWorker) -> PlacedWorker:
+    return PlacedWorker(
+        worker=worker.index,
+        node=worker.node.name,
+        address=worker.node.address,
+        offset_ms=_to_ms(worker.clock_offset.offset_ns),
+        bound_ms=_to_ms(worker.clock_offset.bound_ns),
+        lost=worker.is_lost,
+        hot_path=worker.hot_path,
+    )
+
+
+def _to_ms(duration_ns: int) -> float:
     return round(duration_ns / NS_PER_MS, 4)
 
 
 def cluster_notes(
     workers: Sequence[RemoteWorker], cluster: Cluster, start_ns: int, late_ns: int
 ) -> Iterator[str]:
-    """Yield what a reader of the result should know about the nodes.
+    """Yield warnings about the nodes of a run, which the manifest of the run stores.
+
+    They are about nodes that were lost, clocks that disagree, workers with a low priority and a
+    start time that came too late.
 
     Args:
         workers: The workers of the run.
@@ -53,28 +63,32 @@ def cluster_notes(
         start_ns: The start of the load on the monotonic clock of the driver.
         late_ns: How long after the start the last worker received the start time.
     """
-    for place in cluster.lost:
-        yield f"{place} was lost before the load. All workers ran on the remaining nodes."
+    for node_label in cluster.lost:
+        yield f"{node_label} was lost before the load. All workers ran on the remaining nodes."
     yield from _clock_notes(cluster)
-    low_priority = sorted({worker.place for worker in workers if worker.niceness > 0})
-    if low_priority:
+    low_priority_nodes = sorted({worker.node.label for worker in workers if worker.niceness > 0})
+    if low_priority_nodes:
         yield (
-            f"Workers on {', '.join(low_priority)} have a low priority, because Ray starts them "
-            "so. Set RAY_worker_niceness=0 before `ray start`."
+            f"Workers on {', '.join(low_priority_nodes)} have a low priority, because Ray starts "
+            "them so. Set RAY_worker_niceness=0 before `ray start`."
         )
     if late_ns > 0:
         yield f"The last worker received the start time {late_ns / NS_PER_MS:.0f} ms too late."
     for worker in workers:
-        if worker.is_lost:
-            lost_after_s = worker.lost_at_s - start_ns / NS_PER_S
-            silent_s = worker.lost_at_s - worker.last_response_s
+        if worker.loss is not None:
+            lost_after_s = worker.loss.detected_s - start_ns / NS_PER_S
+            silence_s = worker.loss.detected_s - worker.last_response_s
             yield (
-                f"{worker.lost_reason} {lost_after_s:.1f} s after the start, "
-                f"detected {silent_s:.1f} s after its last response"
+                f"{worker.loss.reason} {lost_after_s:.1f} s after the start, "
+                f"detected {silence_s:.1f} s after its last response"
             )
 
 
 def _clock_notes(cluster: Cluster) -> Iterator[str]:
+    """Yield a warning if clocks disagree at the start, and one if they drifted during the run.
+
+    Event times of different nodes are then less comparable than the bins of a timeline.
+    """
     limit_ms = TOLERATED_NS / NS_PER_MS
     if cluster.start_bound_ms > limit_ms:
         yield (

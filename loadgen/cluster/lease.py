@@ -17,23 +17,27 @@ NAMESPACE = "loadgen"
 
 
 class Lease:
-    """The actor that reserves a cluster for a command."""
+    """The actor that reserves a cluster for a command, the holder of the lease."""
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
 
     async def holder(self) -> str:
-        """Return a description of the command."""
+        """Return the description of the command, which `describe_holder` wrote."""
         return self._holder
 
 
-def holder(command: Sequence[str]) -> str:
-    """Return a description of this command without its options, which may contain keys."""
+def describe_holder(command: Sequence[str]) -> str:
+    """Return who and what holds the lease: the user, host, process, command name and start time.
+
+    Another command that finds the cluster reserved prints this text. It contains only the first
+    two words of the command line, because options may contain API keys.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may know no name for its user
         user = f"user {os.getuid()}"
     now = datetime.datetime.now(datetime.UTC)
     process = f"process {os.getpid()}"
-    name = " ".join(command[:2])
-    return f"{user} on {socket.gethostname()} ({process}), {name}, since {now:%F %T} UTC"
+    command_name = " ".join(command[:2])
+    return f"{user} on {socket.gethostname()} ({process}), {command_name}, since {now:%F %T} UTC"

@@ -1,13 +1,13 @@
 """Runs one worker on a node of a cluster and copies its files to the folder of the run. IO.
 
-`NodeAgent` runs on the node, `Copy` on the machine of the driver. Neither uses Ray itself: Ray
-actors only carry the calls.
+`NodeAgent` runs on the node, `WorkerFileCopy` on the machine of the driver. Neither uses Ray
+itself: Ray actors only carry the calls.
 
 The worker is the same process as a local one and writes the same files, to a temporary folder on
-the node. The driver calls `take` again and again with the sizes of the files that it has, and gets
-what is new. So it can repeat a call whose result was lost, and if a node is lost, the driver has
-what the worker had written about a second before. The load ends with its driver: an agent that gets
-no call for SILENCE_S ends its worker.
+the node. The driver calls `read_update` again and again with the versions of the files that it has,
+and gets what is new. So it can repeat a call whose result was lost, and if a node is lost, the
+driver has what the worker had written about a second before. The load ends with its driver: an
+agent that gets no call for SILENCE_S ends its worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.cluster.node_facts import own_facts
+from loadgen.cluster.node_facts import read_local_facts
 from loadgen.core.execution.backends import worker
 from loadgen.core.execution.plan import Job
 from loadgen.core.execution.shared_counters import SharedCounters
@@ -36,35 +36,36 @@ from loadgen.core.results import store
 from loadgen.core.results.files import PRIVATE
 from loadgen.core.results.record_log import GROWING_BINS, RecordLog, segments
 
-TAKE_BYTES = 4 << 20
-"""Most bytes of records in the result of one call of `take`."""
+MAX_RECORD_BYTES = 4 << 20
+"""Most bytes of records in the result of one call of `read_update`."""
 SILENCE_S = 15.0
 """Time without a call after which the driver has ended, or this node is disconnected."""
-WATCH_S = 1.0
+SILENCE_CHECK_S = 1.0
 """Time between two checks for silence."""
-STOP_S = 0.2
+SIGNAL_GRACE_S = 0.2
 """Time that a worker has to end after each signal."""
 APPENDED_FILES = ("texts", "seconds")
-TAIL_BYTES = 2 * GROWING_BINS * 8
+"""Other files of the record log: error texts, and the resource samples of each second."""
+TIMELINE_TAIL_BYTES = 2 * GROWING_BINS * 8
 """End of a timeline that is always sent again: a worker may still change these bins."""
 
 
-class GoneError(Exception):
-    """An agent that was called is gone."""
+class AgentLostError(Exception):
+    """An agent that was called does not exist any more: it, or its node, has ended."""
 
 
-class AwayError(Exception):
-    """An agent that was called cannot be reached now."""
+class AgentUnreachableError(Exception):
+    """An agent that was called cannot be reached now, but a later call may succeed."""
 
 
-class Piece(NamedTuple):
+class FileChunk(NamedTuple):
     """Bytes of a file of the run.
 
     Attributes:
         name: The file, relative to the folder of the run.
         start: Offset of the bytes in the file.
         data: The bytes.
-        version: -1, or `data` is the whole file in this version.
+        version: If `data` is the whole file, its time of modification in ns. Else -1.
     """
 
     name: str
@@ -73,67 +74,87 @@ class Piece(NamedTuple):
     version: int = -1
 
 
-class Taken(NamedTuple):
-    """New data of a worker.
+class WorkerUpdate(NamedTuple):
+    """New data of a worker, which an agent sends to the driver.
 
     Attributes:
-        pieces: New bytes of its files.
+        chunks: New bytes of its files.
         lines: Its new output lines.
-        board: Its block of `SharedCounters`.
-        more: There is more data, so `take` should be called again at once.
-        ended: The worker has ended, and these are its last pieces.
+        counters: Its block of `SharedCounters`.
+        has_more: There are more records, so `read_update` should be called again at once.
+        has_ended: The worker has ended, and these are its last data.
     """
 
-    pieces: list[Piece]
+    chunks: list[FileChunk]
     lines: list[bytes]
-    board: bytes
-    more: bool
-    ended: bool
+    counters: bytes
+    has_more: bool
+    has_ended: bool
 
 
 class NodeAgent:
     """One worker on a node. The driver calls all methods; none of them waits for the worker."""
 
-    def __init__(self, take_bytes: int = TAKE_BYTES) -> None:
-        self._take_bytes = take_bytes
+    def __init__(self, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
+        self._max_record_bytes = max_record_bytes
         self._lines: list[bytes] = []
         self._last_call_s = monotonic()
         self._folder = Path()
         self._has_ended = False
 
-    async def clock(self) -> int:
+    async def read_clock(self) -> int:
         """Return the monotonic clock of this machine in nanoseconds."""
         return monotonic_ns()
 
     async def facts(self, paths: Sequence[str], packages: Sequence[str] = ()) -> dict[str, Any]:
         """Return facts about this machine in plain types.
 
-        A driver with another version of loadgen can read them.
+        The name of this method and the keys of the result never change, so that a driver with
+        another version of loadgen can say that the versions differ.
         """
-        facts = own_facts(paths, packages)
-        return facts._asdict() | {"room": (facts.room.open_files, facts.room.local_ports)}
+        return read_local_facts(paths, packages).to_message()
 
-    async def start(self, i: int, workers: int, *job_pieces: bytes) -> None:
-        """Start the worker for share `i` of `workers` of a pickled Job.
+    async def start(self, worker_index: int, worker_count: int, *job_pieces: bytes) -> None:
+        """Start worker number `worker_index` of `worker_count` in a temporary folder.
 
-        When it is ready, READY is in the lines that `take` returns.
+        This does not wait until the worker is ready. When it is, the line READY is in the output
+        that `read_update` returns.
+
+        Args:
+            worker_index: The number of the worker, from 0.
+            worker_count: The number of workers of the run.
+            *job_pieces: The pickled Job of the run, in pieces that Ray sends with the call.
         """
         job: Job = pickle.loads(b"".join(job_pieces))
-        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{job.run_id}-w{i}-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{job.run_id}-w{worker_index}-"))
         (self._folder / "spool").mkdir()
-        self._i = i
-        self._counters = SharedCounters(self._folder / "spool" / worker.COUNTERS_FILE, workers)
+        self._worker_index = worker_index
+        counters_path = self._folder / "spool" / worker.COUNTERS_FILE
+        self._counters = SharedCounters(counters_path, worker_count)
+
         self._process = worker.start_process()
-        with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-        data = pickle.dumps(msgspec.structs.replace(job, folder=self._folder))
-        threading.Thread(target=self._communicate, args=(data, workers), daemon=True).start()
-        self._watch_task = asyncio.create_task(self._end_after_silence())
+        self._reset_priority()
+        pickled_job = pickle.dumps(msgspec.structs.replace(job, folder=self._folder))
+        threading.Thread(
+            target=self._communicate, args=(pickled_job, worker_count), daemon=True
+        ).start()
+
+        # The task is stored, because asyncio keeps only a weak reference to it.
+        self._silence_task = asyncio.create_task(self._end_after_silence())
         self._last_call_s = monotonic()
 
-    def _communicate(self, job: bytes, workers: int) -> None:
+    def _reset_priority(self) -> None:
+        """Give the worker the normal priority, if this user may raise it.
+
+        It inherits a niceness of 15 from the processes of Ray, with which it would send late on a
+        busy node.
+        """
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+
+    def _communicate(self, pickled_job: bytes, worker_count: int) -> None:
         """Send the job to the worker process and collect its output until it ends."""
-        worker.send_job(self._process, job, self._i, workers)
+        worker.send_job(self._process, pickled_job, self._worker_index, worker_count)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
@@ -141,8 +162,9 @@ class NodeAgent:
         self._has_ended = True
 
     async def _end_after_silence(self) -> None:
+        """End the worker if the driver makes no call for SILENCE_S, because it has ended too."""
         while not self._has_ended:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(SILENCE_CHECK_S)
             if monotonic() > self._last_call_s + SILENCE_S:
                 await self.end()
                 return
@@ -151,98 +173,132 @@ class NodeAgent:
         """Return the niceness of the worker process."""
         return os.getpriority(os.PRIO_PROCESS, self._process.pid)
 
-    async def tell(self, line: bytes) -> None:
-        """Send a line to the worker."""
+    async def send_line(self, line: bytes) -> None:
+        """Send a line to the standard input of the worker."""
         worker.send_line(self._process, line)
 
-    async def signal(self, number: int) -> None:
-        """Send a signal to the worker."""
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the worker, if it still runs."""
         if self._process.poll() is None:
-            self._process.send_signal(number)
+            self._process.send_signal(signum)
 
-    async def take(self, have: Mapping[str, int], lines: int) -> Taken:
-        """Return what is new for the driver.
+    async def read_update(
+        self, copied_versions: Mapping[str, int], copied_lines: int
+    ) -> WorkerUpdate:
+        """Return the files and output of the worker that the driver does not have yet.
 
-        Records are read before error texts and sent after them, so no record arrives before its
-        text.
+        Records refer to error texts. They are read before the texts and sent after them, so that
+        the driver never has a record without its text.
 
         Args:
-            have: The size or the version of each file that the driver has.
-            lines: Number of output lines that the driver has.
+            copied_versions: What the driver has of each file (see `WorkerFileCopy.versions`).
+            copied_lines: Number of output lines that the driver has.
         """
         self._last_call_s = monotonic()
+        # Read before the files: after the end of the worker they do not grow any more.
         has_ended = self._has_ended
-        new_lines = self._lines[lines:]
-        records = self._new_records(have)
-        has_more = sum(len(piece.data) for piece in records) >= self._take_bytes
-        other_pieces = [*self._new_appended(have), *self._new_flows(have)]
-        self._delete_copied(have)
-        return Taken(
-            pieces=[*other_pieces, *records],
+        new_lines = self._lines[copied_lines:]
+        record_chunks = self._read_records(copied_versions)
+        has_more = sum(len(chunk.data) for chunk in record_chunks) >= self._max_record_bytes
+        other_chunks = [
+            *self._read_appended_files(copied_versions),
+            *self._read_histograms_and_timelines(copied_versions),
+        ]
+        self._delete_copied_segments(copied_versions)
+        return WorkerUpdate(
+            chunks=[*other_chunks, *record_chunks],
             lines=new_lines,
-            board=self._counters.block(self._i),
-            more=has_more,
-            ended=has_ended and not has_more,
+            counters=self._counters.block(self._worker_index),
+            has_more=has_more,
+            has_ended=has_ended and not has_more,
         )
 
-    def _new_records(self, have: Mapping[str, int]) -> list[Piece]:
-        """Return new events and records, at most `take_bytes` of them."""
-        names = [f"w{self._i}.events"]
-        names += [segment.path.name for segment in segments(self._folder, self._i)]
-        remaining_bytes = self._take_bytes
-        pieces: list[Piece] = []
-        for name in (f"spool/{name}" for name in names):
-            piece = self._new_bytes(name, have.get(name, 0), remaining_bytes)
-            if piece is not None:
-                pieces.append(piece)
-                remaining_bytes -= len(piece.data)
+    def _read_records(self, copied_sizes: Mapping[str, int]) -> list[FileChunk]:
+        """Return new bytes of the files of request records and event times.
+
+        They are at most `max_record_bytes` together, so that one message to the driver stays small.
+        `copied_sizes` has the number of bytes of each file that the driver has.
+        """
+        record_files = [segment.path.name for segment in segments(self._folder, self._worker_index)]
+        event_file = f"w{self._worker_index}.events"
+
+        remaining_bytes = self._max_record_bytes
+        chunks: list[FileChunk] = []
+        for file_name in [event_file, *record_files]:
+            name = f"spool/{file_name}"
+            chunk = self._read_new_bytes(name, copied_sizes.get(name, 0), remaining_bytes)
+            if chunk is None:
+                continue
+            chunks.append(chunk)
+            remaining_bytes -= len(chunk.data)
             if remaining_bytes <= 0:
                 break
-        return pieces
+        return chunks
 
-    def _new_appended(self, have: Mapping[str, int]) -> Iterator[Piece]:
-        """Yield new bytes of the other files that a worker appends to."""
+    def _read_appended_files(self, copied_sizes: Mapping[str, int]) -> Iterator[FileChunk]:
+        """Yield new bytes of the other files of the record log, to which a worker appends."""
         for kind in APPENDED_FILES:
-            name = f"spool/w{self._i}.{kind}"
-            if (piece := self._new_bytes(name, have.get(name, 0))) is not None:
-                yield piece
+            name = f"spool/w{self._worker_index}.{kind}"
+            chunk = self._read_new_bytes(name, copied_sizes.get(name, 0))
+            if chunk is not None:
+                yield chunk
 
-    def _new_flows(self, have: Mapping[str, int]) -> Iterator[Piece]:
-        """Yield new histograms and new bytes of timelines."""
+    def _read_histograms_and_timelines(
+        self, copied_versions: Mapping[str, int]
+    ) -> Iterator[FileChunk]:
+        """Yield what is new in the files about output events, which are in the folder `flows`.
+
+        There are three kinds of files. Timelines grow, and their last bins may still change, so
+        their end is sent again. Heat maps only grow. Histograms are written anew each time, so they
+        are sent as a whole if their time of modification differs from the copied version.
+        """
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
-            known = have.get(name, 0)
-            piece = None
+            copied_version = copied_versions.get(name, 0)
+            chunk = None
             if ".timeline." in name:
-                piece = self._new_bytes(name, known, tail=TAIL_BYTES)
+                chunk = self._read_new_bytes(
+                    name, copied_version, overlap_bytes=TIMELINE_TAIL_BYTES
+                )
             elif path.suffix == ".heat":
-                piece = self._new_bytes(name, known)
-            elif path.suffix != ".new" and (version := path.stat().st_mtime_ns) != known:
-                piece = Piece(name, 0, path.read_bytes(), version)
-            if piece is not None:
-                yield piece
+                chunk = self._read_new_bytes(name, copied_version)
+            elif path.suffix != ".new":  # the worker renames a `.new` file when it is complete
+                version = path.stat().st_mtime_ns
+                if version != copied_version:
+                    chunk = FileChunk(name, 0, path.read_bytes(), version)
+            if chunk is not None:
+                yield chunk
 
-    def _new_bytes(
-        self, name: str, known_size: int, max_bytes: int = -1, tail: int = 0
-    ) -> Piece | None:
-        """Return the bytes of a file after the first `known_size`, and `tail` bytes before them.
+    def _read_new_bytes(
+        self, name: str, copied_size: int, max_bytes: int = -1, overlap_bytes: int = 0
+    ) -> FileChunk | None:
+        """Return the bytes of a file that the driver does not have, or None if there are none.
 
-        Returns None if there is nothing new.
+        Args:
+            name: The file, relative to the folder of the run.
+            copied_size: Number of bytes from the start of the file that the driver has.
+            max_bytes: Most bytes to return, or -1 for all.
+            overlap_bytes: Number of bytes before `copied_size` that are returned again, because
+                they may have changed.
         """
         try:
             with (self._folder / name).open("rb") as file:
-                if os.fstat(file.fileno()).st_size <= known_size and not tail:
+                if os.fstat(file.fileno()).st_size <= copied_size and not overlap_bytes:
                     return None
-                start = max(0, known_size - tail)
+                start = max(0, copied_size - overlap_bytes)
                 file.seek(start)
-                return Piece(name, start, file.read(max_bytes))
+                return FileChunk(name, start, file.read(max_bytes))
         except FileNotFoundError:  # the worker has not created it yet
             return None
 
-    def _delete_copied(self, have: Mapping[str, int]) -> None:
-        """Delete complete segments that the driver has."""
-        for segment in segments(self._folder, self._i)[:-1]:
-            if have.get(f"spool/{segment.path.name}") == segment.path.stat().st_size:
+    def _delete_copied_segments(self, copied_sizes: Mapping[str, int]) -> None:
+        """Delete complete files of records that the driver has, so that long runs need no space.
+
+        The last segment is still written.
+        """
+        for segment in segments(self._folder, self._worker_index)[:-1]:
+            copied_size = copied_sizes.get(f"spool/{segment.path.name}")
+            if copied_size == segment.path.stat().st_size:
                 segment.path.unlink()
 
     async def end(self) -> None:
@@ -259,33 +315,46 @@ class NodeAgent:
         for _ in range(2):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(STOP_S)
+            await asyncio.sleep(SIGNAL_GRACE_S)
         process.kill()
 
 
-class Copy:
-    """Writes the files of one worker into the folder of the run.
+class WorkerFileCopy:
+    """Writes the files of one remote worker into the folder of the run.
 
     Attributes:
-        have: The size or the version of each file so far.
+        versions: What was copied of each file, by its name in the folder of the run. Of a file that
+            grows, it is the number of bytes; of a histogram, its time of modification on the node
+            in ns.
     """
 
-    def __init__(self, folder: Path, i: int) -> None:
-        self._folder = folder
-        RecordLog(folder, i).close()
-        self.have: dict[str, int] = {}
+    def __init__(self, run_dir: Path, worker_index: int) -> None:
+        """Create the folders and the empty record log of a worker."""
+        self._run_dir = run_dir
+        RecordLog(run_dir, worker_index).close()
+        self.versions: dict[str, int] = {}
 
-    def add(self, pieces: Sequence[Piece]) -> None:
-        """Write the pieces in order."""
-        for piece in pieces:
-            path = self._folder / piece.name
-            if piece.version >= 0:
-                store.replace(path, piece.data)
-                self.have[piece.name] = piece.version
-                continue
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
-            try:
-                os.pwrite(descriptor, piece.data, piece.start)
-            finally:
-                os.close(descriptor)
-            self.have[piece.name] = piece.start + len(piece.data)
+    def write_chunks(self, chunks: Sequence[FileChunk]) -> None:
+        """Write new bytes of files in the given order, and remember which versions were copied.
+
+        A chunk with a version replaces the whole file. Any other chunk is written at its offset,
+        which may overwrite bytes that were copied before.
+        """
+        for chunk in chunks:
+            path = self._run_dir / chunk.name
+            is_whole_file = chunk.version >= 0
+            if is_whole_file:
+                store.replace(path, chunk.data)
+                self.versions[chunk.name] = chunk.version
+            else:
+                _write_at(path, chunk.start, chunk.data)
+                self.versions[chunk.name] = chunk.start + len(chunk.data)
+
+
+def _write_at(path: Path, start: int, data: bytes) -> None:
+    """Write bytes at an offset of a file, which is created if it does not exist."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        os.pwrite(descriptor, data, start)
+    finally:
+        os.close(descriptor)

@@ -11,7 +11,7 @@ import ipaddress
 import os
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,43 +25,70 @@ from loadgen.core.execution import host_facts, resource_limits
 from loadgen.core.execution.plan import Job
 from loadgen.core.workload import Replay, requests_by_class
 
+READ_BYTES = 1 << 20
+"""Bytes of a file that are read at a time, so that large data sets need little memory."""
+
 
 class NodeFacts(NamedTuple):
-    """Facts about a node.
+    """Facts about a machine that decide whether it can run a worker.
 
     Attributes:
         host: Its host name.
-        same: What must be equal on every node: versions by their names.
-        loopback: An id that is equal for nodes that share a loopback interface.
-        room: Its limits of open files and local ports.
-        files: The digest of each file by its path; empty for a file that does not exist.
+        versions: Versions that must be equal on every node, by the names of what they describe.
+        loopback_id: An id that is equal for nodes that share a loopback interface.
+        limits: Its limits of open files and local ports.
+        file_digests: The digest of each file by its path; empty for a file that does not exist.
     """
 
     host: str
-    same: dict[str, str]
-    loopback: str
-    room: resource_limits.MachineLimits
-    files: dict[str, str]
+    versions: dict[str, str]
+    loopback_id: str
+    limits: resource_limits.MachineLimits
+    file_digests: dict[str, str]
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the facts in plain types, which a driver with another version can unpickle."""
+        return {
+            "host": self.host,
+            "same": self.versions,
+            "loopback": self.loopback_id,
+            "room": (self.limits.open_files, self.limits.local_ports),
+            "files": self.file_digests,
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> NodeFacts:
+        """Return the facts in a message of a node, whose version may lack some of them."""
+        open_files, local_ports = message.get("room", (None, None))
+        return cls(
+            host=message.get("host", ""),
+            versions=message.get("same", {}),
+            loopback_id=message.get("loopback", ""),
+            limits=resource_limits.MachineLimits(open_files=open_files, local_ports=local_ports),
+            file_digests=message.get("files", {}),
+        )
 
 
-def own_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
-    """Return the facts about this machine.
+def read_local_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
+    """Return the facts about this machine, to be compared with those of other machines.
 
     Args:
         paths: Files and folders whose digests are included.
-        packages: Python packages whose versions are included.
+        packages: Python packages, for example of plug-ins, whose versions are included.
     """
+    versions = {
+        "loadgen": f"{host_facts.loadgen_version()} (source {_source_digest()})",
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "numpy": metadata.version("numpy"),
+    }
+    for package in packages:
+        versions[package] = plugins.version_of(package)
     return NodeFacts(
         host=socket.gethostname(),
-        same={
-            "loadgen": f"{host_facts.loadgen_version()} (source {_source_digest()})",
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-            "numpy": metadata.version("numpy"),
-        }
-        | {package: plugins.version_of(package) for package in packages},
-        loopback=_loopback_id(),
-        room=resource_limits.read_machine_limits(),
-        files={path: _digest(Path(path)) for path in paths},
+        versions=versions,
+        loopback_id=_loopback_id(),
+        limits=resource_limits.read_machine_limits(),
+        file_digests={path: _digest(Path(path)) for path in paths},
     )
 
 
@@ -85,7 +112,11 @@ def _source_digest() -> str:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a file or of all files in a folder; empty if it cannot be read."""
+    """Return the digest of the content of a file, or of all files in a folder.
+
+    Two machines compare the digests instead of the files. A file that cannot be read, for example
+    because it does not exist, has an empty digest.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         files = [path]
@@ -93,48 +124,57 @@ def _digest(path: Path) -> str:
             files = sorted(file for file in path.rglob("*") if file.is_file())
         for file in files:
             with file.open("rb") as data:
-                while block := data.read(1 << 20):
+                while block := data.read(READ_BYTES):
                     digest.update(block)
     except OSError:
         return ""
     return digest.hexdigest()
 
 
-def elsewhere(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) -> list[str]:
-    """Return the places of the nodes that do not share the loopback interface of this machine.
+def find_remote_nodes(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) -> list[str]:
+    """Return the labels of the nodes that do not share the loopback interface of this machine.
+
+    For workers on these nodes, `localhost` is another server than for this command.
 
     Args:
         local: The facts about this machine.
-        nodes: The place and the facts of each node.
+        nodes: The label and the facts of each node.
     """
-    return sorted({where for where, facts in nodes if facts.loopback != local.loopback})
+    return sorted({label for label, facts in nodes if facts.loopback_id != local.loopback_id})
 
 
-def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[LoadgenError]:
+def check_target_is_reachable(
+    job: Job, remote_nodes: Sequence[str], option: str
+) -> Iterator[LoadgenError]:
     """Yield an error if workers on other machines cannot reach the target.
+
+    The simulated server that a run starts itself listens on a loopback address only.
 
     Args:
         job: The job of the run.
-        elsewhere: The places of the workers on other machines.
-        where: The option that the error names.
+        remote_nodes: The labels of the nodes on other machines that run workers.
+        option: The option of the cluster, which the error names.
     """
-    if elsewhere and job.simulated:
+    if remote_nodes and job.simulated:
         yield UserError(
             "unsupported",
             "the embedded simulation listens on this machine alone, "
-            f"and workers run on {elsewhere[0]}",
-            where,
+            f"and workers run on {remote_nodes[0]}",
+            option,
             "start `loadgen sim` with --host and name it with --url",
         )
 
 
-def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each target that is another server for workers on other machines."""
+def loopback_notes(job: Job, remote_nodes: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each target that is another server for workers on other machines.
+
+    `remote_nodes` are the labels of the nodes on other machines that run workers.
+    """
     for probed in job.probe_results:
-        if elsewhere and _is_loopback(probed.target.host):
+        if remote_nodes and _is_loopback(probed.target.host):
             yield (
                 f"{probed.target.redacted} is the loopback address of each machine, "
-                f"and workers run on {', '.join(elsewhere)}: each sends to its own machine"
+                f"and workers run on {', '.join(remote_nodes)}: each sends to its own machine"
             )
 
 
@@ -145,44 +185,56 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def files_of(job: Job) -> list[str]:
-    """Return the paths of the existing files that every worker reads itself."""
+def list_input_files(job: Job) -> list[str]:
+    """Return the paths of the existing files that every worker reads itself.
+
+    These are the tokenizer, the certificates, data sets, traces and recorded arrivals. They must
+    have the same content on every node. An option such as the tokenizer can also be a name instead
+    of a path; names are left out, because no such file exists.
+    """
     tls = job.settings.tls
-    values: list[Any] = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
+    candidates: list[Any] = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
     for requests in requests_by_class(job.workload.requests).values():
-        values += [getattr(requests, name, None) for name in ("path", "trace")]
-    for stage in job.workload.stages:
-        if isinstance(stage.arrival, Replay):
-            values.append(stage.arrival.file)
-    paths = [os.fspath(path) for path in values if isinstance(path, str | os.PathLike)]
-    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+        candidates.append(getattr(requests, "path", None))
+        candidates.append(getattr(requests, "trace", None))
+    arrivals = [stage.arrival for stage in job.workload.stages]
+    candidates += [arrival.file for arrival in arrivals if isinstance(arrival, Replay)]
+
+    paths = [
+        os.fspath(candidate) for candidate in candidates if isinstance(candidate, str | os.PathLike)
+    ]
+    unique_paths = dict.fromkeys(paths)
+    return [path for path in unique_paths if os.path.exists(path)]
 
 
-def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[LoadgenError]:
-    """Yield an error for each difference that would change the requests.
+def find_differences(
+    local: NodeFacts, remote: NodeFacts, node_label: str
+) -> Iterator[LoadgenError]:
+    """Yield an error for each difference between two machines that would change the requests.
 
     Args:
         local: The facts about this machine.
         remote: The facts about the node.
-        where: The place of the node.
+        node_label: The node, as messages name it.
     """
-    for name, value in local.same.items():
-        if remote.same.get(name) != value:
+    for name, local_version in local.versions.items():
+        remote_version = remote.versions.get(name)
+        if remote_version != local_version:
             yield UserError(
                 "nodes_differ",
-                f"has {name} {remote.same.get(name)}, but this machine has {value}",
-                where,
+                f"has {name} {remote_version}, but this machine has {local_version}",
+                node_label,
                 "install the same version on every node: the requests of a run depend on it",
                 key=name,
             )
-    for path, digest in local.files.items():
-        remote_digest = remote.files.get(path)
-        if remote_digest != digest:
+    for path, local_digest in local.file_digests.items():
+        remote_digest = remote.file_digests.get(path)
+        if remote_digest != local_digest:
             problem = "the file differs from the one here" if remote_digest else "no such file"
             yield UserError(
                 "nodes_differ",
                 f"{path}: {problem}",
-                where,
+                node_label,
                 "put it on a shared folder, under the same absolute path",
                 key=path,
             )

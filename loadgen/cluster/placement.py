@@ -14,75 +14,83 @@ class ClusterNode(NamedTuple):
         id: Ray's id of the node.
         name: A name that is unique together with the address.
         address: Its IP address.
-        port: The port of its raylet.
-        cpus: Number of whole CPUs that are free.
-        total: Number of whole CPUs, free or not.
+        port: The port of its raylet, Ray's process on the node.
+        free_cpus: Number of whole CPUs that are free.
+        total_cpus: Number of whole CPUs, free or not.
     """
 
     id: str
     name: str
     address: str
     port: int
-    cpus: int
-    total: int
+    free_cpus: int
+    total_cpus: int
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         """The node in messages: its name and address."""
         return f"{self.name} ({self.address})"
 
 
-def nodes(
-    listed: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
+def parse_alive_nodes(
+    ray_nodes: Sequence[Mapping[str, Any]],
+    free_resources: Mapping[str, Mapping[str, float]],
 ) -> list[ClusterNode]:
-    """Return the nodes that are alive.
+    """Return the nodes of a cluster that are alive, from Ray's description of all its nodes.
 
-    Several nodes may be on one machine, one after the other, too. Their names contain the beginning
-    of their id.
+    One machine can run several nodes, at the same time or one after the other. The name of such a
+    node is the host name and the beginning of its id, so that messages distinguish them.
 
     Args:
-        listed: What `ray.nodes()` returns.
-        free: The available resources of each node by its id.
+        ray_nodes: What `ray.nodes()` returns, which includes dead nodes.
+        free_resources: The free resources of each node by its id.
     """
-    same_host = Counter(map(_host_and_address, listed))
-    alive = []
-    for node in listed:
-        if not node["Alive"]:
+    nodes_on_host = Counter(_host_and_address(ray_node) for ray_node in ray_nodes)
+    alive_nodes = []
+    for ray_node in ray_nodes:
+        if not ray_node["Alive"]:
             continue
-        node_id = node["NodeID"]
-        host, address = _host_and_address(node)
-        alive.append(
-            ClusterNode(
-                id=node_id,
-                name=f"{host} #{node_id[:6]}" if same_host[host, address] > 1 else host,
-                address=address,
-                port=node["NodeManagerPort"],
-                cpus=int(free.get(node_id, {}).get("CPU", 0)),
-                total=int(node["Resources"].get("CPU", 0)),
-            )
+        node_id = ray_node["NodeID"]
+        host, address = _host_and_address(ray_node)
+        is_only_node = nodes_on_host[host, address] == 1
+        node = ClusterNode(
+            id=node_id,
+            name=host if is_only_node else f"{host} #{node_id[:6]}",
+            address=address,
+            port=ray_node["NodeManagerPort"],
+            free_cpus=int(free_resources.get(node_id, {}).get("CPU", 0)),
+            total_cpus=int(ray_node["Resources"].get("CPU", 0)),
         )
-    return alive
+        alive_nodes.append(node)
+    return alive_nodes
 
 
-def _host_and_address(node: Mapping[str, Any]) -> tuple[str, str]:
-    return node["NodeManagerHostname"], node["NodeManagerAddress"]
+def _host_and_address(ray_node: Mapping[str, Any]) -> tuple[str, str]:
+    return ray_node["NodeManagerHostname"], ray_node["NodeManagerAddress"]
 
 
-def shared_out(workers: int, cpus: Mapping[str, int]) -> list[str]:
-    """Return the id of the node of each worker.
+def assign_workers(worker_count: int, cpus_by_node: Mapping[str, int]) -> list[str]:
+    """Return the id of the node that each worker should run on.
 
-    Every node gets one worker first, the largest node before the others. Then the workers are
-    divided in proportion to the CPUs of the nodes. No node gets more workers than it has CPUs,
-    unless there are more workers than CPUs.
+    Every node gets one worker first, beginning with the largest node. Each further worker goes to
+    the node that then has the fewest workers per CPU. So no node gets more workers than it has
+    CPUs, unless there are more workers than CPUs.
 
     Args:
-        workers: Number of workers.
-        cpus: Number of CPUs (one or more) of each node (at least one) by its id.
+        worker_count: Number of workers.
+        cpus_by_node: Number of CPUs (one or more) of each node (at least one) by its id.
     """
-    taken = dict.fromkeys(sorted(cpus, key=lambda node: -cpus[node]), 0)
+    largest_first = sorted(cpus_by_node, key=lambda node_id: -cpus_by_node[node_id])
+    workers_on_node = dict.fromkeys(largest_first, 0)
+
+    def placement_cost(node_id: str) -> tuple[bool, float]:
+        has_worker = workers_on_node[node_id] > 0
+        workers_per_cpu = (workers_on_node[node_id] + 1) / cpus_by_node[node_id]
+        return has_worker, workers_per_cpu
+
     node_ids = []
-    for _ in range(workers):
-        node = min(taken, key=lambda node: (taken[node] > 0, (taken[node] + 1) / cpus[node]))
-        taken[node] += 1
-        node_ids.append(node)
+    for _ in range(worker_count):
+        node_id = min(workers_on_node, key=placement_cost)
+        workers_on_node[node_id] += 1
+        node_ids.append(node_id)
     return node_ids

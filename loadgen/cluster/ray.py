@@ -24,35 +24,45 @@ CONNECT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class ClusterConnection:
-    """A connection to a cluster, and what happened to the nodes since it was made."""
+    """A connection to a cluster, and which of its nodes the runs of a command have used.
+
+    Attributes:
+        client: The connection to the child process that has joined the cluster.
+        history: The nodes used and lost so far.
+    """
 
     client: RayClient
     history: NodeHistory = field(default_factory=NodeHistory)
 
 
 _command_connections: dict[str, ClusterConnection] = {}
-"""The connection of the command of this process by its address.
+"""The connections that the command of this process keeps open, by the address of their cluster.
 
-A command keeps it, and the lease of the cluster, from run to run until the process ends.
+A command, such as a search, keeps a connection and the lease of the cluster from run to run until
+the process ends. A run that another Python program starts closes its connection at its end.
 """
 
 
 @contextlib.contextmanager
-def connected(settings: Settings) -> Iterator[WorkerGroup]:
-    """Connect to the Ray cluster of these settings while inside the context.
+def open_worker_group(settings: Settings) -> Iterator[WorkerGroup]:
+    """Connect to the Ray cluster of these settings, and yield the workers of a run on its nodes.
 
     The address is `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head
-    node. If the caller is already connected to a cluster, that one is used.
+    node. If the calling program is already connected to a cluster, that one is used. The CPUs of
+    the workers are released at the end of the context. The connection is closed then too, unless a
+    command of the command line keeps it for its next run.
 
-    Raises UserError if there is no cluster, or if another command uses it.
+    Raises:
+        UserError: There is no cluster, or another command uses it.
     """
     address = settings.ray or "auto"
-    connection = _command_connections.get(address) or _connect(address, settings.command)
     is_command_line = settings.command[:1] == ("loadgen",)
-    if is_command_line:
-        if address not in _command_connections:
+    connection = _command_connections.get(address)
+    if connection is None:
+        connection = _connect(address, settings.command)
+        if is_command_line:
+            _command_connections[address] = connection
             atexit.register(connection.client.close)
-        _command_connections[address] = connection
     nodes = RayNodes(connection.client, address, connection.history)
     try:
         yield WorkerGroup(nodes)
@@ -62,16 +72,23 @@ def connected(settings: Settings) -> Iterator[WorkerGroup]:
             connection.client.close()
 
 
-RAY = Backend(senders=connected)
+RAY = Backend(senders=open_worker_group)
 """The nodes of a Ray cluster send the load over HTTP."""
 
 
 def _connect(address: str, command: Sequence[str]) -> ClusterConnection:
+    """Join the cluster in a child process and reserve it for a command.
+
+    `address` is that of the option `--ray`, and `command` is the command line, which other commands
+    see as the holder of the cluster.
+
+    Raises UserError if there is no cluster, or if another command uses it.
+    """
     head_address = _address_of_caller() or address
     _check_reachable(head_address)
     client = RayClient(address)
     try:
-        holder = lease.holder(command)
+        holder = lease.describe_holder(command)
         client.call("connect", head_address, holder, f"--ray {address}").result()
     except BaseException:
         client.close()
@@ -80,7 +97,10 @@ def _connect(address: str, command: Sequence[str]) -> ClusterConnection:
 
 
 def _address_of_caller() -> str | None:
-    """Return the address of the cluster that this process is connected to, if it is."""
+    """Return the address of the cluster that this process is connected to, or None.
+
+    A Python program that uses Ray itself may start a run.
+    """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -89,13 +109,13 @@ def _address_of_caller() -> str | None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UserError if nothing listens at the address.
+    """Raise UserError if nothing listens at the address of the head node.
 
-    Ray itself would wait for minutes or abort the process.
+    Ray itself would wait for minutes or abort the process. Ray finds the address `auto` itself.
     """
-    host, _, port = address.rpartition(":")
     if address == "auto":
         return
+    host, _, port = address.rpartition(":")
     if address.startswith("ray://") or not host or not port.isdigit():
         raise UserError(
             "no_cluster",

@@ -25,10 +25,18 @@ class ClusterLostError(TargetError):
 
 
 class RayClient:
-    """Sends calls to the methods of `RayDriver` in the child process."""
+    """Sends calls to the methods of `RayDriver` in the child process.
+
+    Each call has a number, and the child process sends the result with that number. A thread
+    receives the results and completes the futures of the calls.
+    """
 
     def __init__(self, address: str) -> None:
-        self._flag = f"--ray {address}"
+        """Start the child process, which joins the cluster at the call of `RayDriver.connect`.
+
+        `address` is that of the option `--ray`, which errors name.
+        """
+        self._option = f"--ray {address}"
         self._pipe, child_end = Pipe()
         self._process = subprocess.Popen(
             child_process.command("loadgen.cluster.ray_process", str(child_end.fileno())),
@@ -40,57 +48,64 @@ class RayClient:
         )
         child_end.close()
         self._call_numbers = itertools.count()
+        self._futures_of_calls: dict[int, Future[Any]] = {}
+        self._has_child_ended = False
+        # Protects the three fields above and the order of messages in the pipe.
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[Any]] = {}
-        self._is_closed = False
         threading.Thread(target=self._receive_results, daemon=True).start()
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method of `RayDriver` and return the future of its result.
+        """Send a call of a method of `RayDriver`, and return the future of its result.
 
-        The result is ClusterLostError if the child process has ended.
+        The future fails with ClusterLostError if the child process has ended or ends meanwhile.
         """
-        result: Future[Any] = Future()
+        future: Future[Any] = Future()
         with self._lock:
             number = next(self._call_numbers)
-            self._pending[number] = result
+            self._futures_of_calls[number] = future
             try:
                 self._pipe.send((number, method, arguments))
-            except OSError:
-                self._is_closed = True
-            if self._is_closed:
-                del self._pending[number]
-                result.set_exception(self._cluster_lost())
-        return result
+            except OSError:  # the child process has closed its end of the pipe
+                self._has_child_ended = True
+            if self._has_child_ended:
+                del self._futures_of_calls[number]
+                future.set_exception(self._cluster_lost_error())
+        return future
 
     def _receive_results(self) -> None:
+        """Complete the future of each call whose result the child process sends, until it ends.
+
+        This is the body of the receiving thread.
+        """
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, is_value, value = self._pipe.recv()
+                number, has_succeeded, value_or_error = self._pipe.recv()
                 with self._lock:
-                    result = self._pending.pop(number)
-                if result.set_running_or_notify_cancel():
-                    if is_value:
-                        result.set_result(value)
-                    else:
-                        result.set_exception(value)
-        self._fail_pending()
+                    future = self._futures_of_calls.pop(number)
+                if not future.set_running_or_notify_cancel():
+                    continue  # the caller waits no longer for this result
+                if has_succeeded:
+                    future.set_result(value_or_error)
+                else:
+                    future.set_exception(value_or_error)
+        self._fail_pending_calls()
 
-    def _fail_pending(self) -> None:
-        """Let all calls fail that wait for a result: the child process has ended."""
+    def _fail_pending_calls(self) -> None:
+        """Let all calls fail that wait for a result, because the child process has ended."""
         with self._lock:
-            self._is_closed = True
-            pending = list(self._pending.values())
-            self._pending.clear()
-        for result in pending:
-            if result.set_running_or_notify_cancel():
-                result.set_exception(self._cluster_lost())
+            self._has_child_ended = True
+            futures = list(self._futures_of_calls.values())
+            self._futures_of_calls.clear()
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._cluster_lost_error())
 
-    def _cluster_lost(self) -> ClusterLostError:
+    def _cluster_lost_error(self) -> ClusterLostError:
+        """Return the error of a call whose result cannot come, with how to start the cluster."""
         return ClusterLostError(
             "node_lost",
             "the Ray cluster is lost: its head, or its node on this machine, has ended",
-            self._flag,
+            self._option,
             "start it again: ray start --head; "
             "then on the other machines ray start --address=HEAD:6379",
         )
@@ -107,16 +122,17 @@ class RayClient:
 
 
 class RayAgent:
-    """A `NodeAgent` that Ray has placed on a node."""
+    """Calls the methods of a `NodeAgent` that Ray has placed on a node."""
 
-    def __init__(self, client: RayClient, number: int) -> None:
+    def __init__(self, client: RayClient, agent_number: int) -> None:
+        """Create it from the number that `RayDriver.place_agent` returned."""
         self._client = client
-        self._number = number
+        self._agent_number = agent_number
 
     def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         """Call a method of the agent now and return the future of its result."""
         result = asyncio.wrap_future(
-            self._client.call("call_agent", self._number, method, arguments)
+            self._client.call("call_agent", self._agent_number, method, arguments)
         )
         result.add_done_callback(_retrieve_exception)
         return result

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from loadgen.cluster import placement
 from loadgen.cluster.placement import ClusterNode
@@ -16,11 +17,13 @@ from loadgen.core.errors import TargetError, UserError
 from loadgen.core.execution.events import Emit, WaitingFor
 
 POLL_S = 0.5
-"""Time between two looks at the nodes."""
+"""Time between two checks of the nodes, or two updates of a worker."""
 JOIN_S = 30.0
 """Longest wait for a node to join if all nodes are lost."""
 RELEASE_S = 3.0
 """Longest wait until the cluster counts the CPUs of a finished run as free."""
+RELEASE_POLL_S = 0.05
+"""Time between two queries of the free CPUs."""
 CONNECT_S = 3.0
 """Longest wait for a node to accept a connection."""
 
@@ -30,9 +33,9 @@ class NodeHistory:
     """The nodes that the runs of one command have used.
 
     Attributes:
-        used: Id and place of each node of the last run.
-        lost: Id and place of each node that was lost since the first run.
-        lost_since_last_run: The places of the nodes that were lost since the last run.
+        used: The label of each node of the last run, by its id.
+        lost: The label of each node that was lost since the first run, by its id.
+        lost_since_last_run: The labels of the nodes that were lost since the last run.
     """
 
     used: dict[str, str] = field(default_factory=dict)
@@ -42,21 +45,35 @@ class NodeHistory:
     def mark_lost(self, node_ids: Collection[str]) -> None:
         """Record that nodes of the last run do not respond any more."""
         for node_id in node_ids:
-            place = self.used.pop(node_id)
-            self.lost[node_id] = place
-            self.lost_since_last_run.append(place)
+            label = self.used.pop(node_id)
+            self.lost[node_id] = label
+            self.lost_since_last_run.append(label)
+
+
+class PlacedAgent(NamedTuple):
+    """An agent and the node that it runs on."""
+
+    node: ClusterNode
+    agent: RayAgent
 
 
 class RayNodes:
-    """The nodes of the Ray cluster that a command is connected to."""
+    """The nodes of the Ray cluster that a command is connected to, for one run.
+
+    Attributes:
+        address: The address of the cluster, as in the option `--ray`.
+        option: The option of the command line, which errors name.
+        history: The nodes that this and earlier runs of the command have used.
+    """
 
     def __init__(self, client: RayClient, address: str, history: NodeHistory) -> None:
+        """Begin a run: no node has been lost since the last one yet."""
         self.address = address
-        self.flag = f"--ray {address}"
+        self.option = f"--ray {address}"
         self.history = history
         self._client = client
         self._has_agents = False
-        self._free_cpus_before = 0
+        self._free_cpus_without_agents = 0
         history.lost_since_last_run.clear()
 
     @property
@@ -65,77 +82,99 @@ class RayNodes:
         cpus: int = self._client.call("free_cpus").result()
         return cpus
 
-    async def place_agents(self, workers: int, tell: Emit) -> list[tuple[ClusterNode, RayAgent]]:
+    async def place_agents(self, worker_count: int, emit: Emit) -> list[PlacedAgent]:
         """Start an agent for each worker on the nodes that respond.
 
-        If there are more workers than CPUs, the agents without a CPU of their own request none.
+        An agent reserves one CPU in Ray. If nodes were lost, there may be more workers than free
+        CPUs; the agents of the additional workers then reserve none.
 
-        Raises UserError for more workers than CPUs, and TargetError if all nodes were lost.
+        Args:
+            worker_count: The number of workers.
+            emit: Called with an event if the agents have to wait for a node.
+
+        Raises:
+            UserError: There are more workers than CPUs.
+            TargetError: All nodes were lost.
         """
-        usable = await self._wait_for_cpus(workers, tell)
+        nodes = await self._wait_for_nodes(worker_count, emit)
         if not self._has_agents:
-            self._free_cpus_before = sum(node.cpus for node in usable)
-        nodes = {node.id: node for node in usable}
-        free_cpus = {node.id: node.cpus for node in usable}
-        agents: list[tuple[ClusterNode, RayAgent]] = []
-        for node_id in placement.shared_out(workers, free_cpus.copy()):
-            cpus = min(free_cpus[node_id], 1)
-            free_cpus[node_id] -= cpus
-            number = await asyncio.wrap_future(self._client.call("place_agent", node_id, cpus))
-            agents.append((nodes[node_id], RayAgent(self._client, number)))
+            self._free_cpus_without_agents = _count_free_cpus(nodes)
+        nodes_by_id = {node.id: node for node in nodes}
+        free_cpus = {node.id: node.free_cpus for node in nodes}
+        agents: list[PlacedAgent] = []
+        for node_id in placement.assign_workers(worker_count, free_cpus.copy()):
+            reserved_cpus = 1 if free_cpus[node_id] else 0
+            free_cpus[node_id] -= reserved_cpus
+            call = self._client.call("place_agent", node_id, reserved_cpus)
+            agent_number = await asyncio.wrap_future(call)
+            agent = RayAgent(self._client, agent_number)
+            agents.append(PlacedAgent(nodes_by_id[node_id], agent))
         self._has_agents = True
         return agents
 
-    async def _wait_for_cpus(self, workers: int, tell: Emit) -> list[ClusterNode]:
-        """Return the nodes that respond and have a free CPU.
+    async def _wait_for_nodes(self, worker_count: int, emit: Emit) -> list[ClusterNode]:
+        """Return the nodes that respond and have a free CPU, as soon as they can run all workers.
 
-        Fewer CPUs than workers are an error, unless nodes were lost: then the other nodes take all
-        workers.
+        Normally every worker needs a CPU, and too few CPUs are an error. After a node was lost, the
+        remaining nodes run all workers; if none remains, this waits JOIN_S for a new node.
+
+        Raises:
+            UserError: There are more workers than free CPUs, and no node was lost.
+            TargetError: All nodes were lost, and no new one has joined.
         """
         history = self.history
-        deadline = monotonic() + JOIN_S
-        has_told = False
+        deadline_s = monotonic() + JOIN_S
+        has_reported_wait = False
         while True:
             responding = await self._responding_nodes()
             history.mark_lost(history.used.keys() - {node.id for node in responding})
-            usable = [node for node in responding if node.cpus]
-            if sum(node.cpus for node in usable) >= workers or (usable and history.lost):
+            usable = [node for node in responding if node.free_cpus]
+            if _count_free_cpus(usable) >= worker_count:
                 return usable
             if not history.lost:
-                raise self._too_many_workers(workers, responding)
-            if monotonic() > deadline:
-                raise self._no_node_left()
-            if not has_told:
-                tell(WaitingFor(f"a node to join the cluster, {JOIN_S:g} s at most"))
-                has_told = True
+                raise self._too_many_workers_error(worker_count, responding)
+            if usable:
+                return usable
+            if monotonic() > deadline_s:
+                raise self._no_node_left_error()
+            if not has_reported_wait:
+                emit(WaitingFor(f"a node to join the cluster, {JOIN_S:g} s at most"))
+                has_reported_wait = True
             await asyncio.sleep(POLL_S)
 
     async def _responding_nodes(self) -> list[ClusterNode]:
-        listed, free = await asyncio.wrap_future(self._client.call("nodes"))
-        return await responding_nodes(placement.nodes(listed, free))
+        """Return the nodes that Ray lists as alive and that accept a connection."""
+        ray_nodes, free_resources = await asyncio.wrap_future(self._client.call("nodes"))
+        return await responding_nodes(placement.parse_alive_nodes(ray_nodes, free_resources))
 
-    def _too_many_workers(self, workers: int, nodes: Sequence[ClusterNode]) -> UserError:
-        free = sum(node.cpus for node in nodes)
-        total = sum(node.total for node in nodes)
-        busy = "" if free == total else f", {total - free} of {total} are taken by others"
-        needed = format.counted(workers, "worker needs", "workers need")
-        hosts = format.counted(len(nodes), "node")
-        if free:
-            hint = f"--workers {free}, or --workers auto"
+    def _too_many_workers_error(self, worker_count: int, nodes: Sequence[ClusterNode]) -> UserError:
+        """Return the error that the cluster has fewer free CPUs than workers.
+
+        It says how many CPUs other jobs of the cluster use, and suggests a number of workers.
+        """
+        free_cpus = _count_free_cpus(nodes)
+        total_cpus = sum(node.total_cpus for node in nodes)
+        used_cpus = total_cpus - free_cpus
+        used_text = f", {used_cpus} of {total_cpus} are taken by others" if used_cpus else ""
+        workers_text = format.counted(worker_count, "worker needs", "workers need")
+        nodes_text = format.counted(len(nodes), "node")
+        if free_cpus:
+            hint = f"--workers {free_cpus}, or --workers auto"
         else:
             hint = "add nodes: ray start --address=HEAD:6379"
         return UserError(
             "resource_limit",
-            f"{needed} a CPU each; the cluster has {free} free on {hosts}{busy}",
-            f"--workers {workers} {self.flag}",
+            f"{workers_text} a CPU each; "
+            f"the cluster has {free_cpus} free on {nodes_text}{used_text}",
+            f"--workers {worker_count} {self.option}",
             hint,
         )
 
-    def _no_node_left(self) -> TargetError:
+    def _no_node_left_error(self) -> TargetError:
         return TargetError(
             "node_lost",
             f"no node is left to send the load: lost {', '.join(self.history.lost.values())}",
-            self.flag,
+            self.option,
             "start nodes again: ray start --address=HEAD:6379; `ray status` shows the cluster",
         )
 
@@ -148,14 +187,25 @@ class RayNodes:
         self._client.call("end_agents")
 
     def release(self) -> None:
-        """End the actors and wait until their CPUs are free, because the next run may need them."""
+        """End the actors and wait until their CPUs are free, because the next run may need them.
+
+        This waits at most RELEASE_S. If CPUs are still missing then, the next run reports it.
+        """
         self.end_agents()
-        deadline = monotonic() + RELEASE_S
-        with contextlib.suppress(TargetError, TimeoutError):  # the next run reports what it lacks
-            while self._has_agents and (remaining_s := deadline - monotonic()) > 0:
-                if self._client.call("free_cpus").result(remaining_s) >= self._free_cpus_before:
-                    break
-                sleep(0.05)
+        if not self._has_agents:
+            return
+        deadline_s = monotonic() + RELEASE_S
+        with contextlib.suppress(TargetError, TimeoutError):
+            while monotonic() < deadline_s:
+                remaining_s = deadline_s - monotonic()
+                free_cpus = self._client.call("free_cpus").result(remaining_s)
+                if free_cpus >= self._free_cpus_without_agents:
+                    return
+                sleep(RELEASE_POLL_S)
+
+
+def _count_free_cpus(nodes: Sequence[ClusterNode]) -> int:
+    return sum(node.free_cpus for node in nodes)
 
 
 async def responding_nodes(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:

@@ -19,13 +19,15 @@ from time import monotonic, sleep
 from typing import Any
 
 from loadgen.cluster import lease
-from loadgen.cluster.node_agent import AwayError, GoneError, NodeAgent
+from loadgen.cluster.node_agent import AgentLostError, AgentUnreachableError, NodeAgent
 from loadgen.core.errors import LoadgenError, UserError, not_installed
 
-ANSWER_S = 10.0
-"""Longest wait for the lease of another driver to name its holder."""
-FREED_S = 15.0
-"""Longest wait for Ray to end the lease of a driver that has ended."""
+HOLDER_TIMEOUT_S = 10.0
+"""Longest wait for the lease of another command to name its holder."""
+LEASE_END_TIMEOUT_S = 15.0
+"""Longest wait for Ray to end the lease of a command that has ended."""
+LEASE_POLL_S = 0.2
+"""Time between two attempts to get the lease."""
 MAX_REASON_CHARACTERS = 300
 """Ray's errors contain tracebacks: only their beginning is shown."""
 
@@ -37,15 +39,22 @@ class RayDriver:
         self._actors: list[Any] = []
         self._lease: Any = None
 
-    def connect(self, address: str, holder: str, where: str) -> None:
-        """Join the cluster and reserve it.
+    def connect(self, address: str, holder: str, option: str) -> None:
+        """Join the cluster, and reserve it, so that only one command at a time sends a load.
 
-        Raises UserError if there is no cluster, or if another command has reserved it.
+        Args:
+            address: The address of the head node, or "auto" for the cluster of this machine.
+            holder: This command, as `lease.describe_holder` describes it.
+            option: The option of the command line, which errors name.
+
+        Raises:
+            UserError: Ray is not installed, there is no cluster, or another command has reserved
+                it.
         """
         try:
             import ray
         except ImportError:
-            raise not_installed("Ray is not installed here", "ray", where, "ray") from None
+            raise not_installed("Ray is not installed here", "ray", option, "ray") from None
         try:
             ray.init(
                 address=address,
@@ -59,9 +68,9 @@ class RayDriver:
                 "start it with `ray start --head`; every node needs the same Ray and Python as here"
             )
             raise UserError(
-                "no_cluster", f"cannot join a Ray cluster: {reason}", where, hint
+                "no_cluster", f"cannot join a Ray cluster: {reason}", option, hint
             ) from None
-        self._lease = take_lease(holder, where)
+        self._lease = acquire_lease(holder, option)
 
     def free_cpus(self) -> int:
         """Return the number of CPUs that are free now."""
@@ -75,30 +84,31 @@ class RayDriver:
 
         return ray.nodes(), ray._private.state.available_resources_per_node()
 
-    def place_agent(self, node: str, cpus: int) -> int:
-        """Start an agent on a node and return its number."""
+    def place_agent(self, node_id: str, cpus: int) -> int:
+        """Start an agent on a node, reserve that many CPUs for it, and return its number."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = {"num_cpus": cpus, "max_restarts": 0, "scheduling_strategy": there}
+        only_on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        options = {"num_cpus": cpus, "max_restarts": 0, "scheduling_strategy": only_on_node}
         self._actors.append(ray.remote(NodeAgent).options(**options).remote())
         return len(self._actors) - 1
 
-    def call_agent(self, agent: int, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call_agent(self, agent_number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of an agent and return the future of its result."""
-        return getattr(self._actors[agent], method).remote(*arguments).future()
+        actor_method = getattr(self._actors[agent_number], method)
+        return actor_method.remote(*arguments).future()
 
     def end_agents(self) -> None:
         """End all agents."""
         import ray
 
-        ended, self._actors = self._actors, []
-        for actor in ended:
+        for actor in self._actors:
             ray.kill(actor, no_restart=True)
+        self._actors = []
 
     def leave(self) -> None:
-        """End all, give the lease back and leave the cluster."""
+        """End all agents, give the lease back and leave the cluster."""
         import ray
 
         self.end_agents()
@@ -107,77 +117,118 @@ class RayDriver:
         ray.shutdown()
 
 
-def take_lease(holder: str, where: str) -> Any:
-    """Return the actor that reserves the cluster for a command.
+def acquire_lease(holder: str, option: str) -> Any:
+    """Return the actor that reserves the cluster for this command.
 
-    Raises UserError if another command has reserved it.
+    Only one actor of its name can exist. If another command holds the lease, the error names that
+    command. If it has just ended, this waits until Ray has ended its actor.
+
+    Args:
+        holder: This command, as `lease.describe_holder` describes it.
+        option: The option of the command line, which errors name.
+
+    Raises:
+        UserError: Another command has reserved the cluster.
+    """
+    deadline_s = monotonic() + LEASE_END_TIMEOUT_S
+    while True:
+        lease_actor = _try_to_create_lease(holder)
+        if lease_actor is not None:
+            return lease_actor
+        other_holder = _find_holder()
+        if other_holder is not None:
+            break
+        if monotonic() >= deadline_s:
+            other_holder = "a command that does not answer"
+            break
+        sleep(LEASE_POLL_S)
+    raise UserError(
+        "cluster_in_use",
+        f"the cluster is in use by {other_holder}",
+        option,
+        "wait until it has ended, or end it: two loads from the same machines measure each other",
+    )
+
+
+def _try_to_create_lease(holder: str) -> Any | None:
+    """Start and return the actor of the lease, or return None if an actor of its name exists.
+
+    The actor runs on this node, so that it ends with this machine.
     """
     import ray
-    from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    this_node_id = ray.get_runtime_context().get_node_id()
     options = {
         "name": lease.NAME,
         "namespace": lease.NAMESPACE,
         "num_cpus": 0,
         "max_restarts": 0,
-        "scheduling_strategy": here,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(this_node_id, soft=False),
     }
-    deadline = monotonic() + FREED_S
-    while True:
-        try:
-            return ray.remote(lease.Lease).options(**options).remote(holder)
-        except ValueError:  # another one has the name
-            pass
-        who = "a command that does not answer"
-        try:
-            other = ray.get_actor(lease.NAME, namespace=lease.NAMESPACE)
-            who = ray.get(other.holder.remote(), timeout=ANSWER_S)
-        except (ValueError, RayError):  # it has ended, or ends
-            if monotonic() < deadline:
-                sleep(0.2)
-                continue
-        hint = (
-            "wait until it has ended, or end it: "
-            "two loads from the same machines measure each other"
-        )
-        raise UserError("cluster_in_use", f"the cluster is in use by {who}", where, hint)
+    try:
+        return ray.remote(lease.Lease).options(**options).remote(holder)
+    except ValueError:  # an actor of this name exists
+        return None
+
+
+def _find_holder() -> str | None:
+    """Return the command that holds the lease, or None if its actor has ended or ends now."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        actor = ray.get_actor(lease.NAME, namespace=lease.NAMESPACE)
+        holder: str = ray.get(actor.holder.remote(), timeout=HOLDER_TIMEOUT_S)
+    except (ValueError, RayError):
+        return None
+    return holder
 
 
 class CallServer:
-    """Carries out the calls of a command until it ends or says `leave`.
+    """Carries out the calls of a command until the command ends or sends `leave`.
 
-    Calls to agents are sent in their order. The other methods of `RayDriver` may take long, so each
-    of their calls runs in a thread of its own.
+    It is the other end of `RayClient`. Calls to agents are sent in their order. The other methods
+    of `RayDriver` may take long, so each of their calls runs in a thread of its own.
     """
 
-    def __init__(self, calls: Connection) -> None:
-        self._calls = calls
+    def __init__(self, pipe: Connection) -> None:
+        """Create a server that receives calls from a pipe, and sends the results into it."""
+        self._pipe = pipe
         self._driver = RayDriver()
         self._send_lock = threading.Lock()
 
     def serve(self) -> None:
-        """Receive calls and send their results."""
+        """Carry out calls until the command ends, then leave the cluster."""
         try:
-            while True:
-                number, method, arguments = self._calls.recv()
-                if method == "leave":
-                    return
-                if method == "call_agent":
-                    self._call_agent(number, arguments)
-                else:
-                    call = threading.Thread(
-                        target=self._call_driver, args=(number, method, arguments), daemon=True
-                    )
-                    call.start()
-        except (EOFError, OSError):
-            pass  # the command has ended
+            self._receive_calls()
+        except (EOFError, OSError):  # the command has ended, which closes the pipe
+            pass
         finally:
-            if "ray" in sys.modules:
+            has_joined_cluster = "ray" in sys.modules
+            if has_joined_cluster:
                 self._driver.leave()
 
+    def _receive_calls(self) -> None:
+        """Receive calls until the command sends `leave`. Raises EOFError if it has ended.
+
+        A call consists of a number, a method of `RayDriver` and its arguments. The result is sent
+        with the same number.
+        """
+        while True:
+            number, method, arguments = self._pipe.recv()
+            if method == "leave":
+                return
+            if method == "call_agent":
+                self._call_agent(number, arguments)
+                continue
+            call_thread = threading.Thread(
+                target=self._call_driver, args=(number, method, arguments), daemon=True
+            )
+            call_thread.start()
+
     def _call_agent(self, number: int, arguments: tuple[Any, ...]) -> None:
+        """Send a call to an agent, and its result to the command as soon as it comes."""
         try:
             future = self._driver.call_agent(*arguments)
         except Exception as error:
@@ -186,6 +237,7 @@ class CallServer:
             future.add_done_callback(lambda done: self._send_result(number, done.result))
 
     def _call_driver(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        """Carry out a call of this process and send its result to the command."""
         self._send_result(number, lambda: getattr(self._driver, method)(*arguments))
 
     def _send_result(self, number: int, get_result: Callable[[], Any]) -> None:
@@ -197,24 +249,28 @@ class CallServer:
             self._send(data)
 
     def _send_error(self, number: int, error: Exception) -> None:
-        self._send(pickle.dumps((number, False, _without_ray(error))))
+        self._send(pickle.dumps((number, False, _to_error_without_ray(error))))
 
     def _send(self, data: bytes) -> None:
         with self._send_lock:
-            self._calls.send_bytes(data)
+            self._pipe.send_bytes(data)
 
 
-def _without_ray(error: Exception) -> Exception:
-    """Return an error that the command can unpickle, because it does not import Ray."""
+def _to_error_without_ray(error: Exception) -> Exception:
+    """Return an error that can be sent to the command, which cannot unpickle classes of Ray.
+
+    Errors of this project are sent unchanged. Ray's errors become one of the two errors of an
+    agent: that it cannot be reached now, or that it is lost. All others become RuntimeError.
+    """
     if isinstance(error, LoadgenError):
         return error
     if "ray" in sys.modules:
         from ray.exceptions import ActorUnavailableError, RayError
 
         if isinstance(error, ActorUnavailableError):
-            return AwayError(str(error))
+            return AgentUnreachableError(str(error))
         if isinstance(error, RayError):
-            return GoneError(f"{type(error).__name__}: {error}")
+            return AgentLostError(f"{type(error).__name__}: {error}")
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 

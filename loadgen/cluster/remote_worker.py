@@ -1,21 +1,26 @@
-"""One worker on a node of a cluster, as the driver sees it: started, followed, copied. IO."""
+"""One worker on a node of a cluster, as the driver starts, follows and ends it. IO."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
+from typing import NamedTuple
 
-from loadgen.cluster import clock_sync
-from loadgen.cluster.clock_sync import ClockExchange, Offset
-from loadgen.cluster.node_agent import AwayError, Copy, GoneError, Taken
+from loadgen.cluster.clock_sync import ClockExchange, ClockOffset, estimate_offset
+from loadgen.cluster.node_agent import (
+    AgentLostError,
+    AgentUnreachableError,
+    WorkerFileCopy,
+    WorkerUpdate,
+)
 from loadgen.cluster.node_facts import NodeFacts
 from loadgen.cluster.placement import ClusterNode
 from loadgen.cluster.ray_client import ClusterLostError, RayAgent
 from loadgen.cluster.ray_nodes import POLL_S
 from loadgen.core.errors import LoadgenError, TargetError, UserError
-from loadgen.core.execution import resource_limits
 from loadgen.core.execution.backends import worker
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.execution.worker_resources import WorkerResult
@@ -27,63 +32,77 @@ AGENT_START_S = 120.0
 CLOCK_EXCHANGES = 20
 """Clock readings that are exchanged with each worker."""
 MAX_ERROR_CHARACTERS = 300
+"""Ray's errors contain tracebacks: only the beginning of their message is shown."""
+
+NOT_MEASURED = ClockOffset(0, 0)
+"""The clock offset of a worker until it has been measured."""
 
 
 class WorkerLostError(TargetError):
-    """A worker does not respond before the load."""
+    """A worker does not respond before the load. The workers can then be placed again."""
 
 
-class RemoteWorker:
-    """One worker of a run.
+class WorkerLoss(NamedTuple):
+    """How a worker was lost during a run.
 
     Attributes:
-        index: Its number among the workers of the run.
-        node: The node that it runs on.
-        ready: Done when the worker has prepared its share.
-        last_response_s: When it responded last, on the monotonic clock.
-        lost_reason: Why it counts as lost; empty if it does not.
-        lost_at_s: When it was found to be lost, on the monotonic clock.
-        host_error: The error of its node that ended it, such as a full disk; empty if none did.
-        offset: The clock of its node, compared with the clock of the driver.
-        drift_ns: Change of the offset during the load; None if unknown.
-        niceness: Scheduling priority of the worker process.
-        hot_path: What read its sockets, as in `manifest.Host`.
+        reason: What was lost: the node of the worker, or the whole cluster.
+        detected_s: When the driver noticed, on its monotonic clock.
     """
 
-    def __init__(self, index: int, node: ClusterNode, agent: RayAgent, copy: Copy) -> None:
-        self.index = index
-        self.node = node
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.last_response_s = 0.0
-        self.lost_reason = ""
-        self.lost_at_s = 0.0
-        self.host_error = ""
-        self.offset = Offset(0, 0)
-        self.drift_ns: int | None = None
-        self.niceness = 0
-        self.hot_path = ""
-        self._agent = agent
-        self._copy = copy
-        self._received_lines = 0
+    reason: str
+    detected_s: float
 
-    @property
-    def place(self) -> str:
-        """The node that it runs on, for messages."""
-        return self.node.where
+
+def _create_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False)
+class RemoteWorker:
+    """Controls one worker of a run on a node of a cluster, through the agent on that node."""
+
+    index: int
+    """Its number among the workers of the run."""
+    node: ClusterNode
+    """The node that it runs on."""
+    agent: RayAgent
+    """The agent that runs the worker process on the node."""
+    files: WorkerFileCopy
+    """The copy of its files in the folder of the run."""
+
+    ready: asyncio.Future[None] = field(default_factory=_create_future)
+    """Done when the worker has prepared its part of the load, or failed with the reason."""
+    clock_offset: ClockOffset = NOT_MEASURED
+    """The clock of its node, compared with the clock of the driver, before the load."""
+    drift_ns: int | None = None
+    """The change of the clock offset during the load, or None if it is not known."""
+    niceness: int = 0
+    """The scheduling priority of the worker process."""
+    hot_path: str = ""
+    """What read its sockets, as in `manifest.Host`."""
+    last_response_s: float = 0.0
+    """When the agent responded last, on the monotonic clock of the driver."""
+    loss: WorkerLoss | None = None
+    """How it was lost, or None if it still responds."""
+    host_error: str = ""
+    """The error of its node that ended the worker, such as a full disk; empty if none did."""
+    received_lines: int = 0
+    """The number of output lines of the worker that were read."""
 
     @property
     def is_lost(self) -> bool:
         """Whether it does not respond any more."""
-        return bool(self.lost_reason)
+        return self.loss is not None
 
     @property
     def death_reason(self) -> str:
-        """Why it has not reported its share, for the records of its unfinished slots."""
-        if self.lost_reason:
-            return self.lost_reason
+        """Why it has not reported a result, for the records of its unfinished requests."""
+        if self.loss is not None:
+            return self.loss.reason
         if self.host_error:
-            return f"worker {self.index} was ended on {self.place}: {self.host_error}"
-        return f"worker {self.index} died on {self.place}"
+            return f"worker {self.index} was ended on {self.node.label}: {self.host_error}"
+        return f"worker {self.index} died on {self.node.label}"
 
     # -- before the load
 
@@ -92,56 +111,74 @@ class RemoteWorker:
     ) -> NodeFacts | LoadgenError:
         """Return the facts about its node, or the error if the node cannot run a worker.
 
-        Raises ClusterLostError if the cluster is lost.
+        An error of one node is returned and not raised, so that the errors of all nodes can be
+        reported together.
+
+        Args:
+            files: Paths whose digests are compared with those of the driver.
+            packages: Python packages whose versions are compared.
+
+        Raises:
+            ClusterLostError: The whole cluster is lost.
         """
         try:
-            call = self._agent.call("facts", files, packages)
-            facts = await asyncio.wait_for(call, AGENT_START_S)
+            call = self.agent.call("facts", files, packages)
+            message = await asyncio.wait_for(call, AGENT_START_S)
         except ClusterLostError:
             raise
         except Exception as error:  # Ray has many error types for an actor that cannot start
-            return self._cannot_run(error)
-        open_files, ports = facts.get("room", (None, None))
-        return NodeFacts(
-            host=facts.get("host", ""),
-            same=facts.get("same", {}),
-            loopback=facts.get("loopback", ""),
-            room=resource_limits.MachineLimits(open_files=open_files, local_ports=ports),
-            files=facts.get("files", {}),
-        )
+            return self._cannot_run_error(error)
+        return NodeFacts.from_message(message)
 
-    def _cannot_run(self, error: Exception) -> UserError:
-        messages = [line for line in str(error).splitlines() if "Error" in line]
-        message = messages[-1].strip() if messages else type(error).__name__
+    def _cannot_run_error(self, error: Exception) -> UserError:
+        """Return the error that the node cannot run a worker, with the message of Ray's error.
+
+        The text of Ray's error is a traceback, whose last line with an error type is the reason.
+        """
+        error_lines = [line for line in str(error).splitlines() if "Error" in line]
+        message = error_lines[-1].strip() if error_lines else type(error).__name__
         return UserError(
             "process_failed",
             f"a node cannot run a worker: {message[:MAX_ERROR_CHARACTERS]}",
-            self.place,
-            f"the same loadgen and the same Python as here on {self.place}",
+            self.node.label,
+            f"the same loadgen and the same Python as here on {self.node.label}",
         )
 
-    async def start(self, workers: int, job_pieces: Sequence[bytes]) -> None:
-        """Start the worker process. Raises WorkerLostError if it does not start."""
-        call = self._agent.call("start", self.index, workers, *job_pieces)
+    async def start(self, worker_count: int, job_pieces: Sequence[bytes]) -> None:
+        """Start the worker process on the node. The future `ready` is done when it is ready.
+
+        Args:
+            worker_count: The number of workers of the run.
+            job_pieces: The pickled job of the run, in pieces that Ray sends with the call.
+
+        Raises:
+            WorkerLostError: The agent does not respond.
+        """
+        call = self.agent.call("start", self.index, worker_count, *job_pieces)
         try:
             await asyncio.wait_for(call, AGENT_START_S)
         except Exception as error:  # Ray has many error types for an actor that is gone
             raise WorkerLostError(
                 "process_failed",
                 f"a worker could not be started: {type(error).__name__}",
-                self.place,
+                self.node.label,
             ) from None
 
     async def compare_clocks(self) -> None:
-        """Measure the clock offset of its node. Raises WorkerLostError if it is lost meanwhile."""
+        """Measure the clock offset of its node, with which the start time is translated.
+
+        The priority of the worker process is read at the same time.
+
+        Raises WorkerLostError if the worker is lost meanwhile.
+        """
         try:
-            self.offset = await asyncio.wait_for(self._measure_offset(), LOST_S)
-            self.niceness = await asyncio.wait_for(self._agent.call("niceness"), LOST_S)
-        except Exception as error:
+            self.clock_offset = await asyncio.wait_for(self._measure_offset(), LOST_S)
+            self.niceness = await asyncio.wait_for(self.agent.call("niceness"), LOST_S)
+        except Exception as error:  # Ray has many error types for an actor that is gone
             raise WorkerLostError(
                 "process_failed",
                 f"worker {self.index} was lost before the start: {type(error).__name__}",
-                self.place,
+                self.node.label,
             ) from None
 
     async def measure_drift(self) -> None:
@@ -151,15 +188,16 @@ class RemoteWorker:
         """
         with contextlib.suppress(Exception):
             offset = await asyncio.wait_for(self._measure_offset(), LOST_S)
-            self.drift_ns = offset.ns - self.offset.ns
+            self.drift_ns = offset.offset_ns - self.clock_offset.offset_ns
 
-    async def _measure_offset(self) -> Offset:
+    async def _measure_offset(self) -> ClockOffset:
+        """Read the clock of the node several times and return its offset."""
         exchanges = []
         for _ in range(CLOCK_EXCHANGES):
             sent_ns = monotonic_ns()
-            remote_ns = await self._agent.call("clock")
+            remote_ns = await self.agent.call("read_clock")
             exchanges.append(ClockExchange(sent_ns, remote_ns, monotonic_ns()))
-        return clock_sync.offset(exchanges)
+        return estimate_offset(exchanges)
 
     # -- during the load
 
@@ -168,105 +206,136 @@ class RemoteWorker:
     ) -> WorkerResult | None:
         """Copy the files and counters of the worker and handle its output until it ends.
 
-        Returns its share, or None if it was lost or died. An error before the worker is ready is
-        the result of `ready`.
+        Returns the result of its part of the load, or None if it was lost or died. If it fails
+        before it is ready, the future `ready` gets the error.
 
         Args:
-            counters: Where its counters are shown.
+            counters: The counters of all workers, into which its own are copied.
             stop_others: Called if the worker ends the run because a target does not respond.
         """
         self.last_response_s = monotonic()
         try:
-            return await self._follow(counters, stop_others)
+            return await self._copy_updates(counters, stop_others)
         except LoadgenError as error:
             if not self.ready.done():
                 self.ready.set_exception(error)
             return None
 
-    async def _follow(
+    async def _copy_updates(
         self, counters: SharedCounters, stop_others: Callable[[], None]
     ) -> WorkerResult | None:
-        share = None
-        while (taken := await self._take()) is not None:
-            self._copy.add(taken.pieces)
-            counters.paste(self.index, taken.board)
-            for line in taken.lines:
-                share = self._read_line(line, stop_others)
-            if taken.ended:
-                if not self.ready.done():
-                    worker.check_is_ready(b"")
-                return share
-            if not taken.more:
+        """Copy updates of the worker until it ends, and return its result (see `follow`).
+
+        Raises:
+            WorkerLostError: The worker was lost before it was ready.
+            TargetError: It ended or could not start before it was ready.
+        """
+        result = None
+        update = await self._fetch_update()
+        while update is not None:
+            self.files.write_chunks(update.chunks)
+            counters.paste(self.index, update.counters)
+            for line in update.lines:
+                result = self._read_line(line, stop_others)
+            if update.has_ended:
+                self._check_was_ready()
+                return result
+            if not update.has_more:
                 await asyncio.sleep(POLL_S)
-        if not self.ready.done():
+            update = await self._fetch_update()
+
+        if self.loss is not None and not self.ready.done():
             raise WorkerLostError(
-                "process_failed", f"{self.lost_reason} before the start", self.place
+                "process_failed", f"{self.loss.reason} before the start", self.node.label
             )
         return None
 
-    def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-        self._received_lines += 1
+    def _check_was_ready(self) -> None:
+        """Raise TargetError if the worker has ended without a first line."""
         if not self.ready.done():
-            self._expect_ready(line)
+            worker.check_is_ready(b"")
+
+    def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
+        """Handle a line of the worker's output, and return its result if the line contains it.
+
+        The first line says whether the worker is ready. Each later one is its result, or says that
+        it stops because a target does not respond. If an error of its node ended the worker, the
+        line has that error, which is stored in `host_error`.
+        """
+        self.received_lines += 1
+        if not self.ready.done():
+            self._check_first_line(line)
             self.ready.set_result(None)
             return None
         try:
-            share = worker.read_result(line, stop_others)
+            result = worker.read_result(line, stop_others)
         except OSError as error:  # for example, the disk of its node is full
             self.host_error = error.strerror or type(error).__name__
             return None
-        self.hot_path = share.hot_path if share else ""
-        return share
+        self.hot_path = result.hot_path if result else ""
+        return result
 
-    def _expect_ready(self, line: bytes) -> None:
-        """Check the first line of the worker. Raises TargetError if it could not start."""
+    def _check_first_line(self, line: bytes) -> None:
+        """Raise TargetError if the first line of the worker says that it could not start."""
         try:
             worker.check_is_ready(line)
         except OSError as error:
             raise TargetError(
                 "host_refused",
                 f"worker {self.index} could not start: {error.strerror or type(error).__name__}",
-                self.place,
-                f"free space in the temporary folder of {self.place}",
+                self.node.label,
+                f"free space in the temporary folder of {self.node.label}",
             ) from None
 
-    async def _take(self) -> Taken | None:
-        """Return new data of the worker, or None if it is lost."""
+    async def _fetch_update(self) -> WorkerUpdate | None:
+        """Return the new data of the worker, or None if it is lost.
+
+        It is lost if its agent does not exist any more, or has not responded for LOST_S. Until
+        then, a call to an agent that cannot be reached is repeated, which does no harm: each call
+        says what was copied so far.
+        """
         while True:
             remaining_s = self.last_response_s + LOST_S - monotonic()
+            if remaining_s <= 0:
+                self._mark_lost(has_lost_cluster=False)
+                return None
+            call = self.agent.call("read_update", dict(self.files.versions), self.received_lines)
             try:
-                if remaining_s <= 0:
-                    raise TimeoutError
-                call = self._agent.call("take", dict(self._copy.have), self._received_lines)
-                taken: Taken = await asyncio.wait_for(call, remaining_s)
-            except AwayError:  # it may come back, and repeating the call does no harm
-                await asyncio.sleep(min(POLL_S, max(remaining_s, 0.0)))
-            except (GoneError, ClusterLostError, TimeoutError) as error:
-                self._mark_lost(error)
+                update: WorkerUpdate = await asyncio.wait_for(call, remaining_s)
+            except AgentUnreachableError:
+                await asyncio.sleep(min(POLL_S, remaining_s))
+            except (AgentLostError, TimeoutError):
+                self._mark_lost(has_lost_cluster=False)
+                return None
+            except ClusterLostError:
+                self._mark_lost(has_lost_cluster=True)
                 return None
             else:
                 self.last_response_s = monotonic()
-                return taken
+                return update
 
-    def _mark_lost(self, error: Exception) -> None:
-        self.lost_at_s = monotonic()
-        lost = "the cluster, on" if isinstance(error, ClusterLostError) else "node"
-        self.lost_reason = f"worker {self.index} was lost with {lost} {self.place}"
+    def _mark_lost(self, *, has_lost_cluster: bool) -> None:
+        """Record that the worker was lost now, with its node or with the whole cluster."""
+        cause = (
+            f"the cluster, on {self.node.label}" if has_lost_cluster else f"node {self.node.label}"
+        )
+        reason = f"worker {self.index} was lost with {cause}"
+        self.loss = WorkerLoss(reason, detected_s=monotonic())
 
     async def send_start(self, start_ns: int) -> None:
         """Send the start of the load, on the clock of the driver, to the worker."""
-        line = f"{self.offset.there(start_ns)}\n".encode()
+        line = f"{self.clock_offset.to_remote_ns(start_ns)}\n".encode()
         with contextlib.suppress(Exception):  # if it is lost, `follow` will notice
-            await asyncio.wait_for(self._agent.call("tell", line), LOST_S)
+            await asyncio.wait_for(self.agent.call("send_line", line), LOST_S)
 
     def stop(self) -> None:
         """Let the worker end, because a target does not respond."""
-        self._agent.call("tell", worker.STOPPING)
+        self.agent.call("send_line", worker.STOPPING)
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, signum: int) -> None:
         """Send a signal to the worker process."""
-        self._agent.call("signal", int(number))
+        self.agent.call("send_signal", int(signum))
 
     def end(self) -> asyncio.Future[None]:
         """End the worker process and delete its files on the node."""
-        return self._agent.call("end")
+        return self.agent.call("end")

@@ -12,6 +12,7 @@ import contextlib
 import math
 import pickle
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from loadgen.cluster import node_facts
 from loadgen.cluster.cluster_report import cluster_notes, describe_cluster
-from loadgen.cluster.node_agent import Copy
+from loadgen.cluster.node_agent import WorkerFileCopy
 from loadgen.cluster.node_facts import NodeFacts
 from loadgen.cluster.ray_nodes import POLL_S, RayNodes, responding_nodes
 from loadgen.cluster.remote_worker import RemoteWorker, WorkerLostError
@@ -34,15 +35,18 @@ from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.manifest import Cluster
 
 NODE_DEATH_S = 2.0
-"""Time from the death of an agent to that of its node, if the node died."""
+"""Longest time from the death of an agent to that of its node, if the node died."""
 ATTEMPTS = 3
 """Attempts to start the workers if one does not respond on a node that does."""
 HEAD_START_NS = 700_000_000
-"""Time from the choice of the start to the start."""
+"""Time from sending the start time to the start, enough for every node to receive it."""
 END_S = 5.0
 """Longest wait for the agents to end their workers."""
 PIECE_BYTES = 64 << 10
 """Size of the pieces of a pickled job: Ray sends arguments of up to 100 KB with the call."""
+
+FollowTask = asyncio.Task[WorkerResult | None]
+"""The task that follows one worker, and has its result or None if it was lost or died."""
 
 
 class WorkerGroup:
@@ -59,101 +63,132 @@ class WorkerGroup:
 
     # -- before the load
 
-    async def place(self, plan: Plan, tell: Emit) -> list[str]:
+    async def place(self, plan: Plan, emit: Emit) -> list[str]:
         """Place an agent for each worker, check its node and return notes for the manifest.
 
-        Raises CombinedError with the problems of all nodes, UserError if there are more workers
-        than CPUs, and TargetError if all nodes were lost.
+        All nodes are checked before an error is raised, so that one command shows all problems.
+
+        Args:
+            plan: The plan of the run.
+            emit: Called with an event if the agents have to wait for a node.
+
+        Raises:
+            CombinedError: Nodes cannot run a worker, differ from this machine, or cannot reach the
+                target.
+            UserError: There are more workers than CPUs.
+            TargetError: All nodes were lost.
         """
         job = plan.job
-        files = node_facts.files_of(job)
+        files = node_facts.list_input_files(job)
         packages = [plugin.package for plugin in job.plugins]
-        local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
-        remote_facts = await self._place_agents(job, files, packages, tell)
+        local_facts = await asyncio.to_thread(node_facts.read_local_facts, files, packages)
+        facts_or_errors = await self._place_agents(job, files, packages, emit)
+
         errors: list[LoadgenError] = []
-        known: list[tuple[str, NodeFacts]] = []
-        for remote_worker, facts in zip(self._workers, remote_facts, strict=True):
+        checked_nodes: list[tuple[str, NodeFacts]] = []
+        for remote, facts in zip(self._workers, facts_or_errors, strict=True):
             if isinstance(facts, LoadgenError):
                 errors.append(facts)
-            else:
-                known.append((remote_worker.place, facts))
-                errors += node_facts.differences(local_facts, facts, remote_worker.place)
+                continue
+            label = remote.node.label
+            checked_nodes.append((label, facts))
+            errors += node_facts.find_differences(local_facts, facts, label)
         if not errors:
-            errors += _exceeded_limits(plan, known)
-        elsewhere = node_facts.elsewhere(local_facts, known)
-        errors += node_facts.unreachable(job, elsewhere, self._nodes.flag)
+            errors += _connection_limit_errors(plan, checked_nodes)
+        remote_nodes = node_facts.find_remote_nodes(local_facts, checked_nodes)
+        errors += node_facts.check_target_is_reachable(job, remote_nodes, self._nodes.option)
         if errors:
-            raise CombinedError(list({str(error): error for error in errors}.values()))
-        return list(node_facts.notes(job, elsewhere))
+            # Workers of one node have the same errors.
+            unique_errors = {str(error): error for error in errors}
+            raise CombinedError(list(unique_errors.values()))
+        return list(node_facts.loopback_notes(job, remote_nodes))
 
     async def _place_agents(
-        self, job: Job, files: Sequence[str], packages: Sequence[str], tell: Emit
+        self, job: Job, files: Sequence[str], packages: Sequence[str], emit: Emit
     ) -> list[NodeFacts | LoadgenError]:
-        """Place the agents and return the facts about the node of each.
+        """Place an agent for each worker and return the facts or the error of the node of each.
 
-        If a node died meanwhile, all agents are placed again on the others.
+        If a node cannot be checked because it was lost meanwhile, all agents are placed again on
+        the remaining nodes.
+
+        Args:
+            job: The job of the run.
+            files: Paths whose digests are part of the facts.
+            packages: Python packages whose versions are part of the facts.
+            emit: Called with an event if the agents have to wait for a node.
         """
         while True:
-            placements = await self._nodes.place_agents(job.settings.workers, tell)
+            placed_agents = await self._nodes.place_agents(job.settings.workers, emit)
             self._workers = [
-                RemoteWorker(index, node, agent, Copy(job.folder, index))
-                for index, (node, agent) in enumerate(placements)
+                RemoteWorker(index, node, agent, WorkerFileCopy(job.folder, index))
+                for index, (node, agent) in enumerate(placed_agents)
             ]
-            self._nodes.history.used = {remote.node.id: remote.place for remote in self._workers}
-            facts = await asyncio.gather(
+            self._nodes.history.used = {
+                remote.node.id: remote.node.label for remote in self._workers
+            }
+            facts_or_errors = await asyncio.gather(
                 *(remote.read_facts(files, packages) for remote in self._workers)
             )
-            if (
-                not any(isinstance(entry, LoadgenError) for entry in facts)
-                or not await self._has_lost_node()
-            ):
-                return facts
+            has_error = any(isinstance(entry, LoadgenError) for entry in facts_or_errors)
+            if not has_error or not await self._has_lost_node():
+                return facts_or_errors
             await self._end_all()
 
     async def _has_lost_node(self) -> bool:
         """Return whether the node of a worker does not respond any more.
 
-        Such nodes are left out from now on.
+        This is called when a worker does not respond, to decide whether its node is the reason. A
+        lost node is recorded and not used again. The nodes are checked for NODE_DEATH_S, because an
+        agent can end before its node does.
+
+        Raises ClusterLostError if the head of the cluster does not respond.
         """
         await self._nodes.check_cluster()
-        used = {remote.node.id: remote.node for remote in self._workers}
-        deadline = monotonic() + NODE_DEATH_S
+        nodes_by_id = {remote.node.id: remote.node for remote in self._workers}
+        deadline_s = monotonic() + NODE_DEATH_S
         while True:
-            responding = {node.id for node in await responding_nodes(list(used.values()))}
-            lost = used.keys() - responding
-            if lost or monotonic() > deadline:
+            responding = await responding_nodes(list(nodes_by_id.values()))
+            lost_ids = nodes_by_id.keys() - {node.id for node in responding}
+            if lost_ids or monotonic() > deadline_s:
                 break
             await asyncio.sleep(POLL_S)
-        self._nodes.history.mark_lost(lost)
-        return bool(lost)
+        self._nodes.history.mark_lost(lost_ids)
+        return bool(lost_ids)
 
     # -- the load
 
-    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
-        """Carry out a plan on the placed agents and return the sum of their shares.
+    async def run(self, plan: Plan, emit: Emit) -> WorkerResult:
+        """Send the load of a plan from the placed workers, and return their combined result.
 
-        The unfinished slots of a worker that dies or is lost are recorded as `lost`. Signals are
-        passed on to all workers, as `backends.local.run` does.
+        The unfinished requests of a worker that dies or is lost are recorded as `lost`. SIGINT and
+        SIGTERM are passed on to all workers, as `backends.local.run` does.
 
-        Raises TargetError if the workers could not be started, and KeyboardInterrupt if a signal
-        came before all had started.
+        Args:
+            plan: The plan of the run.
+            emit: Called with events about the progress of the run.
+
+        Raises:
+            TargetError: The workers could not be started.
+            KeyboardInterrupt: A signal came before all workers had started.
         """
         job = plan.job
         counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
-        follow_tasks: list[asyncio.Task[WorkerResult | None]] = []
+        follow_tasks: list[FollowTask] = []
         try:
             with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
-                follow_tasks += await self._start(plan, counters, tell)
+                follow_tasks += await self._start(plan, counters, emit)
             with stop_signals.on_stop_signal(self._send_signal):
                 await stop_signals.raise_pending_interrupt()
-                tell(WorkersPlaced(self._describe_cluster()))
+                emit(WorkersPlaced(self._describe_cluster()))
                 start_ns = monotonic_ns() + HEAD_START_NS
                 load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
-                tell(LoadStarted(start_ns, load))
+                emit(LoadStarted(start_ns, load))
                 await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
                 late_ns = monotonic_ns() - start_ns
-                shares = await asyncio.gather(*follow_tasks)
-                total = merge.merge_results(plan, shares, self._reasons_of_death())
+
+                worker_results = await asyncio.gather(*follow_tasks)
+                death_reasons = [remote.death_reason for remote in self._workers]
+                total = merge.merge_results(plan, worker_results, death_reasons)
                 await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
             cluster = self._describe_cluster()
             notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
@@ -163,16 +198,19 @@ class WorkerGroup:
             counters.close()
             await self._end_workers()
 
-    async def _start(
-        self, plan: Plan, counters: SharedCounters, tell: Emit
-    ) -> list[asyncio.Task[WorkerResult | None]]:
+    async def _start(self, plan: Plan, counters: SharedCounters, emit: Emit) -> list[FollowTask]:
         """Start the workers and return the tasks that follow them.
 
-        Workers that do not respond are placed again: on other nodes if their node died, and at most
-        ATTEMPTS times if it did not.
+        If a worker does not respond, all of them are placed again: on the other nodes if its node
+        died, and at most ATTEMPTS times if it did not.
+
+        Raises TargetError if they cannot be started.
         """
-        data = pickle.dumps(plan.job)
-        job_pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
+        pickled_job = pickle.dumps(plan.job)
+        job_pieces = [
+            pickled_job[start : start + PIECE_BYTES]
+            for start in range(0, len(pickled_job), PIECE_BYTES)
+        ]
         attempts = 0
         while True:
             attempts += 1
@@ -182,16 +220,21 @@ class WorkerGroup:
                 if not await self._has_lost_node() and attempts >= ATTEMPTS:
                     raise
                 await self._end_all()
-                await self.place(plan, tell)
+                await self.place(plan, emit)
 
     async def _prepare_workers(
         self, job_pieces: Sequence[bytes], counters: SharedCounters
-    ) -> list[asyncio.Task[WorkerResult | None]]:
+    ) -> list[FollowTask]:
         """Start the worker processes, wait until they are ready and compare their clocks.
 
-        Raises WorkerLostError, or another TargetError if a worker refuses its share.
+        Returns the tasks that follow the workers, which run until the workers end. If one worker
+        cannot be started, the tasks of all are cancelled.
+
+        Raises:
+            WorkerLostError: A worker does not respond.
+            TargetError: A worker reports that it cannot send its part of the load.
         """
-        follow_tasks: list[asyncio.Task[WorkerResult | None]] = []
+        follow_tasks: list[FollowTask] = []
         workers = self._workers
         try:
             await asyncio.gather(*(remote.start(len(workers), job_pieces) for remote in workers))
@@ -205,10 +248,6 @@ class WorkerGroup:
             raise
         return follow_tasks
 
-    def _reasons_of_death(self) -> list[str]:
-        """Return why each worker would be missing if it has reported no share."""
-        return [remote.death_reason for remote in self._workers]
-
     def _describe_cluster(self) -> Cluster:
         lost_nodes = self._nodes.history.lost_since_last_run
         return describe_cluster(self._workers, self._nodes.address, lost_nodes)
@@ -220,15 +259,15 @@ class WorkerGroup:
         for remote in self._workers:
             remote.stop()
 
-    def _send_signal(self, number: int) -> None:
+    def _send_signal(self, signum: int) -> None:
         for remote in self._workers:
-            remote.send_signal(number)
+            remote.send_signal(signum)
 
     async def _end_workers(self) -> None:
-        """End the worker processes and delete their files, but for those that are lost."""
-        with contextlib.suppress(Exception):
-            ends = [remote.end() for remote in self._responding()]
-            await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), END_S)
+        """End the worker processes that are not lost, and delete their files on the nodes."""
+        with contextlib.suppress(Exception):  # their agents end without a call after a while, too
+            calls = [remote.end() for remote in self._responding()]
+            await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), END_S)
 
     async def _end_all(self) -> None:
         """End the workers and their actors, so that they can be placed again."""
@@ -243,27 +282,38 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _exceeded_limits(plan: Plan, known: Sequence[tuple[str, NodeFacts]]) -> Iterator[LoadgenError]:
+def _connection_limit_errors(
+    plan: Plan, nodes_of_workers: Sequence[tuple[str, NodeFacts]]
+) -> Iterator[LoadgenError]:
     """Yield an error for each machine with too few open files or ports for its workers.
+
+    Nodes with the same loopback interface are on one machine and share its limits. The connections
+    of the run are divided among machines by the number of their workers.
 
     Args:
         plan: The plan of the run.
-        known: The place and the facts of the node of each worker.
+        nodes_of_workers: The label and the facts of the node of each worker.
     """
-    total = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
-    if total is None:
+    connections = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
+    if connections is None:
         return
-    for loopback in dict.fromkeys(facts.loopback for _, facts in known):
-        of_machine = [(place, facts) for place, facts in known if facts.loopback == loopback]
-        place, facts = of_machine[0]
+    addresses = [result.target.address for result in plan.job.probe_results]
+    workers_on_machine = Counter(facts.loopback_id for _, facts in nodes_of_workers)
+    for loopback_id, worker_count in workers_on_machine.items():
+        node_label, facts = next(
+            (label, facts) for label, facts in nodes_of_workers if facts.loopback_id == loopback_id
+        )
         demand = resource_limits.ConnectionDemand(
-            total=math.ceil(total * len(of_machine) / len(known)),
-            workers=len(of_machine),
-            addresses=[result.target.address for result in plan.job.probe_results],
+            total=math.ceil(connections * worker_count / len(nodes_of_workers)),
+            workers=worker_count,
+            addresses=addresses,
             source_addresses=0,
             is_simulated=False,
         )
-        for error in resource_limits.limit_errors(demand, facts.room):
+        for error in resource_limits.limit_errors(demand, facts.limits):
             yield UserError(
-                error.code, f"on {place}: {error.what}", error.where, f"more nodes; {error.hint}"
+                error.code,
+                f"on {node_label}: {error.what}",
+                error.where,
+                f"more nodes; {error.hint}",
             )

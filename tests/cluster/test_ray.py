@@ -77,19 +77,19 @@ def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) 
     for there, back in ways:
         exchanges.append(clock_sync.ClockExchange(now, now + there + ahead, now + there + back))
         now += there + back + 1
-    found = clock_sync.offset(exchanges)
-    assert abs(found.ns - ahead) <= found.bound_ns
+    found = clock_sync.estimate_offset(exchanges)
+    assert abs(found.offset_ns - ahead) <= found.bound_ns
     assert (
         found.bound_ns <= min(there + back for there, back in ways) // 2 + 1
     )  # never worse than NTP's
-    assert abs(found.there(5) - (5 + ahead)) <= found.bound_ns
+    assert abs(found.to_remote_ns(5) - (5 + ahead)) <= found.bound_ns
 
 
 def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
-    found = clock_sync.offset(
+    found = clock_sync.estimate_offset(
         [clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)]
     )
-    assert found == clock_sync.Offset(995, 5)
+    assert found == clock_sync.ClockOffset(995, 5)
 
 
 # -- files on their way ----------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
 
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent()
-    sender._folder, sender._i = there, 0
+    sender._folder, sender._worker_index = there, 0
     spool = RecordLog(there, 0)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
-    copy = node_agent.Copy(here, 0)
+    copy = node_agent.WorkerFileCopy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
     for step in range(60):
@@ -120,14 +120,14 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         spool.write_event_counts(0, histogram, bins[first:], first)
         if step % 3:
             spool.flush()
-        taken = _now(sender.take(dict(copy.have), 0))
+        taken = _now(sender.read_update(dict(copy.versions), 0))
         if step % 2:
-            copy.add(taken.pieces)
+            copy.write_chunks(taken.chunks)
             texts = worker_texts(here, 0)
             found = complete_rows(here / "spool" / "w0.rows")
             assert (found["text"] < len(texts)).all()
     spool.close()
-    copy.add(_now(sender.take(dict(copy.have), 0)).pieces)
+    copy.write_chunks(_now(sender.read_update(dict(copy.versions), 0)).chunks)
     files = {
         path.relative_to(there)
         for path in there.rglob("*")
@@ -142,8 +142,8 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     from loadgen.core.results.record import ROW
 
     there, here = tmp_path / "there", tmp_path / "here"
-    sender = node_agent.NodeAgent(take_bytes=7 * ROW.itemsize)
-    sender._folder, sender._i = there, 0
+    sender = node_agent.NodeAgent(max_record_bytes=7 * ROW.itemsize)
+    sender._folder, sender._worker_index = there, 0
     spool = RecordLog(there, 0, segment_rows=10)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
@@ -152,14 +152,14 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
         spool.add_record(row.tobytes())
         spool.flush()
     spool.close()
-    copy = node_agent.Copy(here, 0)
+    copy = node_agent.WorkerFileCopy(here, 0)
     more = True
     while more:
-        taken = _now(sender.take(dict(copy.have), 0))
-        copy.add(taken.pieces)
-        more = taken.more
+        taken = _now(sender.read_update(dict(copy.versions), 0))
+        copy.write_chunks(taken.chunks)
+        more = taken.has_more
     assert recorded_slots(here, 0)["slot"].tolist() == list(range(35))
-    _now(sender.take(dict(copy.have), 0))
+    _now(sender.read_update(dict(copy.versions), 0))
     assert len(segments(there, 0)) == 1 < len(segments(here, 0))
 
 
@@ -232,7 +232,10 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 )
 def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
-    with refused(UserError, "no_cluster") as caught, cluster.connected(Settings(ray=address)):
+    with (
+        refused(UserError, "no_cluster") as caught,
+        cluster.open_worker_group(Settings(ray=address)),
+    ):
         pass
     assert hint in caught.value.hint
 
@@ -241,16 +244,21 @@ def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -
 def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
-    ours = node_facts.own_facts([str(data)])
-    assert list(node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")) == []
-    (fault,) = node_facts.differences(
-        ours, ours._replace(same=ours.same | {differing: "other"}), "node"
+    ours = node_facts.read_local_facts([str(data)])
+    assert (
+        list(node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node"))
+        == []
+    )
+    (fault,) = node_facts.find_differences(
+        ours, ours._replace(versions=ours.versions | {differing: "other"}), "node"
     )
     assert (fault.code, fault.key) == ("nodes_differ", differing)
-    (fault,) = node_facts.differences(ours, ours._replace(files={str(data): ""}), "node")
+    (fault,) = node_facts.find_differences(
+        ours, ours._replace(file_digests={str(data): ""}), "node"
+    )
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
     data.write_text("[]")
-    (fault,) = node_facts.differences(ours, node_facts.own_facts([str(data)]), "node")
+    (fault,) = node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node")
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
 
 
@@ -277,14 +285,17 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     job = planned[0].job
     found = msgspec.structs.replace(job.probe_results[0], target=Target.parse(url))
     job = msgspec.structs.replace(job, simulated=simulated, probe_results=(found,))
-    here = node_facts.own_facts([])
-    nodes = [("a", here), ("b", here._replace(loopback="another machine"))]
-    assert node_facts.elsewhere(here, nodes[:1]) == []
-    assert [*node_facts.unreachable(job, [], "--ray"), *node_facts.notes(job, [])] == []
-    elsewhere = node_facts.elsewhere(here, nodes)
+    here = node_facts.read_local_facts([])
+    nodes = [("a", here), ("b", here._replace(loopback_id="another machine"))]
+    assert node_facts.find_remote_nodes(here, nodes[:1]) == []
+    assert [
+        *node_facts.check_target_is_reachable(job, [], "--ray"),
+        *node_facts.loopback_notes(job, []),
+    ] == []
+    elsewhere = node_facts.find_remote_nodes(here, nodes)
     assert elsewhere == ["b"]
-    assert len([*node_facts.unreachable(job, elsewhere, "--ray")]) == faults
-    assert len([*node_facts.notes(job, elsewhere)]) == notes
+    assert len([*node_facts.check_target_is_reachable(job, elsewhere, "--ray")]) == faults
+    assert len([*node_facts.loopback_notes(job, elsewhere)]) == notes
 
 
 # -- a place for each worker -----------------------------------------------------------------------
@@ -304,7 +315,7 @@ def test_workers_are_shared_out_by_the_size_of_nodes(
     workers: int, cpus: tuple[int, ...], shares: tuple[int, ...]
 ) -> None:
     names = [str(i) for i in range(len(cpus))]
-    placed = Counter(placement.shared_out(workers, dict(zip(names, cpus, strict=True))))
+    placed = Counter(placement.assign_workers(workers, dict(zip(names, cpus, strict=True))))
     assert tuple(placed[name] for name in names) == shares
 
 
@@ -324,15 +335,15 @@ def test_nodes_have_names_that_differ() -> None:
         node("b" * 9, "vm", "10.0.0.2"),
         node("c" * 9, "vm", "10.0.0.2"),
     ]
-    found = placement.nodes(listed, {"a" * 9: {"CPU": 2.5}})
-    assert [one.where for one in found] == [
+    found = placement.parse_alive_nodes(listed, {"a" * 9: {"CPU": 2.5}})
+    assert [one.label for one in found] == [
         "vm (10.0.0.1)",
         "vm #bbbbbb (10.0.0.2)",
         "vm #cccccc (10.0.0.2)",
     ]
-    assert [(one.cpus, one.total) for one in found] == [(2, 4), (0, 4), (0, 4)]
+    assert [(one.free_cpus, one.total_cpus) for one in found] == [(2, 4), (0, 4), (0, 4)]
     lost = [*listed[:2], node("c" * 9, "vm", "10.0.0.2", alive=False)]
-    assert [one.where for one in placement.nodes(lost, {})] == [
+    assert [one.label for one in placement.parse_alive_nodes(lost, {})] == [
         "vm (10.0.0.1)",
         "vm #bbbbbb (10.0.0.2)",
     ], "it keeps it"
@@ -498,9 +509,9 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
 
 
 def _one_command_at_a_time(nodes: Any) -> None:
-    with cluster.connected(Settings(ray=nodes.address, command=("loadgen.run",))):
+    with cluster.open_worker_group(Settings(ray=nodes.address, command=("loadgen.run",))):
         with refused(UserError, "cluster_in_use", "--ray") as caught:
-            ray_process.take_lease("bob", f"--ray {nodes.address}")
+            ray_process.acquire_lease("bob", f"--ray {nodes.address}")
         assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.what
 
 

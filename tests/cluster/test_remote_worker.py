@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from loadgen.cluster.node_agent import Copy, Taken
+from loadgen.cluster.node_agent import WorkerFileCopy, WorkerUpdate
 from loadgen.cluster.placement import ClusterNode
 from loadgen.cluster.ray_client import RayAgent
 from loadgen.cluster.remote_worker import RemoteWorker
@@ -20,7 +20,7 @@ from loadgen.core.errors import TargetError
 from loadgen.core.execution.backends.worker import READY, HostError
 from loadgen.core.execution.shared_counters import SharedCounters
 
-NODE = ClusterNode(id="n", name="n", address="10.0.0.7", port=1, cpus=1, total=1)
+NODE = ClusterNode(id="n", name="n", address="10.0.0.7", port=1, free_cpus=1, total_cpus=1)
 FULL_DISK = msgspec.json.encode(
     HostError(errno=errno.ENOSPC, strerror=os.strerror(errno.ENOSPC), filename="w0.rows")
 )
@@ -33,10 +33,10 @@ class LineAgent:
         self._lines = list(lines)
         self._board = board
 
-    def call(self, name: str, *_arguments: Any) -> asyncio.Future[Taken]:
-        assert name == "take"
-        taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
-        taken.set_result(Taken([], self._lines, self._board, more=False, ended=True))
+    def call(self, name: str, *_arguments: Any) -> asyncio.Future[WorkerUpdate]:
+        assert name == "read_update"
+        taken: asyncio.Future[WorkerUpdate] = asyncio.get_running_loop().create_future()
+        taken.set_result(WorkerUpdate([], self._lines, self._board, has_more=False, has_ended=True))
         return taken
 
 
@@ -44,7 +44,7 @@ async def follow(folder: Path, lines: Sequence[bytes]) -> RemoteWorker:
     """Follow a worker that writes these lines until it ends, and require that none is a share."""
     counters = SharedCounters(folder / "counters", 1)
     remote = RemoteWorker(
-        0, NODE, cast("RayAgent", LineAgent(lines, counters.block(0))), Copy(folder, 0)
+        0, NODE, cast("RayAgent", LineAgent(lines, counters.block(0))), WorkerFileCopy(folder, 0)
     )
     try:
         assert await remote.follow(counters, lambda: None) is None
@@ -56,7 +56,7 @@ async def follow(folder: Path, lines: Sequence[bytes]) -> RemoteWorker:
 def test_a_full_disk_of_a_node_is_the_reason_of_its_lost_requests(tmp_path: Path) -> None:
     remote = asyncio.run(follow(tmp_path, [READY, FULL_DISK]))
     assert os.strerror(errno.ENOSPC) in remote.death_reason
-    assert NODE.where in remote.death_reason
+    assert NODE.label in remote.death_reason
 
 
 def test_a_full_disk_before_the_start_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
