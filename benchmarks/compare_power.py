@@ -118,16 +118,18 @@ def main() -> None:
         equal_comparison = comparison.compare([before, create_side("B", after_rows)])
         shifted = comparison.compare([before, create_side("B", scale_latencies(after_rows, 1.1))])
         pairs_without_difference += all(
-            difference.word != DIFFER for difference in equal_comparison.differences
+            difference.detailed_outcome != DIFFER for difference in equal_comparison.differences
         )
         for difference in equal_comparison.differences:
             false_alarms[difference.metric] = false_alarms.get(difference.metric, 0) + (
-                difference.word == DIFFER
+                difference.detailed_outcome == DIFFER
             )
             if difference.detectable is not None:
                 detectable_changes.setdefault(difference.metric, []).append(difference.detectable)
         for difference in shifted.differences:
-            hits[difference.metric] = hits.get(difference.metric, 0) + (difference.word == DIFFER)
+            hits[difference.metric] = hits.get(difference.metric, 0) + (
+                difference.detailed_outcome == DIFFER
+            )
     print(
         f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, "
         f"over all metrics shown\n"

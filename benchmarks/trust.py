@@ -567,7 +567,7 @@ def print_comparisons(
             alarmed = [
                 difference.metric
                 for difference in equal_comparison.differences
-                if difference.word in ("better", "worse")
+                if difference.detailed_outcome in ("better", "worse")
             ]
             alarm_metrics.update(alarmed)
             alarms += bool(alarmed)
@@ -580,7 +580,7 @@ def print_comparisons(
                     for difference in shifted.differences
                     if difference.metric == "tpot_ms.p50"
                 )
-                detected += tpot.word == "worse"
+                detected += tpot.detailed_outcome == "worse"
                 if tpot.detectable is not None:
                     detectable_changes.append(tpot.detectable)
         is_good = kind in members or alarms <= pairs * MAX_FALSE_ALARMS

@@ -55,14 +55,14 @@ class EstimateOrReason(NamedTuple):
     reason: str = ""
 
 
-class StretchCount(NamedTuple):
-    """How many stretches of time there are, and in how many of them a percentile is high."""
+class PeriodCount(NamedTuple):
+    """How many periods of time the runs of a side have, and how many of them are slow."""
 
-    above: int
+    slow: int
     total: int
 
 
-def samples(columns: Columns, metric: str) -> NDArray[np.int64]:
+def select_samples(columns: Columns, metric: str) -> NDArray[np.int64]:
     """Return the values of a metric of successful requests, ordered by scheduled time.
 
     A successful request may have no value, such as a TPOT of a response of one token.
@@ -72,16 +72,17 @@ def samples(columns: Columns, metric: str) -> NDArray[np.int64]:
     return sort_by_due_time(columns, values, has_value)
 
 
-def too_few_samples(runs: Sequence[Columns], metric: Metric) -> str:
+def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     """Return why the runs together do not support a percentile, or "" if they do.
 
-    The reason is such as "212 samples, p99 needs 1,000".
+    The reason is, for example, "212 samples, p99 needs 1,000". `SUPPORT` has the number of samples
+    that each percentile needs. A mean, and a percentile that is not in it, needs no minimum.
     """
     percentile_names = {quantile: name for name, quantile in QUANTILES}
-    if metric.p is None or metric.p not in percentile_names:
+    if metric.quantile is None or metric.quantile not in percentile_names:
         return ""
-    percentile = percentile_names[metric.p]
-    sample_count = sum(len(samples(run, metric.per_request)) for run in runs)
+    percentile = percentile_names[metric.quantile]
+    sample_count = sum(len(select_samples(run, metric.request_metric)) for run in runs)
     if sample_count >= SUPPORT[percentile]:
         return ""
     label = percentile.replace("_", ".")
@@ -91,36 +92,44 @@ def too_few_samples(runs: Sequence[Columns], metric: Metric) -> str:
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:
     """Return the logarithm of a latency of successful requests, with its error by blocks of time.
 
+    The estimate has a reason instead of a value if there are too few samples for it.
+
     Args:
         runs: The records of each run.
         metric: The metric, a percentile or a mean.
         value: Its value in the summary.
     """
-    latencies = _all_samples(runs, metric)
-    reason = too_few_samples(runs, metric)
+    latencies = _concatenate_samples(runs, metric)
+    reason = describe_missing_samples(runs, metric)
     if reason:
         return EstimateOrReason(None, reason)
     if len(latencies) < MIN_SAMPLES:
         return EstimateOrReason(None, f"only {len(latencies):,} samples")
-    if metric.p is None:
+    if metric.quantile is None:
         mean = estimate_mean(latencies)
         if mean is None:
             return EstimateOrReason(None)
-        standard_error = _error_of_log_mean(mean)
+        standard_error = _to_log_error(mean)
     else:
-        standard_error = percentile_error(latencies, metric.p)
+        standard_error = estimate_percentile_error(latencies, metric.quantile)
         if not math.isfinite(standard_error.error):
             return EstimateOrReason(None, "too few samples above this percentile")
-    return EstimateOrReason(ScaledEstimate(math.log(value), *standard_error))
+    return EstimateOrReason(
+        ScaledEstimate(
+            value=math.log(value),
+            error=standard_error.error,
+            degrees_of_freedom=standard_error.degrees_of_freedom,
+        )
+    )
 
 
 def estimate_token_rate(
     windows: Sequence[Span], runs: Sequence[Columns], value: float
 ) -> EstimateOrReason:
-    """Return output tokens per second in the steady state, with the error by pieces of that time.
+    """Return output tokens per second in the steady state, with a standard error.
 
     The steady state is the time in which the load is constant, after its start and before its end.
-    It is cut into equal pieces, and the rates of the pieces tell how far the rate varies.
+    It is cut into equal intervals, and the rates in the intervals tell how far the rate varies.
 
     Args:
         windows: The steady-state window of each run.
@@ -129,10 +138,10 @@ def estimate_token_rate(
     """
     rates: list[float] = []
     for window, run in zip(windows, runs, strict=True):
-        pieces = divide_steady_state(window)
-        if not pieces:
+        intervals_of_window = divide_steady_state(window)
+        if not intervals_of_window:
             return EstimateOrReason(None, "no steady-state window")
-        rates += [_token_rate(run, piece) for piece in pieces]
+        rates += [_compute_token_rate(run, interval) for interval in intervals_of_window]
     estimate = estimate_log_rate(rates, value)
     if estimate is None:
         return EstimateOrReason(None, "no tokens in the steady-state window")
@@ -155,96 +164,115 @@ UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
 """The error of runs that are too short for blocks: it is smaller than any other."""
 
 
-def error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
-    """Return the error of the mean over repeats that chance within the runs explains.
+def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
+    """Return the standard error of the mean over repeats that variation within the runs explains.
 
     Three runs that agree by chance would show too small an error between them. The error that
     blocks of time within the runs show is therefore a lower bound of it. For a percentile it is
     computed from ranks, which is cheaper than a bootstrap.
 
-    Returns UNKNOWN_BLOCK_ERROR if the runs are too short for blocks.
+    Returns UNKNOWN_BLOCK_ERROR, which is smaller than any other, if the runs are too short for
+    blocks.
     """
-    latencies = _positive(_all_samples(runs, metric))
+    latencies = _clip_to_positive(_concatenate_samples(runs, metric))
     if len(latencies) < MIN_SAMPLES:
         return UNKNOWN_BLOCK_ERROR
-    if metric.p is None:
+    if metric.quantile is None:
         mean = estimate_mean(latencies)
-        return UNKNOWN_BLOCK_ERROR if mean is None else _error_of_log_mean(mean)
+        return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
+
     block_count = BLOCK_COUNTS[0]
     ordered = np.sort(latencies)
-    return _limit_freedom(
-        StandardError(
-            estimate_log_percentile_error(latencies, ordered, metric.p, block_count),
-            block_count - 1.0,
-        ),
-        count_blocks_above(latencies, ordered, metric.p),
+    error = estimate_log_percentile_error(latencies, ordered, metric.quantile, block_count)
+    return _limit_degrees_of_freedom(
+        StandardError(error, degrees_of_freedom=block_count - 1.0),
+        count_blocks_above(latencies, ordered, metric.quantile),
     )
 
 
-def count_stretches_above(
-    runs: Sequence[Columns], metric: Metric, threshold_ns: float
-) -> StretchCount:
-    """Count the stretches of time of the runs whose own percentile is above a threshold.
+def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: float) -> PeriodCount:
+    """Cut runs into periods of time and count those whose percentile is above a threshold.
 
-    All runs together have about as many stretches as a single run has blocks, so that a stretch
-    has enough samples for a percentile.
+    All runs together have about as many periods as a single run has blocks, so that each period has
+    enough samples for a percentile.
+
+    Args:
+        runs: The records of each run.
+        metric: The metric, which is a percentile of a latency.
+        threshold_ns: The percentile above which a period counts as slow.
     """
-    assert metric.p is not None
-    stretches_per_run = max(BLOCK_COUNTS[0] // len(runs), 2)
-    above = 0
-    total = 0
+    assert metric.quantile is not None
+    periods_per_run = max(BLOCK_COUNTS[0] // len(runs), 2)
+    slow_count = 0
+    total_count = 0
     for run in runs:
-        for stretch in np.array_split(samples(run, metric.per_request), stretches_per_run):
-            if len(stretch):
-                total += 1
-                above += quantile_of(stretch, metric.p) > threshold_ns
-    return StretchCount(above, total)
+        latencies = select_samples(run, metric.request_metric)
+        for period in np.array_split(latencies, periods_per_run):
+            if not len(period):
+                continue
+            total_count += 1
+            if quantile_of(period, metric.quantile) > threshold_ns:
+                slow_count += 1
+    return PeriodCount(slow_count, total_count)
 
 
-def percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
+def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
     """Return the standard error of the logarithm of a percentile.
 
     How long latencies stay correlated is not known, so the error is computed with several numbers
-    of blocks, and the largest one is taken.
+    of blocks, and the largest one is taken. A block bootstrap gives the error of a small sample,
+    and the ranks of the percentile that of a large one.
 
     Args:
         latencies: The latencies of all runs, ordered by time within each run.
         p: The percentile as a fraction, such as 0.99.
     """
-    positive = _positive(latencies)
+    positive = _clip_to_positive(latencies)
     ordered = np.sort(latencies)
+    ordered_positive = _clip_to_positive(ordered)
     errors = []
     for block_count in BLOCK_COUNTS:
         if len(latencies) <= MOST_RESAMPLED_SAMPLES:
-            interval = block_bootstrap(
-                np.log(positive),
-                partial(quantile_of, p=p),
-                np.random.default_rng(block_count),
-                blocks=block_count,
-                resamples=RESAMPLES,
-                level=ONE_SIGMA_LEVEL,
-            )
-            error = interval.half_width
+            error = _bootstrap_log_error(positive, p, block_count)
         else:
-            error = estimate_log_percentile_error(positive, _positive(ordered), p, block_count)
+            error = estimate_log_percentile_error(positive, ordered_positive, p, block_count)
         corrected_error = error * _bootstrap_correction(block_count)
-        errors.append(StandardError(corrected_error, block_count - 1.0))
+        errors.append(StandardError(corrected_error, degrees_of_freedom=block_count - 1.0))
     largest_error = max(errors)
-    return _limit_freedom(largest_error, count_blocks_above(latencies, ordered, p))
+    return _limit_degrees_of_freedom(largest_error, count_blocks_above(latencies, ordered, p))
 
 
-def _limit_freedom(standard_error: StandardError, blocks_with_slow_requests: int) -> StandardError:
-    """Return an error of a percentile with as few degrees of freedom as its evidence has.
+def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: int) -> float:
+    """Return the standard error of the logarithm of a percentile by a block bootstrap.
 
-    The latencies beyond the percentile may all come from a few intervals of time, such as one long
-    queue. The estimate then rests on these few, however many blocks there are.
+    It is the half width of the interval that covers one standard deviation on each side.
+    """
+    interval = block_bootstrap(
+        np.log(latencies),
+        partial(quantile_of, p=p),
+        np.random.default_rng(block_count),  # the same result each time
+        blocks=block_count,
+        resamples=RESAMPLES,
+        level=ONE_SIGMA_LEVEL,
+    )
+    return interval.half_width
+
+
+def _limit_degrees_of_freedom(
+    standard_error: StandardError, blocks_with_slow_requests: int
+) -> StandardError:
+    """Return an error of a percentile with at most as many degrees of freedom as slow blocks - 1.
+
+    The latencies above the percentile may all come from a few blocks of time, such as one long
+    queue. The estimate then rests on these few blocks, however many blocks there are.
 
     Args:
         standard_error: The error.
-        blocks_with_slow_requests: In how many blocks there are latencies beyond the percentile.
+        blocks_with_slow_requests: The number of blocks with latencies above the percentile.
     """
-    freedom = min(standard_error.degrees_of_freedom, blocks_with_slow_requests - 1.0)
-    return StandardError(standard_error.error, max(freedom, 1.0))
+    degrees_of_freedom = min(standard_error.degrees_of_freedom, blocks_with_slow_requests - 1.0)
+    # Student's t has at least one degree of freedom.
+    return StandardError(standard_error.error, max(degrees_of_freedom, 1.0))
 
 
 def block_bootstrap(
@@ -256,10 +284,12 @@ def block_bootstrap(
     level: float = intervals.LEVEL,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return the interval of a statistic of correlated values, by resampling whole blocks.
+    """Return the confidence interval of a statistic of correlated values, by a block bootstrap.
 
-    The method is that of Kuensch (1989). Blocks have equal length and overlap, so it does not
-    matter where they are cut. With fewer than two values per block the interval is unbounded.
+    A block bootstrap draws whole blocks of successive values with replacement, so that resamples
+    keep the correlation within a block. This is the moving block bootstrap of Kuensch (1989):
+    blocks have equal length and may begin at any value. With fewer than two values per block, the
+    interval is unbounded.
 
     Args:
         values: The values of one run, in order of time.
@@ -273,35 +303,38 @@ def block_bootstrap(
     if count < 2 * blocks:
         value = statistic(values) if count else math.nan
         return Interval(value, -math.inf, math.inf, level, 0, "block bootstrap")
-    size = count // blocks
-    starts = rng.integers(0, count - size + 1, (resamples, blocks))
-    offsets = np.arange(size)
-    resampled = np.array(
-        [statistic(values[(block_starts[:, None] + offsets).ravel()]) for block_starts in starts]
-    )
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    block_size = count // blocks
+    offsets = np.arange(block_size)
+    starts_of_resamples = rng.integers(0, count - block_size + 1, (resamples, blocks))
+    resampled_statistics = []
+    for block_starts in starts_of_resamples:
+        indices = (block_starts[:, None] + offsets).ravel()  # those of all values of the blocks
+        resampled_statistics.append(statistic(values[indices]))
+    low, high = np.quantile(resampled_statistics, [(1 - level) / 2, (1 + level) / 2])
     return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
 
 
-def _all_samples(runs: Sequence[Columns], metric: Metric) -> NDArray[np.float64]:
+def _concatenate_samples(runs: Sequence[Columns], metric: Metric) -> NDArray[np.float64]:
     """Return the latencies of all runs, one run after the other."""
-    latencies = np.concatenate([samples(run, metric.per_request) for run in runs])
+    latencies = np.concatenate([select_samples(run, metric.request_metric) for run in runs])
     return latencies.astype(np.float64)
 
 
-def _positive(latencies: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return latencies of at least 1 ns, because zero has no logarithm."""
+def _clip_to_positive(latencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the latencies with at least 1 ns each, because zero has no logarithm."""
     return np.maximum(latencies, 1.0)
 
 
-def _token_rate(run: Columns, piece: Span) -> float:
-    """Return the output tokens per second in a piece of time, 0 in a piece without duration."""
-    tokens = estimate_tokens_within(run, piece)
-    return tokens / piece.duration_s if piece.duration_s else tokens
+def _compute_token_rate(run: Columns, interval: Span) -> float:
+    """Return the output tokens per second in an interval of time."""
+    tokens = estimate_tokens_within(run, interval)
+    if not interval.duration_s:
+        return tokens  # 0, because an interval without duration contains no token
+    return tokens / interval.duration_s
 
 
-def _error_of_log_mean(mean: ScaledEstimate) -> StandardError:
-    """Return the error of the logarithm of a mean: to first order, the relative error."""
+def _to_log_error(mean: ScaledEstimate) -> StandardError:
+    """Return the error of the logarithm of a mean, which is about the relative error."""
     return StandardError(mean.error / mean.value, mean.degrees_of_freedom)
 
 

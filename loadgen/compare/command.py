@@ -26,7 +26,7 @@ def compare(
         typer.Argument(
             help=(
                 "Folders of runs, repeats or searches, or result files of other tools. All are "
-                "compared with the first."
+                "result with the first."
             ),
             autocompletion=completion.complete_result,
         ),
@@ -127,22 +127,22 @@ def compare(
     conditions = thresholds.parse_thresholds(fail_on or ())
     sides = read_sides(results)
     with reporting_damage(*results):
-        compared = comparison.compare(
+        result = comparison.compare(
             sides,
-            also=[condition.metric for condition in conditions],
+            extra_metrics=[condition.metric for condition in conditions],
             confidence=confidence_level,
-            anyway=anyway,
+            allow_different_work=anyway,
         )
-    outcomes = list(thresholds.check_thresholds(conditions, compared, beyond_noise=beyond_noise))
-    report = compare_text.report(compared, outcomes)
-    document = {"comparison": compared, "conditions": outcomes}
+    outcomes = list(thresholds.check_thresholds(conditions, result, beyond_noise=beyond_noise))
+    report = compare_text.build_report(result, outcomes)
+    document = {"comparison": result, "conditions": outcomes}
     print_result(document, report, as_json=as_json, as_markdown=as_markdown, full=full)
     if html is not None:
         write_file(html, html_renderer.render(report), "--html")
     if junit is not None:
-        cases = list(compare_text.junit_cases(compared, outcomes))
+        cases = list(compare_text.list_junit_cases(result, outcomes))
         write_file(junit, junit_renderer.render("loadgen compare", cases), "--junit")
-    return _exit_code(compared, outcomes)
+    return _exit_code(result, outcomes)
 
 
 def _exit_code(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> int:

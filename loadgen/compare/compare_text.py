@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
 from loadgen.compare.difference import DIFFER, Difference, describe_needed_load
@@ -38,17 +39,17 @@ LARGEST_DETECTABLE_CHANGE = 99
 SMALLEST_PRINTED_CHANGE = 0.0005
 """A change below this is printed as 0.0 %, without a sign."""
 
-VALUE_COLUMNS = ("metric", "first side", "other side", "change")
-"""The columns of a table of differences that are known without an interval."""
-
 _OUTCOMES_TO_NAME = ("worse", "better", "different", DIFFER)
-"""The outcomes whose metrics the answer names, in this order."""
+"""The outcomes whose metrics the summary names, in this order."""
 
 _OUTCOME_TEXTS: Mapping[str, str] = {DIFFER: "runs differ"}
 """How an outcome is printed, if not by its own name."""
 
-_COLORS = {"better": "good", "worse": "bad", "different": "warn", DIFFER: "warn"}
-_FACTS = {
+NEUTRAL_COLOR = "c6"
+"""The color of a change that is not significant, as a CSS variable of the page."""
+
+_OUTCOME_COLORS = {"better": "good", "worse": "bad", "different": "warn", DIFFER: "warn"}
+_FACT_FIELDS = {
     "workload": "workload",
     "load": "load",
     "model": "model",
@@ -62,37 +63,42 @@ _FACTS = {
 """The facts of a side: the name of a row, and the field of `SideFacts`."""
 
 
-def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> Report:
-    """Return the report of a comparison and of the conditions that were checked."""
+def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) -> Report:
+    """Return the report of a comparison, and of the conditions of `--fail-on` that were checked.
+
+    A terminal shows its brief form: the summary, the metrics and what limits the comparison.
+    """
     first, *other_sides = comparison.sides
-    answer = [Paragraph(_answer(comparison, side), large=True) for side in other_sides]
-    conditions = _condition_section(outcomes)
+    headline = [
+        Paragraph(_summarize_differences(comparison, side), large=True) for side in other_sides
+    ]
+    conditions = _build_condition_section(outcomes)
     return Report(
         title=f"{', '.join(other_sides)} vs. {first}",
         generated_by="loadgen compare",
-        notices=list(_warnings(comparison)),
-        headline=answer,
+        notices=list(_list_notices(comparison)),
+        headline=headline,
         sections=[
-            section("What is compared", _fact_table(comparison)),
+            section("What is compared", _build_fact_table(comparison)),
             section(
                 "", named_facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)
             ),
-            *(_side_section(comparison, side) for side in other_sides),
-            section("", Paragraph(_legend(comparison), "soft")),
-            section("Recovery to the SLO", _recovery_table(comparison)),
+            *(_build_side_section(comparison, side) for side in other_sides),
+            section("", Paragraph(_explain_columns(comparison), "soft")),
+            section("Recovery to the SLO", _build_recovery_table(comparison)),
             section("Notes", Bullets(comparison.notes)),
             conditions,
         ],
         brief=[
-            section("", *answer),
-            *(_brief_table(comparison, side) for side in other_sides),
-            section("", *_brief_caveats(comparison)),
+            section("", *headline),
+            *(_build_brief_section(comparison, side) for side in other_sides),
+            section("", *_list_brief_caveats(comparison)),
             conditions,
         ],
     )
 
 
-def _condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
+def _build_condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
     """Return the section with the outcome of each condition of `--fail-on`."""
     rows = [
         (_describe_failed(outcome), outcome.condition, outcome.side, outcome.text)
@@ -101,43 +107,47 @@ def _condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
     return section("Conditions", Table(("", "condition", "side", "result"), rows, "prose"))
 
 
-def _brief_table(comparison: Comparison, side: str) -> Section:
-    """Return a row per metric: both values, the change, its interval and the outcome.
+def _build_brief_section(comparison: Comparison, side: str) -> Section:
+    """Return the table of a terminal: for each metric, both values, the change and its outcome.
 
     Metrics of request classes and steps are left out unless they differ, because there may be
     dozens of them.
     """
-    first = comparison.sides[0]
-    differences = [difference for difference in comparison.differences if difference.side == side]
-    rows = [
-        _value_cells(difference)
+    differences = _select_differences(comparison, side)
+    shown_differences = [
+        difference
         for difference in differences
-        if not _is_of_part(difference) or difference.outcome == "different"
+        if not _is_of_class_or_step(difference) or difference.outcome == "different"
     ]
-    head = ("metric", first, side, "change", f"{comparison.confidence:.0%} CI", "outcome")
-    if _common_reason(differences):
+    value_head = ("metric", comparison.sides[0], side, "change")
+    if _find_common_reason(differences):
         # No difference is judged, so there are no intervals and outcomes.
-        column_count = len(VALUE_COLUMNS)
-        return section("", Table(head[:column_count], [row[:column_count] for row in rows]))
-    return section("", Table(head, rows))
+        return section("", Table(value_head, list(map(_format_values, shown_differences))))
+    head = (*value_head, f"{comparison.confidence:.0%} CI", "outcome")
+    return section("", Table(head, list(map(_format_cells, shown_differences))))
 
 
-def _is_of_part(difference: Difference) -> bool:
+def _select_differences(comparison: Comparison, side: str) -> list[Difference]:
+    """Return the differences of one side from the first one."""
+    return [difference for difference in comparison.differences if difference.side == side]
+
+
+def _is_of_class_or_step(difference: Difference) -> bool:
     """Return True for a metric of one request class or of one step."""
     return difference.metric.startswith(("classes.", "steps."))
 
 
-def _brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
+def _list_brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
     """Yield what limits the comparison: different workloads, or too few runs."""
     if comparison.same_work is False:
-        workloads = "; ".join(comparison.unlike)
+        workloads = "; ".join(comparison.work_differences)
         yield Paragraph(f"The workloads differ ({workloads}). --anyway judges anyway.", "warn")
     has_repeats = all(count > 1 for count in comparison.runs)
     if not has_repeats:
         yield Paragraph(comparison.scope)
 
 
-def junit_cases(
+def list_junit_cases(
     comparison: Comparison, outcomes: Sequence[ThresholdOutcome]
 ) -> Iterator[JUnitCase]:
     """Yield a JUnit case per condition, or per difference if there are no conditions.
@@ -163,21 +173,21 @@ def junit_cases(
             text="\n".join(reasons),
         )
     for outcome in outcomes:
-        is_met = None if outcome.failed is None else not outcome.failed
+        has_passed = None if outcome.failed is None else not outcome.failed
         yield JUnitCase(
             name=outcome.condition,
             group=f"loadgen compare {outcome.side}",
-            outcome=OUTCOME_OF_MET[is_met],
+            outcome=OUTCOME_OF_MET[has_passed],
             text=outcome.text,
         )
     if not outcomes:
         for difference in comparison.differences:
-            yield _difference_case(difference)
+            yield _create_difference_case(difference)
 
 
-def _difference_case(difference: Difference) -> JUnitCase:
+def _create_difference_case(difference: Difference) -> JUnitCase:
     """Return the JUnit case of a difference. It cannot fail, because it has no limit."""
-    _, *cells = _row(difference)
+    _, *cells = _format_row(difference)
     return JUnitCase(
         name=difference.name,
         group=f"loadgen compare {difference.side}",
@@ -186,7 +196,7 @@ def _difference_case(difference: Difference) -> JUnitCase:
     )
 
 
-def _warnings(comparison: Comparison) -> Iterator[Notice]:
+def _list_notices(comparison: Comparison) -> Iterator[Notice]:
     """Yield what a reader must know first: simulated sides and INVALID runs."""
     if comparison.simulated:
         yield simulated_notice(_describe_simulated(comparison))
@@ -200,49 +210,53 @@ def _describe_simulated(comparison: Comparison) -> str:
     return f"Results come from a performance model, not from real hardware: {sides}."
 
 
-def _answer(comparison: Comparison, side: str) -> str:
+def _summarize_differences(comparison: Comparison, side: str) -> str:
     """Return what differs between a side and the first one, in one sentence.
 
-    Metrics that are worse come first. Of those without a significant difference only the number is
-    given.
+    An example is "after vs. before: worse in TTFT p99; no significant difference in 8 metrics."
     """
     heading = f"{side} vs. {comparison.sides[0]}"
-    differences = [difference for difference in comparison.differences if difference.side == side]
+    differences = _select_differences(comparison, side)
     if not differences:
         return f"{heading}: no metric in common."
-    reason = _common_reason(differences)
+    reason = _find_common_reason(differences)
     if reason:
         return f"{heading}: not judged ({reason})."
-    names_by_outcome: dict[str, list[str]] = {}
-    for difference in differences:
-        names_by_outcome.setdefault(difference.word, []).append(difference.name)
-    clauses = [
-        f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names_by_outcome[outcome])}"
-        for outcome in _OUTCOMES_TO_NAME
-        if outcome in names_by_outcome
-    ]
-    similar = [difference for difference in differences if difference.outcome != "different"]
-    if similar:
-        metrics = format.counted(len(similar), "metric")
+
+    clauses = []
+    for outcome in _OUTCOMES_TO_NAME:
+        names = [
+            difference.name for difference in differences if difference.detailed_outcome == outcome
+        ]
+        if names:
+            clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
+    similar_count = sum(difference.outcome != "different" for difference in differences)
+    if similar_count:
+        metrics = format.counted(similar_count, "metric")
         clauses.append(f"no significant difference in {metrics}")
     return f"{heading}: {'; '.join(clauses)}."
 
 
-def _fact_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each fact and a column for each side.
+def _build_fact_table(comparison: Comparison) -> Table:
+    """Return a table with a row for each fact about the sides, such as the model, and their values.
 
-    A value that is the same as that of the first side is not repeated.
+    A value that is the same as that of the first side is written as "same". A fact that is not
+    known of any side has no row.
     """
     rows = []
-    for name, field in _FACTS.items():
-        first, *other_values = (getattr(side, field) for side in comparison.facts)
-        if first or any(other_values):
-            cells = ["same" if value == first else _fact_text(value) for value in other_values]
-            rows.append((name, _fact_text(first), *cells))
-    return Table(("", *(side.name for side in comparison.facts)), rows, "prose")
+    for row_name, field in _FACT_FIELDS.items():
+        first_value, *other_values = (getattr(facts, field) for facts in comparison.facts)
+        if not first_value and not any(other_values):
+            continue
+        other_cells = [
+            "same" if value == first_value else _format_fact(value) for value in other_values
+        ]
+        rows.append((row_name, _format_fact(first_value), *other_cells))
+    side_names = (facts.name for facts in comparison.facts)
+    return Table(("", *side_names), rows, "prose")
 
 
-def _fact_text(value: object) -> str:
+def _format_fact(value: object) -> str:
     """Return a fact of a side as text, or a dash if it is not known."""
     return str(value) if value else format.NONE
 
@@ -253,64 +267,68 @@ def _describe_work(comparison: Comparison) -> str:
         return "may differ: a side has no fingerprint"
     if comparison.same_work:
         return "the same (equal fingerprints)"
-    return f"DIFFERENT: {'; '.join(comparison.unlike)}"
+    return f"DIFFERENT: {'; '.join(comparison.work_differences)}"
 
 
-def _side_section(comparison: Comparison, side: str) -> Section:
-    """Return the table and the bars of the differences between one side and the first.
+def _build_side_section(comparison: Comparison, side: str) -> Section:
+    """Return the bars and the table of all differences between one side and the first.
 
     If no difference is judged, and all for one reason, the table has no columns of outcomes, and
     the reason is given once below it.
     """
-    differences = [difference for difference in comparison.differences if difference.side == side]
+    differences = _select_differences(comparison, side)
     heading = f"{side} vs. {comparison.sides[0]}"
-    bars = _change_bars(differences)
+    bars = _build_change_bars(differences)
+    value_head = ("metric", comparison.sides[0], side, "change")
+    reason = _find_common_reason(differences)
+    if reason:
+        hint = "; use --anyway to judge them anyway" if reason == NOT_SAME_WORK else ""
+        return section(
+            heading,
+            *bars,
+            Table(value_head, list(map(_format_values, differences))),
+            Paragraph(f"Not judged: {reason}{hint}.", "warn"),
+        )
     run_count = min(comparison.runs, default=0)
-    rows = [_row(difference, run_count) for difference in differences]
-    value_columns = ("metric", comparison.sides[0], side, "change")
-    outcome_columns = (f"{comparison.confidence:.0%} CI", "outcome", "")
-    reason = _common_reason(differences)
-    if not reason:
-        return section(heading, *bars, Table(value_columns + outcome_columns, rows, "remarks"))
-    hint = "; use --anyway to judge them anyway" if reason == NOT_SAME_WORK else ""
-    return section(
-        heading,
-        *bars,
-        Table(value_columns, [row[: len(value_columns)] for row in rows], ""),
-        Paragraph(f"Not judged: {reason}{hint}.", "warn"),
-    )
+    head = (*value_head, f"{comparison.confidence:.0%} CI", "outcome", "")
+    rows = [_format_row(difference, run_count) for difference in differences]
+    return section(heading, *bars, Table(head, rows, "remarks"))
 
 
-def _common_reason(differences: Sequence[Difference]) -> str:
-    """Return why no difference is judged if it is the same reason for all of several, or ""."""
+def _find_common_reason(differences: Sequence[Difference]) -> str:
+    """Return the reason for which no difference is judged, if all have the same one, or "".
+
+    It is then shown once and not in every row. A single difference always shows its own reason.
+    """
     reasons = {difference.reason for difference in differences}
     if len(differences) > 1 and len(reasons) == 1:
         return reasons.pop()
     return ""
 
 
-def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
-    """Yield every change as a bar from zero, with its interval as a whisker.
+def _build_change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
+    """Yield one chart of relative changes and one of changes of fractions, if there are any.
 
-    Ratios and fractions have scales of their own.
+    Their scales are different: percent and percentage points.
     """
-    for is_absolute, title, unit in (
-        (False, "Latencies and rates", " %"),
-        (True, "Percentages", " points"),
-    ):
-        bars = [
-            _change_bar(difference, difference.change)
-            for difference in differences
-            if difference.absolute == is_absolute
-            and difference.change is not None
-            and abs(difference.change) <= LARGEST_DRAWN_CHANGE
-        ]
-        if bars:
-            heading = f"{title}: change with confidence interval"
-            yield Bars(rows=bars, title=heading, unit=unit, line=0.0)
+    relative_bars: list[Bar] = []
+    fraction_bars: list[Bar] = []
+    for difference in differences:
+        change = difference.change
+        if change is None or abs(change) > LARGEST_DRAWN_CHANGE:
+            continue
+        bars = fraction_bars if difference.is_fraction else relative_bars
+        bars.append(_build_change_bar(difference, change))
+    suffix = "change with confidence interval"
+    if relative_bars:
+        title = f"Latencies and rates: {suffix}"
+        yield Bars(rows=relative_bars, title=title, unit=" %", line=0.0)
+    if fraction_bars:
+        title = f"Percentages: {suffix}"
+        yield Bars(rows=fraction_bars, title=title, unit=" points", line=0.0)
 
 
-def _change_bar(difference: Difference, change: float) -> Bar:
+def _build_change_bar(difference: Difference, change: float) -> Bar:
     """Return a bar from zero to a change, in percent or points, with its interval as a whisker.
 
     The whisker is left out if the interval is unknown or would not fit into the chart.
@@ -319,7 +337,7 @@ def _change_bar(difference: Difference, change: float) -> Bar:
     if difference.outcome != "inconclusive":
         text += f"  {_format_outcome(difference)}"
     start, end = sorted((0.0, change * 100))
-    color = _COLORS.get(difference.word, "c6")
+    color = _OUTCOME_COLORS.get(difference.detailed_outcome, NEUTRAL_COLOR)
     whisker = None
     low = difference.low
     high = difference.high
@@ -328,38 +346,48 @@ def _change_bar(difference: Difference, change: float) -> Bar:
     return Bar(difference.name, text, [(start, end, color, text)], whisker)
 
 
-def _recovery_table(comparison: Comparison) -> Table:
-    """Return a row for each event, such as a spike of the load, with a column for each side.
+def _build_recovery_table(comparison: Comparison) -> Table:
+    """Return how long each side took to meet its SLO again after an event, such as a load spike.
 
-    Sides are compared event by event: the second spike of one side is in the row of the second
-    spike of the other side.
+    Each event has a row, and each side a column. Sides are compared event by event: the second
+    spike of one side is in the row of the second spike of the other side.
     """
-    recoveries_by_event: dict[tuple[str, int], list[SideRecovery]] = {}
+    recoveries_by_event: dict[_EventKey, list[SideRecovery]] = {}
     for side_recovery in comparison.recovery:
-        event = recovery.EVENTS[side_recovery.recovery.event]
-        recoveries_by_event.setdefault((event, side_recovery.number), []).append(side_recovery)
+        key = _EventKey(recovery.EVENTS[side_recovery.recovery.event], side_recovery.number)
+        recoveries_by_event.setdefault(key, []).append(side_recovery)
     rows = [
-        _recovery_row(event, recoveries, comparison.sides)
-        for (event, _number), recoveries in recoveries_by_event.items()
+        _build_recovery_row(key.event, recoveries, comparison.sides)
+        for key, recoveries in recoveries_by_event.items()
     ]
+    # "after" names the event, "before" and "then" the load before and after it.
     return Table(("after", "before", "then", *comparison.sides, "resolution"), rows, "prose")
 
 
-def _recovery_row(
+class _EventKey(NamedTuple):
+    """A kind of event, and its number among those of its kind in a run, from 1."""
+
+    event: str
+    number: int
+
+
+def _build_recovery_row(
     event: str, recoveries: Sequence[SideRecovery], sides: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what an event was and how long each side took to return to its SLO.
+    """Return the row of one event: the event, its load, and how long each side took to recover.
 
-    The last cell is the resolution of these times: the coarsest of the runs.
+    A side that has several runs may have several times. The last cell is the resolution of the
+    times: the coarsest of the runs.
+
+    Args:
+        event: The name of the event.
+        recoveries: How the runs of all sides recovered from it.
+        sides: The names of the sides.
     """
-    recovery_times = [
-        _join_unique(
-            recovery.describe_recovery(side_recovery.recovery)
-            for side_recovery in recoveries
-            if side_recovery.side == side
-        )
-        for side in sides
-    ]
+    recovery_times = []
+    for side in sides:
+        recoveries_of_side = [item.recovery for item in recoveries if item.side == side]
+        recovery_times.append(_join_unique(map(recovery.describe_recovery, recoveries_of_side)))
     resolution_s = max(side_recovery.recovery.resolution_s for side_recovery in recoveries)
     return (
         event,
@@ -375,7 +403,7 @@ def _join_unique(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(texts)) or format.NONE
 
 
-def _legend(comparison: Comparison) -> str:
+def _explain_columns(comparison: Comparison) -> str:
     """Return what the columns of the tables mean, or "" if no difference has an interval."""
     if all(difference.low is None for difference in comparison.differences):
         return ""
@@ -395,34 +423,41 @@ def _describe_failed(outcome: ThresholdOutcome) -> str:
     return "FAILED" if outcome.failed else "passed"
 
 
-def _row(difference: Difference, run_count: int = 0) -> tuple[str, ...]:
+def _format_row(difference: Difference, run_count: int = 0) -> tuple[str, ...]:
     """Return the row of a difference in the table of its side, with why it is inconclusive.
 
     `run_count` is the number of runs per side, from which the number of runs that would decide is
     computed.
     """
-    return (*_value_cells(difference), _describe_inconclusive(difference, run_count))
+    return (*_format_cells(difference), _describe_inconclusive(difference, run_count))
 
 
-def _value_cells(difference: Difference) -> tuple[str, ...]:
-    """Return the metric, both values, the change, its interval and the outcome."""
+def _format_cells(difference: Difference) -> tuple[str, ...]:
+    """Return the cells of a judged difference: those of `_format_values`, interval and outcome."""
+    return (
+        *_format_values(difference),
+        format_interval(difference),
+        _format_outcome(difference),
+    )
+
+
+def _format_values(difference: Difference) -> tuple[str, ...]:
+    """Return the cells that a difference has even if it is not judged: name, values and change."""
     name = f"{difference.name}, {difference.unit}" if difference.unit else difference.name
     return (
         name,
         _format_value(difference, difference.before),
         _format_value(difference, difference.after),
         _format_change(difference),
-        format_interval(difference),
-        _format_outcome(difference),
     )
 
 
 def _format_outcome(difference: Difference) -> str:
     """Return the outcome, with the margin within which two sides are equivalent."""
-    if difference.within is None:
-        return _OUTCOME_TEXTS.get(difference.word, difference.word)
-    unit = "points" if difference.absolute else "%"
-    return f"equivalent ({difference.within * 100:.1f} {unit})"
+    if difference.equivalent_within is None:
+        return _OUTCOME_TEXTS.get(difference.detailed_outcome, difference.detailed_outcome)
+    unit = "points" if difference.is_fraction else "%"
+    return f"equivalent ({difference.equivalent_within * 100:.1f} {unit})"
 
 
 def _describe_inconclusive(difference: Difference, run_count: int) -> str:
@@ -433,13 +468,14 @@ def _describe_inconclusive(difference: Difference, run_count: int) -> str:
     detectable = _format_detectable(difference)
     if detectable != format.NONE:
         texts.append(f"minimum detectable change {detectable}")
-    texts.append(describe_needed_load(difference, difference.needed, run_count))
+    needed_load = describe_needed_load(difference, difference.needed_load_factor, run_count)
+    texts.append(needed_load)
     return "; ".join(filter(None, texts))
 
 
 def _format_value(difference: Difference, value: float | None) -> str:
     """Return a value of a metric, as a percentage if the metric is a fraction."""
-    return format.percent(value) if difference.absolute else format.quantity(value)
+    return format.percent(value) if difference.is_fraction else format.quantity(value)
 
 
 def _format_change(difference: Difference) -> str:
@@ -449,7 +485,7 @@ def _format_change(difference: Difference) -> str:
         return format.NONE
     if change == 0:
         return "="
-    if difference.absolute:
+    if difference.is_fraction:
         return f"{change * 100:+.2f} points"
     if abs(change) < SMALLEST_PRINTED_CHANGE:
         return "0.0 %"
@@ -463,5 +499,5 @@ def _format_detectable(difference: Difference) -> str:
     detectable = difference.detectable
     if detectable is None or detectable >= LARGEST_DETECTABLE_CHANGE:
         return format.NONE
-    unit = "points" if difference.absolute else "%"
+    unit = "points" if difference.is_fraction else "%"
     return f"{detectable * 100:.1f} {unit}"

@@ -15,22 +15,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.compare.block_errors import count_stretches_above
+from loadgen.compare.block_errors import count_slow_periods
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
-    comparison_notes,
     describe_scope,
-    run_label,
+    format_run_label,
+    list_notes,
 )
 from loadgen.compare.difference import Difference
 from loadgen.compare.estimates import (
     NO_KNOWN_INTERVAL,
+    compute_side_value,
     estimate_side,
-    measured_runs,
-    side_value,
+    list_measured_records,
 )
 from loadgen.compare.judgement import judge
-from loadgen.compare.parts import ComparedPart, restrict_to_part, shared_parts
+from loadgen.compare.parts import ComparedPart, list_shared_parts, restrict_to_part
 from loadgen.compare.significance import fisher_exact, holm_levels, p_value, subtract
 from loadgen.compare.work_differences import describe_slo, describe_work_differences
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
@@ -44,6 +44,9 @@ from loadgen.runs.comparison_side import Side, SideFacts
 NOT_SAME_WORK = "different workloads"
 SAME_RUN = "both sides are the same run"
 """Reasons for which no difference of two sides is judged."""
+
+
+NS_PER_MS = 1e6
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +72,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         sides: The names of the sides.
         runs: The number of runs of each side.
         same_work: True if all sides did the same work. None if a side has no fingerprint.
-        unlike: How the work of the sides differs.
+        work_differences: How the work of the sides differs.
         scope: Which variation the outcomes take into account.
         confidence: The confidence of all metrics together.
         notes: Differences that a reader should know, but that do not prevent the comparison.
@@ -84,7 +87,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     sides: tuple[str, ...]
     runs: tuple[int, ...]
     same_work: bool | None
-    unlike: tuple[str, ...]
+    work_differences: tuple[str, ...] = msgspec.field(name="unlike")
     scope: str
     confidence: float
     notes: tuple[str, ...]
@@ -99,31 +102,36 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     sides: Sequence[Side],
     *,
-    also: Sequence[str] = (),
+    extra_metrics: Sequence[str] = (),
     confidence: float = LEVEL,
-    anyway: bool = False,
+    allow_different_work: bool = False,
 ) -> Comparison:
     """Return the comparison of every side with the first one.
 
     Args:
         sides: The sides.
-        also: Paths of metrics to compare in addition to the default ones.
+        extra_metrics: Paths of metrics to compare in addition to the default ones.
         confidence: The confidence of all metrics together.
-        anyway: True to judge although the work differs. Without it, differences between sides of
-            other work are shown, but not judged. Invalid runs are never judged.
+        allow_different_work: True to judge the metrics of sides that did different work, too.
+            Otherwise their differences are shown without an outcome. Invalid runs are never judged.
     """
     first = sides[0]
-    comparer = _Comparer(_metrics_to_compare(sides, also), also, confidence)
+    metrics = _list_metrics_to_compare(sides, extra_metrics)
+    comparer = _Comparer(metrics, extra_metrics, confidence)
     differences: list[Difference] = []
-    work_differences: dict[str, None] = {}
+    work_differences: list[str] = []
     for other in sides[1:]:
-        unlike = describe_work_differences(first, other)
-        work_differences.update(dict.fromkeys(unlike))
-        obstacle = NOT_SAME_WORK if unlike and not anyway else _obstacle(first, other)
-        differences += comparer.compare_sides(first, other, obstacle)
-        differences += comparer.compare_parts(first, other, obstacle)
-    invalid_runs = {
-        run_label(side, run): run.summary.verdict.codes
+        work_differences_of_side = describe_work_differences(first, other)
+        work_differences += work_differences_of_side
+        if work_differences_of_side and not allow_different_work:
+            reason_not_judged = NOT_SAME_WORK
+        else:
+            reason_not_judged = _find_reason_not_judged(first, other)
+        differences += comparer.compare_sides(first, other, reason_not_judged)
+        differences += comparer.compare_parts(first, other, reason_not_judged)
+
+    codes_of_invalid_runs = {
+        format_run_label(side, run): run.summary.verdict.codes
         for side in sides
         for run in side.runs
         if not run.summary.verdict.valid
@@ -132,35 +140,39 @@ def compare(
         sides=tuple(side.name for side in sides),
         runs=tuple(len(side.runs) for side in sides),
         same_work=_is_same_work(sides, has_differences=bool(work_differences)),
-        unlike=tuple(work_differences),
+        work_differences=tuple(dict.fromkeys(work_differences)),
         scope=describe_scope(sides),
         confidence=confidence,
-        notes=tuple(comparison_notes(sides)),
-        valid=not invalid_runs,
-        simulated=tuple(
-            side.name for side in sides if any(run.summary.target.simulated for run in side.runs)
-        ),
+        notes=tuple(list_notes(sides)),
+        valid=not codes_of_invalid_runs,
+        simulated=tuple(side.name for side in sides if _is_simulated(side)),
         differences=tuple(differences),
-        codes=invalid_runs,
-        recovery=tuple(_recoveries(sides)),
+        codes=codes_of_invalid_runs,
+        recovery=tuple(_list_recoveries(sides)),
         facts=tuple(side.facts for side in sides),
     )
 
 
-def _metrics_to_compare(sides: Sequence[Side], also: Sequence[str]) -> list[Metric]:
+def _is_simulated(side: Side) -> bool:
+    """Return True if a run of the side had a simulated server."""
+    return any(run.summary.target.simulated for run in side.runs)
+
+
+def _list_metrics_to_compare(sides: Sequence[Side], extra_metrics: Sequence[str]) -> list[Metric]:
     """Return the default metrics, those that other tools report, and the additional ones."""
     paths = list(comparable_metrics.default_metric_paths())
     if any(side.reported_metrics for side in sides):
         paths += OTHER_TOOL_METRICS
-    paths += also
+    paths += extra_metrics
     metrics = [find_metric(path) for path in dict.fromkeys(paths)]
     return [metric for metric in metrics if metric is not None]
 
 
 def _is_same_work(sides: Sequence[Side], *, has_differences: bool) -> bool | None:
-    """Return whether all sides did the same work. None if a side does not say what it did.
+    """Return whether all sides did the same work, or None if that is not known of a side.
 
-    Files of other tools do not say it, and neither do runs without a fingerprint of their requests.
+    It is not known of results of other tools, and of runs without a fingerprint of their requests.
+    `has_differences` is True if differences of the work were found.
     """
     if has_differences:
         return False
@@ -170,8 +182,12 @@ def _is_same_work(sides: Sequence[Side], *, has_differences: bool) -> bool | Non
     return True
 
 
-def _obstacle(first: Side, other: Side) -> str:
-    """Return why two sides of the same work cannot be judged, such as "b is not valid", or ""."""
+def _find_reason_not_judged(first: Side, other: Side) -> str:
+    """Return why the metrics of two sides must not be judged, such as "b is INVALID", or "".
+
+    They are shown without an outcome if a run is on both sides, if a run is invalid, or if another
+    tool measured one of the sides.
+    """
     first_summaries = [run.summary for run in first.runs]
     if any(run.summary in first_summaries for run in other.runs):
         return SAME_RUN
@@ -188,7 +204,7 @@ def _obstacle(first: Side, other: Side) -> str:
     return ""
 
 
-def _recoveries(sides: Sequence[Side]) -> Iterator[SideRecovery]:
+def _list_recoveries(sides: Sequence[Side]) -> Iterator[SideRecovery]:
     """Yield how every run recovered from its events, such as the second spike of its load."""
     for side in sides:
         for run in side.runs:
@@ -224,69 +240,86 @@ class _Comparer:
     called different by chance is at most one minus the confidence.
     """
 
-    def __init__(self, metrics: Sequence[Metric], also: Sequence[str], confidence: float) -> None:
-        """Create a comparer of these metrics. The paths in `also` are kept without values, too."""
+    def __init__(
+        self, metrics: Sequence[Metric], extra_metrics: Sequence[str], confidence: float
+    ) -> None:
+        """Create a comparer.
+
+        Args:
+            metrics: The metrics to compare.
+            extra_metrics: The paths of those that are kept even if a side has no value of them.
+            confidence: The confidence of all metrics together.
+        """
         self._metrics = metrics
-        self._also = also
+        self._extra_metrics = extra_metrics
         self._risk = 1 - confidence
 
-    def compare_sides(self, first: Side, other: Side, obstacle: str) -> list[Difference]:
-        """Return the difference of each metric. `obstacle` says why none can be judged, or ""."""
+    def compare_sides(self, first: Side, other: Side, reason_not_judged: str) -> list[Difference]:
+        """Return the difference of each metric.
+
+        `reason_not_judged` says why none of them may have an outcome, or is "".
+        """
         pairs = []
         for metric in self._metrics:
-            pair = _pair_metric(first, other, metric, obstacle)
-            if _has_both_values(pair.difference) or metric.path in self._also:
+            pair = _pair_metric(first, other, metric, reason_not_judged)
+            if _has_both_values(pair.difference) or metric.path in self._extra_metrics:
                 pairs.append(pair)
         return self._judge_pairs(pairs, first, other)
 
-    def compare_parts(self, first: Side, other: Side, obstacle: str) -> Iterator[Difference]:
+    def compare_parts(
+        self, first: Side, other: Side, reason_not_judged: str
+    ) -> Iterator[Difference]:
         """Yield the differences of each request class, and of each step, that both sides have.
 
-        The metrics of one class or step share a risk of a false alarm of their own.
+        The metrics of one class or step are one family: their risk of a false alarm is not shared
+        with those of other classes or of the whole runs. `reason_not_judged` says why no difference
+        may have an outcome, or is "".
         """
-        for part in shared_parts(first, other):
-            part_first = restrict_to_part(first, part)
-            part_other = restrict_to_part(other, part)
+        for part in list_shared_parts(first, other):
+            first_part = restrict_to_part(first, part)
+            other_part = restrict_to_part(other, part)
             pairs = [
-                _pair_metric(part_first, part_other, metric, obstacle)
-                for metric in self._metrics_of(part)
+                _pair_metric(first_part, other_part, metric, reason_not_judged)
+                for metric in self._select_metrics(part)
             ]
-            pairs = [pair for pair in pairs if _has_both_values(pair.difference)]
-            for difference in self._judge_pairs(pairs, part_first, part_other):
+            complete_pairs = [pair for pair in pairs if _has_both_values(pair.difference)]
+            for difference in self._judge_pairs(complete_pairs, first_part, other_part):
                 yield msgspec.structs.replace(
                     difference,
                     metric=f"{part.kind}.{part.name}.{difference.metric}",
                     name=f"{part.name}: {difference.name}",
                 )
 
-    def _metrics_of(self, part: ComparedPart) -> Iterator[Metric]:
-        """Yield the metrics that a part has of its own. An embedding, for one, has no tokens."""
+    def _select_metrics(self, part: ComparedPart) -> Iterator[Metric]:
+        """Yield the metrics that a class or step has of its own. An embedding has no tokens."""
         for metric in self._metrics:
-            is_of_part = metric.path.startswith((*part.blocks, "ok_share"))
+            is_of_part = metric.path.startswith((*part.summary_fields, "ok_share"))
             if is_of_part and (part.has_tokens or not metric.path.startswith("tokens")):
                 yield metric
 
     def _judge_pairs(
         self, pairs: Sequence[_MetricPair], first: Side, other: Side
     ) -> list[Difference]:
-        """Return the differences with their outcomes.
+        """Return the differences of some metrics with their outcomes.
 
-        The risk of a false alarm is shared among the metrics that can be judged by Holm's method.
-        What each of them could detect is stated for its strictest level, the risk divided by their
-        number.
+        The metrics with an estimate are one family, whose risk of a false alarm Holm's method
+        distributes. The smallest detectable change of each of them is stated for the strictest
+        level of that method, the risk divided by their number (Bonferroni).
         """
         p_values = [None if pair.estimate is None else p_value(pair.estimate) for pair in pairs]
+        levels = holm_levels(p_values, self._risk)
         judged_count = sum(value is not None for value in p_values)
-        family_level = self._risk / max(judged_count, 1)
+        strictest_level = self._risk / max(judged_count, 1)
+
         differences = []
-        for pair, level in zip(pairs, holm_levels(p_values, self._risk), strict=True):
+        for pair, level in zip(pairs, levels, strict=True):
             difference = pair.difference
             if pair.estimate is not None:
                 difference = judge(
-                    difference, pair.estimate, pair.metric.better, level, family_level
+                    difference, pair.estimate, pair.metric.better, level, strictest_level
                 )
-                if difference.word in ("better", "worse"):
-                    difference = _check_stretches(difference, first, other, pair.metric, level)
+            if difference.detailed_outcome in ("better", "worse"):
+                difference = _confirm_by_time_periods(difference, first, other, pair.metric, level)
             differences.append(difference)
         return differences
 
@@ -296,22 +329,18 @@ def _has_both_values(difference: Difference) -> bool:
     return difference.before is not None and difference.after is not None
 
 
-def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _MetricPair:
-    """Return a metric of two sides, and their estimates if it can be judged.
+def _pair_metric(first: Side, other: Side, metric: Metric, reason_not_judged: str) -> _MetricPair:
+    """Return a metric of two sides, and the estimate of its difference if it can be judged.
 
     Args:
         first: The side to compare with.
         other: The side to compare.
         metric: The metric.
-        obstacle: Why no metric of these sides can be judged, or "".
+        reason_not_judged: Why no metric of these sides may be judged, or "".
     """
     is_repeated = len(first.runs) > 1 and len(other.runs) > 1
-    before = side_value(first, metric)
-    after = side_value(other, metric)
     estimate = None
-    reason = obstacle
-    if not reason and "goodput" in metric.path and describe_slo(first) != describe_slo(other):
-        reason = "the SLOs differ"
+    reason = reason_not_judged or _find_slo_difference(first, other, metric)
     if not reason:
         first_estimate = estimate_side(first, metric, is_repeated=is_repeated)
         other_estimate = estimate_side(other, metric, is_repeated=is_repeated)
@@ -320,6 +349,9 @@ def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _Me
             estimate = subtract(
                 first_estimate.estimate, other_estimate.estimate, is_pooled=is_repeated
             )
+
+    before = compute_side_value(first, metric)
+    after = compute_side_value(other, metric)
     difference = Difference(
         metric=metric.path,
         name=metric.name,
@@ -327,53 +359,68 @@ def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _Me
         side=other.name,
         before=before,
         after=after,
-        change=_change(before, after, is_share=metric.path in SHARE_PATHS),
+        change=_compute_change(before, after, is_fraction=metric.path in SHARE_PATHS),
         reason=reason or NO_KNOWN_INTERVAL,
-        repeated=is_repeated,
+        is_repeated=is_repeated,
     )
     return _MetricPair(metric, difference, estimate)
 
 
-def _change(before: float | None, after: float | None, *, is_share: bool) -> float | None:
-    """Return the change of a metric: relative (0.1 is +10 %), or of a share in parts of one.
+def _find_slo_difference(first: Side, other: Side, metric: Metric) -> str:
+    """Return why goodput cannot be judged between sides with different SLOs, or ""."""
+    is_goodput = "goodput" in metric.path
+    if is_goodput and describe_slo(first) != describe_slo(other):
+        return "the SLOs differ"
+    return ""
 
-    Returns None if a value is missing, or if there is no relative change because it was zero.
+
+def _compute_change(
+    before: float | None, after: float | None, *, is_fraction: bool
+) -> float | None:
+    """Return the change of a metric: relative (0.1 is +10 %), or the difference of two fractions.
+
+    Returns None if a value is missing, or if the first value is zero, from which no relative change
+    can be computed.
     """
     if before is None or after is None:
         return None
-    if is_share:
+    if is_fraction:
         return after - before
     return after / before - 1 if before else None
 
 
-def _check_stretches(
+def _confirm_by_time_periods(
     difference: Difference, first: Side, other: Side, metric: Metric, level: float
 ) -> Difference:
-    """Return the difference as inconclusive if it comes from a few stretches of time only.
+    """Return a significant difference, as inconclusive if it comes from few periods of time only.
 
     Three runs that met one slow period each, against three that met none, agree well among each
-    other, but the evidence is only three slow periods. So the runs are cut into stretches of time,
-    and the stretches that are slow must be significantly more frequent on one side, too. A stretch
-    is slow if its own percentile is above the geometric mean of the percentiles of both sides.
+    other, but the evidence is only three slow periods. So the runs are cut into periods of time,
+    and slow ones must be significantly more frequent on one side, by Fisher's exact test. A period
+    is slow if its percentile is above the geometric mean of the percentiles of both sides.
 
-    A mean, or a percentile of runs without records, is returned as it is.
+    A mean, or a percentile of runs without records, is returned unchanged.
     """
-    if metric.p is None or not metric.per_request:
+    if metric.quantile is None or not metric.request_metric:
         return difference
     if not difference.before or not difference.after:
         return difference
-    first_runs = measured_runs(first)
-    other_runs = measured_runs(other)
+    first_runs = list_measured_records(first)
+    other_runs = list_measured_records(other)
     if len(first_runs) < len(first.runs) or len(other_runs) < len(other.runs):
         return difference
-    middle_ms = math.sqrt(difference.before * difference.after)
-    first_stretches = count_stretches_above(first_runs, metric, middle_ms * 1e6)
-    other_stretches = count_stretches_above(other_runs, metric, middle_ms * 1e6)
-    if fisher_exact(*first_stretches, *other_stretches) <= level:
+
+    threshold_ns = math.sqrt(difference.before * difference.after) * NS_PER_MS
+    first_periods = count_slow_periods(first_runs, metric, threshold_ns)
+    other_periods = count_slow_periods(other_runs, metric, threshold_ns)
+    probability = fisher_exact(
+        first_periods.slow, first_periods.total, other_periods.slow, other_periods.total
+    )
+    if probability <= level:
         return difference
     reason = (
         "the difference comes from a few periods of time only "
-        f"({first_stretches.above} of {first_stretches.total} periods are slow vs. "
-        f"{other_stretches.above} of {other_stretches.total})"
+        f"({first_periods.slow} of {first_periods.total} periods are slow vs. "
+        f"{other_periods.slow} of {other_periods.total})"
     )
-    return msgspec.structs.replace(difference, word="inconclusive", reason=reason)
+    return msgspec.structs.replace(difference, detailed_outcome="inconclusive", reason=reason)

@@ -23,17 +23,20 @@ _FACTS: dict[str, Callable[[ComparedRun], set[str]]] = {
     "software": lambda run: {", ".join(run.summary.target.software)},
     "metadata": lambda run: {format.pairs(dict(sorted(run.summary.run.metadata.items())))},
 }
-"""Facts of a run that are named if they differ between sides."""
+"""Facts that are named if they differ between sides, with a function that gets those of a run.
+
+A function returns a set because a run may have several targets.
+"""
 
 
-def comparison_notes(sides: Sequence[Side]) -> list[str]:
+def list_notes(sides: Sequence[Side]) -> list[str]:
     """Return the differences that a reader should know, and the warnings about the runs."""
     return [
-        *(note for side in sides for note in _side_notes(side)),
-        *_fact_notes(sides),
-        *_slo_notes(sides),
-        *_seed_notes(sides),
-        *_cache_notes(sides),
+        *(note for side in sides for note in _list_side_notes(side)),
+        *_list_fact_notes(sides),
+        *_list_slo_notes(sides),
+        *_list_seed_notes(sides),
+        *_list_cache_notes(sides),
     ]
 
 
@@ -54,23 +57,23 @@ def describe_scope(sides: Sequence[Side]) -> str:
     return f"{subject}: run-to-run variation unknown. Re-run with --repeat 3."
 
 
-def run_label(side: Side, run: ComparedRun) -> str:
+def format_run_label(side: Side, run: ComparedRun) -> str:
     """Return the name of a run, with the name of its side."""
     return side.name if len(side.runs) == 1 else f"{side.name}/{run.name}"
 
 
-def _side_notes(side: Side) -> Iterator[str]:
+def _list_side_notes(side: Side) -> Iterator[str]:
     """Yield the notes on a side: its own, metrics that it does not have, and those on its runs."""
     for note in side.notes:
         yield f"{side.name}: {note}"
-    missing = _missing_metrics(side)
+    missing = _list_missing_metrics(side)
     if missing:
         yield f"{side.name} does not report: {'; '.join(missing)}"
     for run in side.runs:
-        yield from _run_notes(run_label(side, run), run)
+        yield from _list_run_notes(format_run_label(side, run), run)
 
 
-def _missing_metrics(side: Side) -> list[str]:
+def _list_missing_metrics(side: Side) -> list[str]:
     """Return the names of metrics that another tool did not report."""
     if not side.reported_metrics:
         return []
@@ -82,7 +85,7 @@ def _missing_metrics(side: Side) -> list[str]:
     return names
 
 
-def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
+def _list_run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     """Yield why a run may not show what its server can do.
 
     It may be invalid, have warnings, have been stopped, or have one node that stands out.
@@ -105,29 +108,34 @@ def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
         yield f"{label} has no records, only a summary, so its metrics are not judged"
 
 
-def _fact_notes(sides: Sequence[Side]) -> Iterator[str]:
+def _list_fact_notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield each fact that differs, such as "different models: llama-8b vs. llama-70b".
 
     A side has several values of a fact if its runs differ in it. Sides without runs are left out,
     because the results of other tools do not state these facts.
     """
-    for subject, values_of_run in _FACTS.items():
-        values_by_side = [
-            set().union(*map(values_of_run, side.runs)) for side in sides if side.runs
-        ]
-        if any(values != values_by_side[0] for values in values_by_side[1:]):
+    sides_with_runs = [side for side in sides if side.runs]
+    for fact, get_values in _FACTS.items():
+        values_by_side: list[set[str]] = []
+        for side in sides_with_runs:
+            values: set[str] = set()
+            for run in side.runs:
+                values |= get_values(run)
+            values_by_side.append(values)
+        is_different = any(values != values_by_side[0] for values in values_by_side[1:])
+        if is_different:
             texts = ["/".join(sorted(values)) or "none" for values in values_by_side]
-            yield f"different {subject}: {' vs. '.join(texts)}"
+            yield f"different {fact}: {' vs. '.join(texts)}"
 
 
-def _slo_notes(sides: Sequence[Side]) -> Iterator[str]:
+def _list_slo_notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield that the SLOs of the sides differ, if they do."""
     slos = [describe_slo(side) or "none" for side in sides if side.runs]
     if len(set(slos)) > 1:
         yield f"different SLOs: {' vs. '.join(slos)}; SLO attainment is not compared"
 
 
-def _seed_notes(sides: Sequence[Side]) -> Iterator[str]:
+def _list_seed_notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield whether the runs had different seeds, which fix lengths, arrivals and prompts."""
     summaries = [run.summary for side in sides for run in side.runs]
     seeds = [summary.run.seed for summary in summaries if summary.run.seed is not None]
@@ -153,7 +161,7 @@ def _describe_same_seed(summaries: Sequence[Summary]) -> str:
     return "Same seed: equal lengths and arrivals."
 
 
-def _cache_notes(sides: Sequence[Side]) -> Iterator[str]:
+def _list_cache_notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield that the prefix cache hit rates of the runs differ, if they do."""
     hit_rates = [
         run.summary.tokens.cached_share

@@ -11,10 +11,17 @@ from loadgen.core import format
 from loadgen.repeated.comparable_metrics import SHARE_PATHS
 
 DIFFER: Literal["these two runs differ"] = "these two runs differ"
-Word = Literal[
+"""The outcome of a difference between single runs, which says nothing about the next runs."""
+
+DetailedOutcome = Literal[
     "better", "worse", "different", "these two runs differ", "equivalent", "inconclusive"
 ]
 Outcome = Literal["different", "equivalent", "inconclusive"]
+"""A detailed outcome without the direction: every kind of difference is "different"."""
+
+
+MIN_LENGTH_FACTOR = 1.1
+"""The smallest factor that is named, because "1.0 times as long" would not sound like more."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,15 +35,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         before: The metric of the first side.
         after: The metric of the side.
         change: The relative change (0.1 is +10 %); for a fraction, the difference as a part of one.
-        low: The lower end of its interval, at the level at which `word` was decided. None if there
-            is no interval.
+        low: The lower end of its confidence interval, at the level at which the outcome was
+            decided. None if there is no interval.
         high: The upper end.
         detectable: The smallest change that would be found with probability POWER.
-        word: The outcome; a difference is called better or worse only between repeats.
+        detailed_outcome: The outcome. Only a difference between repeats is better or worse.
         reason: Why the outcome is inconclusive.
-        within: If the sides are equivalent, the largest change that the interval allows.
-        repeated: True if both sides are repeats, so that the outcome holds beyond these runs.
-        needed: If more load would decide the outcome, how many times as much.
+        equivalent_within: If the sides are equivalent, the largest change that the interval allows.
+        is_repeated: True if both sides are repeats, so that the outcome holds beyond these runs.
+        needed_load_factor: If more load would decide the outcome, how many times as much.
     """
 
     metric: str
@@ -49,38 +56,40 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     detectable: float | None = None
-    word: Word = "inconclusive"
+    detailed_outcome: DetailedOutcome = msgspec.field(default="inconclusive", name="word")
     reason: str = msgspec.field(default="", name="why")
-    within: float | None = None
-    repeated: bool = False
-    needed: float | None = None
+    equivalent_within: float | None = msgspec.field(default=None, name="within")
+    is_repeated: bool = msgspec.field(default=False, name="repeated")
+    needed_load_factor: float | None = msgspec.field(default=None, name="needed")
 
     @property
-    def absolute(self) -> bool:
-        """True if `change` is a difference of fractions, and not a ratio minus one."""
+    def is_fraction(self) -> bool:
+        """True if the metric is a fraction, so that `change` is a difference, not a ratio - 1."""
         return self.metric.endswith(SHARE_PATHS)
 
     @property
     def outcome(self) -> Outcome:
         """Whether the sides are different, equivalent, or cannot be told apart or called equal."""
-        if self.word in ("equivalent", "inconclusive"):
-            return self.word
+        if self.detailed_outcome in ("equivalent", "inconclusive"):
+            return self.detailed_outcome
         return "different"
 
 
-def describe_needed_load(difference: Difference, needed: float | None, run_count: int) -> str:
-    """Return how many runs, or how much longer runs, would decide a difference.
+def describe_needed_load(difference: Difference, load_factor: float | None, run_count: int) -> str:
+    """Return how many runs, or how much longer runs, would decide an inconclusive difference.
 
     Repeats become more certain with their number, and single runs with their length.
 
     Args:
         difference: The difference.
-        needed: How many times as much load is needed. None if it is not known, which returns "".
+        load_factor: How many times as much load is needed. None if it is not known, which returns
+            "".
         run_count: The number of runs on a side.
     """
-    if needed is None:
+    if load_factor is None:
         return ""
-    if difference.repeated:
-        needed_runs = max(math.ceil(run_count * needed), run_count + 1)
+    if difference.is_repeated:
+        needed_runs = max(math.ceil(run_count * load_factor), run_count + 1)
         return f"about {needed_runs:,} runs per side needed"
-    return f"runs {format.quantity(max(needed, 1.1), 2)} times as long needed"
+    length_factor = format.quantity(max(load_factor, MIN_LENGTH_FACTOR), 2)
+    return f"runs {length_factor} times as long needed"

@@ -8,10 +8,10 @@ import numpy as np
 
 from loadgen.compare.block_errors import (
     EstimateOrReason,
-    error_within_runs,
+    describe_missing_samples,
+    estimate_error_within_runs,
     estimate_latency,
     estimate_token_rate,
-    too_few_samples,
 )
 from loadgen.core.analysis.within_run_variance import (
     ScaledEstimate,
@@ -29,7 +29,7 @@ ZERO_VALUE = "the value is 0"
 """Reasons why a metric has no estimate. Estimates are logarithms, and 0 has none."""
 
 
-def side_value(side: Side, metric: Metric) -> float | None:
+def compute_side_value(side: Side, metric: Metric) -> float | None:
     """Return a metric of a side: its value, or the mean over repeats. None if a run has none."""
     if side.reported_metrics:
         return side.reported_metrics.get(metric.path)
@@ -43,6 +43,9 @@ def side_value(side: Side, metric: Metric) -> float | None:
 def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateOrReason:
     """Return a metric of a side with its standard error, or why it cannot be estimated.
 
+    A metric cannot be estimated without records of single requests, if a run does not report it, or
+    if it is zero although its logarithm is needed.
+
     Args:
         side: The side.
         metric: The metric.
@@ -51,10 +54,10 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
     """
     if side.reported_metrics or not side.runs:
         return EstimateOrReason(None, f"{side.name} has no records")
-    omission_reasons = _omission_reasons(side, metric)
+    omission_reasons = _describe_omission(side, metric)
     if omission_reasons:
         return EstimateOrReason(None, f"not reported by {side.name}: {omission_reasons}")
-    value = side_value(side, metric)
+    value = compute_side_value(side, metric)
     if value is None:
         return EstimateOrReason(None, f"{side.name} has no value")
     if metric.path not in SHARE_PATHS and value <= 0:
@@ -64,20 +67,21 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
     return _estimate_within_run(side, metric, value)
 
 
-def measured_runs(side: Side) -> list[Columns]:
+def list_measured_records(side: Side) -> list[Columns]:
     """Return the measured records of the runs of a side that have records."""
     records = [run.measured() for run in side.runs]
     return [columns for columns in records if columns is not None]
 
 
-def _omission_reasons(side: Side, metric: Metric) -> str:
-    """Return why runs of a side do not report a metric because it is unreliable, or "".
+def _describe_omission(side: Side, metric: Metric) -> str:
+    """Return why runs of a side omit a metric as unreliable, or "" if all of them report it.
 
-    A summary names a metric that it omits without the blocks above it and without its unit: for the
-    path "classes.chat.ttft_ms.p99" it is the statistic "p99" of "ttft".
+    A summary stores the reason by the names of the distribution and of the statistic: for the path
+    "classes.chat.ttft_ms.p99", these are "ttft" and "p99".
     """
     distribution_path, _, statistic = metric.path.rpartition(".")
-    distribution = distribution_path.rpartition(".")[2].removesuffix("_ms")
+    distribution_key = distribution_path.rpartition(".")[2]
+    distribution = distribution_key.removesuffix("_ms")
     reasons = []
     for run in side.runs:
         if metric_value(run.summary, metric.path) is None:
@@ -88,29 +92,33 @@ def _omission_reasons(side: Side, metric: Metric) -> str:
 
 
 def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> EstimateOrReason:
-    """Return the mean of a metric over repeats, with the error by how much the repeats differ.
+    """Return the mean of a metric over repeats, with the standard error of that mean.
 
     A few repeats may agree by chance. So the error of a latency is at least what blocks of time
     within the runs show, and that of a fraction at least what its number of requests allows.
     """
     values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
-    is_share = metric.path in SHARE_PATHS
-    if not is_share and min(values) <= 0:
+    is_fraction = metric.path in SHARE_PATHS
+    if not is_fraction and min(values) <= 0:
         return EstimateOrReason(None, ZERO_VALUE)
-    scaled = np.array(values) if is_share else np.log(values)
-    error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
-    if is_share:
+    scaled_values = np.array(values) if is_fraction else np.log(values)
+    error = float(scaled_values.std(ddof=1)) / math.sqrt(len(values))
+    if is_fraction:
         # Three runs without a failure do not show that failures never happen.
         request_count = sum(run.summary.requests.scheduled for run in side.runs)
         error = max(error, agresti_coull_error(mean * request_count, request_count))
-    estimate = ScaledEstimate(float(scaled.mean()), error, len(values) - 1)
-    records = measured_runs(side)
-    if not metric.per_request or len(records) < len(side.runs):
+    estimate = ScaledEstimate(
+        value=float(scaled_values.mean()), error=error, degrees_of_freedom=len(values) - 1
+    )
+
+    records = list_measured_records(side)
+    has_all_records = len(records) == len(side.runs)
+    if not metric.request_metric or not has_all_records:
         return EstimateOrReason(estimate)
-    reason = too_few_samples(records, metric)
+    reason = describe_missing_samples(records, metric)
     if reason:
         return EstimateOrReason(None, reason)
-    within_runs = error_within_runs(records, metric)
+    within_runs = estimate_error_within_runs(records, metric)
     if within_runs.error > estimate.error:
         estimate = ScaledEstimate(estimate.value, within_runs.error, within_runs.degrees_of_freedom)
     return EstimateOrReason(estimate)
@@ -122,10 +130,10 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
     It needs the records of the requests. Metrics other than latencies, shares of requests and the
     rate of output tokens have no known interval.
     """
-    records = measured_runs(side)
+    records = list_measured_records(side)
     if len(records) < len(side.runs):
         return EstimateOrReason(None, f"{side.name} has no records")
-    if metric.per_request:
+    if metric.request_metric:
         return estimate_latency(records, metric, value)
     if metric.path == "ok_share":
         ok_indicators = [build_indicators(columns, columns.where(OK)) for columns in records]

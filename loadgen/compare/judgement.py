@@ -12,7 +12,7 @@ import math
 
 import msgspec
 
-from loadgen.compare.difference import DIFFER, Difference, Word
+from loadgen.compare.difference import DIFFER, DetailedOutcome, Difference
 from loadgen.compare.significance import load_needed
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.stats import students_t
@@ -37,10 +37,11 @@ def judge(
     level: float,
     family_level: float,
 ) -> Difference:
-    """Return a difference with its interval, its outcome and the smallest detectable change.
+    """Return a difference with its confidence interval, outcome and smallest detectable change.
 
-    The sides differ if the interval of the change does not contain zero. They are equivalent if the
-    whole interval is so close to zero that nobody would act on it.
+    The interval is that of Student's t. The sides differ if it does not contain zero. They are
+    equivalent if the whole interval is so close to zero that nobody would act on it. Otherwise the
+    outcome is inconclusive.
 
     Args:
         difference: The difference.
@@ -51,11 +52,12 @@ def judge(
             strictest test among all metrics that are judged together, so the change would be
             detected whatever the other metrics show.
     """
-    half_width = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom) * estimate.error
+    t_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
+    half_width = t_quantile * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
-    excludes_zero = low > 0 or high < 0  # decided before the ends are limited
-    if difference.absolute and difference.before is not None:
+    excludes_zero = low > 0 or high < 0  # decided before the ends are clipped
+    if difference.is_fraction and difference.before is not None:
         # A fraction cannot fall below 0 or rise above 1.
         low = max(low, -difference.before)
         high = min(high, 1 - difference.before)
@@ -63,31 +65,34 @@ def judge(
         difference,
         low=low,
         high=high,
-        detectable=_detectable_change(difference, estimate, family_level),
+        detectable=_compute_detectable_change(difference, estimate, family_level),
         reason="",
     )
     if excludes_zero:
-        return msgspec.structs.replace(judged, word=_word_of_certain(judged, estimate, better))
-    return _equivalent_or_inconclusive(judged, estimate, half_width)
+        outcome = _classify_significant(judged, estimate, better)
+        return msgspec.structs.replace(judged, detailed_outcome=outcome)
+    return _classify_insignificant(judged, estimate, half_width)
 
 
-def _detectable_change(
+def _compute_detectable_change(
     difference: Difference, estimate: ScaledEstimate, level: float
 ) -> float | None:
-    """Return the smallest change that a test at a level would find with probability POWER.
+    """Return the minimum detectable change: what a test at a level finds with probability POWER.
 
-    It is the usual sum of two quantiles: the measured change must be so large that chance alone
-    does not explain it, and the true change so much larger that the measured one seldom falls
-    short. Returns None if a fraction could not change by so much, as it is between 0 and 1.
+    It is (t(1 - level / 2) + t(POWER)) standard errors, as in sample size formulas. The measured
+    change must be so large that chance alone does not explain it, and the true change so much
+    larger that the measured one seldom falls short of that.
+
+    Returns None if a fraction, which is between 0 and 1, cannot change by so much.
     """
-    quantiles = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
-    quantiles += students_t.t_quantile(POWER, estimate.degrees_of_freedom)
-    smallest = quantiles * estimate.error
-    if difference.absolute and difference.before is not None:
+    significance_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
+    power_quantile = students_t.t_quantile(POWER, estimate.degrees_of_freedom)
+    detectable = (significance_quantile + power_quantile) * estimate.error
+    if difference.is_fraction and difference.before is not None:
         largest_possible = max(difference.before, 1 - difference.before)
-        if smallest > largest_possible:
+        if detectable > largest_possible:
             return None
-    return _to_change(difference, smallest)
+    return _to_change(difference, detectable)
 
 
 def _to_change(difference: Difference, value: float) -> float:
@@ -95,18 +100,25 @@ def _to_change(difference: Difference, value: float) -> float:
 
     That scale is the logarithm of a ratio, or for a fraction the difference itself.
     """
-    if difference.absolute:
+    if difference.is_fraction:
         return value
     return math.expm1(min(value, MOST_LOG_CHANGE))
 
 
-def _word_of_certain(difference: Difference, estimate: ScaledEstimate, better: int) -> Word:
-    """Return the outcome of a change whose interval does not contain zero.
+def _classify_significant(
+    difference: Difference, estimate: ScaledEstimate, better: int
+) -> DetailedOutcome:
+    """Return the outcome of a significant change, whose interval does not contain zero.
 
     A single run per side shows that these two runs differ, but not that the two systems do: the
     next start of the same server may be as different. So only repeats are called better or worse.
+
+    Args:
+        difference: The difference.
+        estimate: Its estimate, whose sign says whether the metric has risen.
+        better: -1 if a lower metric is better, 1 if a higher one is, and 0 if neither is.
     """
-    if not difference.repeated:
+    if not difference.is_repeated:
         return DIFFER
     if not better:
         return "different"
@@ -115,31 +127,34 @@ def _word_of_certain(difference: Difference, estimate: ScaledEstimate, better: i
     return "better" if has_risen == is_higher_better else "worse"
 
 
-def _equivalent_or_inconclusive(
+def _classify_insignificant(
     difference: Difference, estimate: ScaledEstimate, half_width: float
 ) -> Difference:
-    """Return a change whose interval contains zero as equivalent or as inconclusive.
+    """Return a difference whose interval contains zero, as equivalent or as inconclusive.
 
-    An inconclusive change says how much more load would decide it, whichever way: so much that the
-    interval, if the estimate stays where it is, either leaves out zero or fits into the margin of
-    equivalence.
+    It is equivalent if the whole interval is within a margin around zero. Otherwise it says how
+    much more load would decide it: so much that the interval, if the estimate stays where it is,
+    becomes narrow enough either to leave out zero or to fit into the margin.
 
     Args:
         difference: The difference, with its interval.
         estimate: Its estimate.
-        half_width: The half width of the interval on the scale of the estimate.
+        half_width: The half width of the interval, on the scale of the estimate.
     """
     assert difference.low is not None and difference.high is not None
     largest_change = max(abs(difference.low), abs(difference.high))
-    margin = EQUIVALENT_POINTS if difference.absolute else EQUIVALENT_CHANGE
+    margin = EQUIVALENT_POINTS if difference.is_fraction else EQUIVALENT_CHANGE
     if largest_change <= margin:
-        return msgspec.structs.replace(difference, word="equivalent", within=largest_change)
-    scaled_margin = margin if difference.absolute else math.log1p(margin)
+        return msgspec.structs.replace(
+            difference, detailed_outcome="equivalent", equivalent_within=largest_change
+        )
+    scaled_margin = margin if difference.is_fraction else math.log1p(margin)
     half_width_to_differ = abs(estimate.value)
     half_width_to_be_equivalent = scaled_margin - abs(estimate.value)
+    sufficient_half_width = max(half_width_to_differ, half_width_to_be_equivalent)
     return msgspec.structs.replace(
         difference,
-        word="inconclusive",
+        detailed_outcome="inconclusive",
         reason="the interval is too wide",
-        needed=load_needed(max(half_width_to_differ, half_width_to_be_equivalent), half_width),
+        needed_load_factor=load_needed(sufficient_half_width, half_width),
     )

@@ -18,8 +18,8 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest
 from loadgen.runs.comparison_side import ComparedRun, Side
 
-_STEP_BLOCKS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
-_CLASS_BLOCKS = (*_STEP_BLOCKS, "goodput", "sessions")
+_STEP_FIELDS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
+_CLASS_FIELDS = (*_STEP_FIELDS, "goodput", "sessions")
 
 
 class ComparedPart(NamedTuple):
@@ -43,31 +43,31 @@ class ComparedPart(NamedTuple):
         return ".".join(name for name in (self.class_name, self.step_name) if name)
 
     @property
-    def blocks(self) -> tuple[str, ...]:
-        """The blocks of a summary, such as "ttft_ms", that the part has of its own."""
-        return _CLASS_BLOCKS if self.kind == "classes" else _STEP_BLOCKS
+    def summary_fields(self) -> tuple[str, ...]:
+        """The fields of a summary, such as "ttft_ms", that the part has of its own."""
+        return _CLASS_FIELDS if self.kind == "classes" else _STEP_FIELDS
 
-    def summary_in(self, summary: Summary) -> ClassSummary | StepSummary | None:
-        """Return the metrics of the part in a run, or None if the run does not have the part."""
+    def find_summary(self, summary: Summary) -> ClassSummary | StepSummary | None:
+        """Return the metrics of the class or step in a run, or None if the run does not have it."""
         if self.kind == "classes":
-            classes = (part for part in summary.classes if part.name == self.class_name)
-            return next(classes, None)
-        steps = (
-            step
-            for step in summary.steps
-            if (step.of_class, step.name) == (self.class_name, self.step_name)
-        )
-        return next(steps, None)
+            for request_class in summary.classes:
+                if request_class.name == self.class_name:
+                    return request_class
+            return None
+        for step in summary.steps:
+            if step.of_class == self.class_name and step.name == self.step_name:
+                return step
+        return None
 
 
-def shared_parts(first: Side, other: Side) -> Iterator[ComparedPart]:
+def list_shared_parts(first: Side, other: Side) -> Iterator[ComparedPart]:
     """Yield the classes, and then the steps, that every run of both sides has.
 
     A part that one run lacks cannot be compared, because its metric would be missing there.
     """
     runs = (*first.runs, *other.runs)
-    for part in _parts_of(first):
-        if all(part.summary_in(run.summary) is not None for run in runs):
+    for part in _list_parts(first):
+        if all(part.find_summary(run.summary) is not None for run in runs):
             yield part
 
 
@@ -80,7 +80,8 @@ def restrict_to_part(side: Side, part: ComparedPart) -> Side:
     return msgspec.structs.replace(side, runs=runs)
 
 
-def _parts_of(side: Side) -> Iterator[ComparedPart]:
+def _list_parts(side: Side) -> Iterator[ComparedPart]:
+    """Yield the classes, and then the steps, that the first run of a side has."""
     if not side.runs:
         return
     summary = side.runs[0].summary
@@ -91,29 +92,31 @@ def _parts_of(side: Side) -> Iterator[ComparedPart]:
 
 
 def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
-    """Return a run whose summary, and whose records if it has any, are those of one part.
+    """Return a run that consists of one request class or step only.
 
-    Metrics that a part does not have of its own, such as the number of workers, stay as they are.
-    The records of a class are judged by the SLO of the class.
+    Its summary has the metrics of the class or step, and its records, if any, are those of it.
+    Metrics that a class or step does not have, such as the number of workers, stay as they are. The
+    SLO of a class replaces that of the run.
     """
-    part_summary = part.summary_in(run.summary)
-    part_blocks = {block: getattr(part_summary, block) for block in part.blocks}
-    summary = msgspec.structs.replace(run.summary, **part_blocks)
+    part_summary = part.find_summary(run.summary)
+    part_metrics = {field: getattr(part_summary, field) for field in part.summary_fields}
+    summary = msgspec.structs.replace(run.summary, **part_metrics)
     manifest = run.manifest
-    rows = run.rows
-    if manifest is None or rows is None:
-        return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=rows)
+    records = run.rows
+    if manifest is None or records is None:
+        return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
+
     if part.kind == "classes":
-        rows = rows[is_of_class(manifest, part.class_name, rows)]
-        slo = next(plan.slo for plan in manifest.classes if plan.name == part.class_name)
-        manifest = msgspec.structs.replace(manifest, slo=slo)
+        records = records[is_of_class(manifest, part.class_name, records)]
+        class_plan = next(plan for plan in manifest.classes if plan.name == part.class_name)
+        manifest = msgspec.structs.replace(manifest, slo=class_plan.slo)
     else:
-        step_of_row = step_indices(manifest, rows["request"], rows["turn"])
-        rows = rows[step_of_row == _step_index(manifest, part)]
-    return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=rows)
+        step_of_record = step_indices(manifest, records["request"], records["turn"])
+        records = records[step_of_record == _find_step_index(manifest, part)]
+    return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
 
 
-def _step_index(manifest: RunManifest, part: ComparedPart) -> int:
+def _find_step_index(manifest: RunManifest, part: ComparedPart) -> int:
     """Return the position of a step in the plan of a run, by which its records are marked."""
     steps = [(plan.of_class, plan.name) for plan in manifest.steps]
     return steps.index((part.class_name, part.step_name))

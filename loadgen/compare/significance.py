@@ -24,13 +24,17 @@ def subtract(
             degrees of freedom. With three runs a side, Welch's degrees of freedom are a guess
             themselves, and cost half of the power.
     """
-    freedom = students_t.welch_degrees_of_freedom(
-        first.error**2, first.degrees_of_freedom, second.error**2, second.degrees_of_freedom
-    )
-    if is_pooled and first.degrees_of_freedom == second.degrees_of_freedom:
-        freedom = first.degrees_of_freedom + second.degrees_of_freedom
+    has_equal_degrees = first.degrees_of_freedom == second.degrees_of_freedom
+    if is_pooled and has_equal_degrees:
+        degrees_of_freedom = first.degrees_of_freedom + second.degrees_of_freedom
+    else:
+        degrees_of_freedom = students_t.welch_degrees_of_freedom(
+            first.error**2, first.degrees_of_freedom, second.error**2, second.degrees_of_freedom
+        )
     return ScaledEstimate(
-        second.value - first.value, math.hypot(first.error, second.error), freedom
+        value=second.value - first.value,
+        error=math.hypot(first.error, second.error),
+        degrees_of_freedom=degrees_of_freedom,
     )
 
 
@@ -45,10 +49,10 @@ def p_value(difference: ScaledEstimate) -> float:
 
 
 def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
-    """Return the significance level of each metric by the method of Holm (1979).
+    """Return the significance level of each metric by the step-down method of Holm (1979).
 
-    The smallest p-value is tested at risk / m, the next at risk / (m - 1), and so on. The first one
-    that is not significant ends this, and all others are tested at its level.
+    With m metrics, the smallest p-value is tested at risk / m, the next at risk / (m - 1), and so
+    on. The first one that is not significant ends the steps: all that follow have its level.
 
     Args:
         p_values: The p-value of each metric. None for metrics that are not tested.
@@ -57,28 +61,38 @@ def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
     tested = [(p_value, index) for index, p_value in enumerate(p_values) if p_value is not None]
     levels = [risk] * len(p_values)
     level = risk
-    is_over = False
+    is_last_significant = True
     for rank, (p_value, index) in enumerate(sorted(tested)):
-        if not is_over:
+        if is_last_significant:
             level = risk / (len(tested) - rank)
-            is_over = p_value > level
+            is_last_significant = p_value <= level
         levels[index] = level
     return levels
 
 
 def fisher_exact(hits_a: int, count_a: int, hits_b: int, count_b: int) -> float:
-    """Return the two-sided p-value of Fisher's exact test.
+    """Return the two-sided p-value of Fisher's exact test of two fractions.
 
-    It is the probability of counts that are at least as unequal as these if both fractions are
-    equal.
+    If both fractions are equal, the number of hits in group a has a hypergeometric distribution.
+    The p-value is the sum of the probabilities that are at most that of the observed number.
+
+    Args:
+        hits_a: The hits in group a.
+        count_a: The size of group a.
+        hits_b: The hits in group b.
+        count_b: The size of group b.
     """
     hits = hits_a + hits_b
+    fewest_in_a = max(0, hits - count_b)
+    most_in_a = min(count_a, hits)
+    # The number of ways to choose the hits, which is proportional to the probability.
     ways = [
-        math.comb(count_a, i) * math.comb(count_b, hits - i)
-        for i in range(max(0, hits - count_b), min(count_a, hits) + 1)
+        math.comb(count_a, in_a) * math.comb(count_b, hits - in_a)
+        for in_a in range(fewest_in_a, most_in_a + 1)
     ]
-    observed = math.comb(count_a, hits_a) * math.comb(count_b, hits_b)
-    return sum(way for way in ways if way <= observed) / math.comb(count_a + count_b, hits)
+    observed_ways = math.comb(count_a, hits_a) * math.comb(count_b, hits_b)
+    ways_as_extreme = sum(way for way in ways if way <= observed_ways)
+    return ways_as_extreme / math.comb(count_a + count_b, hits)
 
 
 def load_needed(distance: float, half_width: float) -> float | None:

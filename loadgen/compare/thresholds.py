@@ -35,7 +35,7 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_NOT_JUDGED = {
+_REASONS_NOT_JUDGED = {
     NOT_SAME_WORK: f"{NOT_SAME_WORK}; use --anyway to judge the change anyway",
     SAME_RUN: SAME_RUN,
 }
@@ -101,7 +101,7 @@ def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
     conditions = []
     for text in texts:
         with collecting(errors):
-            conditions.append(_parse(text))
+            conditions.append(_parse_condition(text))
     if errors:
         raise CombinedError(errors)
     return tuple(conditions)
@@ -132,10 +132,10 @@ def check_threshold(
 ) -> ThresholdOutcome:
     """Return the outcome of one condition for one difference. See `check_thresholds`."""
     check = _ThresholdCheck(condition, difference, run_count)
-    return check.outcome(beyond_noise=beyond_noise)
+    return check.check(beyond_noise=beyond_noise)
 
 
-def _parse(text: str) -> Condition:
+def _parse_condition(text: str) -> Condition:
     """Return the condition in a text such as "ttft_ms.p99 > +5%".
 
     Raises UserError for a text of another form, an unknown metric, or a unit that does not fit the
@@ -160,7 +160,7 @@ def _parse(text: str) -> Condition:
         metric=metric.path,
         test=match["test"],
         limit=limit,
-        kind=_kind_of_limit(match, metric),
+        kind=_classify_limit(match, metric),
     )
 
 
@@ -179,7 +179,7 @@ def _check_unit(match: re.Match[str], metric: Metric, location: str) -> None:
         raise UserError("invalid_value", f"{metric.path} is not a percentage", location, hint)
 
 
-def _kind_of_limit(
+def _classify_limit(
     match: re.Match[str], metric: Metric
 ) -> Literal["change", "difference", "value"]:
     """Return what the limit of a condition is compared with.
@@ -195,14 +195,15 @@ def _kind_of_limit(
 
 
 def _find_metric(name: str, location: str) -> Metric:
-    """Return the metric of a name in one of its spellings, such as ttft.p99 or ttft_p99."""
-    spellings = (
-        name,
-        name.replace(".", "_ms.", 1),
-        re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name),
-    )
-    for spelling in spellings:
-        metric = find_metric(spelling)
+    """Return the metric that a condition names: ttft_ms.p99, ttft.p99, ttft_p99 or ttft_ms_p99.
+
+    Raises UserError, with a similar name as a hint, for an unknown metric. `location` is the option
+    with its value.
+    """
+    with_unit = name.replace(".", "_ms.", 1)
+    with_unit_and_dot = re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name)
+    for path in (name, with_unit, with_unit_and_dot):
+        metric = find_metric(path)
         if metric is not None:
             return metric
     similar = closest(name, metric_paths(), cutoff=0.5)
@@ -225,67 +226,95 @@ class _ThresholdCheck:
     """Checks one condition for one difference."""
 
     def __init__(self, condition: Condition, difference: Difference, run_count: int) -> None:
+        """Create a check. `run_count` is the number of runs on a side."""
         self._condition = condition
         self._difference = difference
         self._run_count = run_count
 
-    def outcome(self, *, beyond_noise: bool) -> ThresholdOutcome:
-        """Return the outcome. With `beyond_noise`, the whole interval decides."""
+    def check(self, *, beyond_noise: bool) -> ThresholdOutcome:
+        """Return whether the condition holds, which fails the comparison.
+
+        A limit for a value is compared with the value of the other side. A limit for a change is
+        undecided if a value is missing, if the sides did different work, or if there are no
+        repeats. Otherwise the measured change decides or, with `beyond_noise`, its whole interval.
+        """
         difference = self._difference
         is_value = self._condition.kind == "value"
         if difference.after is None or (difference.before is None and not is_value):
-            return self._result(None, f"{difference.name} is not known for both sides")
+            return self._leave_undecided(f"{difference.name} is not known for both sides")
         if is_value:
             return self._check_value(difference.after)
-        if difference.reason in _NOT_JUDGED:
-            return self._result(None, f"{difference.name}: {_NOT_JUDGED[difference.reason]}")
-        change = self._change()
+        if difference.reason in _REASONS_NOT_JUDGED:
+            reason = _REASONS_NOT_JUDGED[difference.reason]
+            return self._leave_undecided(f"{difference.name}: {reason}")
+        change = self._measure_change()
         if change is None:
-            return self._result(None, f"{self._values()}: no relative change from 0")
-        if not difference.repeated:
-            return self._result(None, f"{change.text}; {SINGLE_RUN}")
+            return self._leave_undecided(f"{self._describe_values()}: no relative change from 0")
+        if not difference.is_repeated:
+            return self._leave_undecided(f"{change.text}; {SINGLE_RUN}")
         return self._check_interval(change) if beyond_noise else self._check_change(change)
 
     def _check_value(self, value: float) -> ThresholdOutcome:
+        """Compare the value of the other side with the limit."""
         difference = self._difference
         text = f"{format.quantity(value)} {difference.unit}".rstrip()
-        return self._result(self._condition.is_met_by(value), f"{difference.name} is {text}")
+        return self._create_outcome(
+            self._condition.is_met_by(value), f"{difference.name} is {text}"
+        )
 
     def _check_change(self, change: _Change) -> ThresholdOutcome:
+        """Compare the measured change with the limit, and say if it may be due to chance."""
         difference = self._difference
         is_met = self._condition.is_met_by(change.change)
         text = change.text
         if is_met and difference.outcome != "different" and difference.low is not None:
             text += f", may be noise: CI {format_interval(difference, percent=True)}"
-        return self._result(is_met, text)
+        return self._create_outcome(is_met, text)
 
-    def _result(self, failed: bool | None, text: str) -> ThresholdOutcome:
+    def _create_outcome(self, failed: bool | None, text: str) -> ThresholdOutcome:
+        """Return an outcome of the condition for the side. None means undecided."""
         return ThresholdOutcome(
             condition=self._condition.text, side=self._difference.side, failed=failed, text=text
         )
 
-    def _values(self) -> str:
+    def _leave_undecided(self, reason: str) -> ThresholdOutcome:
+        """Return the outcome of a condition that neither holds nor fails, for a reason."""
+        return self._create_outcome(None, reason)
+
+    def _describe_values(self) -> str:
+        """Return the metric with both values, such as "TTFT p99: 105 to 110 ms"."""
         difference = self._difference
         before = format.quantity(difference.before)
         after = format.quantity(difference.after)
         return f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
 
-    def _change(self) -> _Change | None:
-        """Return the change in the unit of the limit, or None for a relative change from zero."""
+    def _measure_change(self) -> _Change | None:
+        """Return the change with its interval, in the unit of the limit.
+
+        A limit in percent is for the relative change. Any other limit is for the difference of the
+        two values. Returns None for a relative change from zero, which does not exist.
+        """
         difference = self._difference
-        low = difference.low
-        high = difference.high
+        values = self._describe_values()
         if self._condition.kind == "change":
             if difference.change is None:
                 return None
-            text = f"{self._values()} ({difference.change * 100:+.1f} %)"
-            return _Change(text, round(difference.change, CHANGE_DIGITS), low, high)
+            return _Change(
+                text=f"{values} ({difference.change * 100:+.1f} %)",
+                change=round(difference.change, CHANGE_DIGITS),
+                low=difference.low,
+                high=difference.high,
+            )
+
         assert difference.before is not None and difference.after is not None
-        if not difference.absolute:
-            # The interval is relative, but the limit is in the unit of the metric.
-            low = None if low is None else low * difference.before
-            high = None if high is None else high * difference.before
-        return _Change(self._values(), difference.after - difference.before, low, high)
+        # The interval of a fraction is a difference already. Any other interval is relative.
+        scale = 1.0 if difference.is_fraction else difference.before
+        return _Change(
+            text=values,
+            change=difference.after - difference.before,
+            low=None if difference.low is None else difference.low * scale,
+            high=None if difference.high is None else difference.high * scale,
+        )
 
     def _check_interval(self, change: _Change) -> ThresholdOutcome:
         """Check that the whole interval of a change is beyond the limit, or none of it.
@@ -295,30 +324,32 @@ class _ThresholdCheck:
         """
         if change.low is None or change.high is None:
             text = f"{change.text}; no interval: {self._difference.reason}"
-            return self._result(None, text)
+            return self._leave_undecided(text)
         interval = format_interval(self._difference, percent=True)
         text = f"{change.text}, CI {interval}"
         is_low_end_beyond = self._condition.is_met_by(change.low)
         is_high_end_beyond = self._condition.is_met_by(change.high)
         if is_low_end_beyond == is_high_end_beyond:
-            return self._result(is_low_end_beyond, text)
-        needed_load = self._load_to_decide(change.low, change.high)
+            return self._create_outcome(is_low_end_beyond, text)
+        needed_load = self._describe_load_to_decide(change.low, change.high)
         suffix = f"; {needed_load}" if needed_load else ""
-        return self._result(None, f"{text} contains the limit{suffix}")
+        return self._leave_undecided(f"{text} contains the limit{suffix}")
 
-    def _load_to_decide(self, low: float, high: float) -> str:
-        """Return how many runs would move an interval off the limit, or "" if it is not known.
+    def _describe_load_to_decide(self, low: float, high: float) -> str:
+        """Return how many runs would decide a condition, or "" if it is not known.
 
-        They would if the middle of the interval stayed where it is, and its half width became as
-        small as the distance from there to the limit.
+        The limit lies in the interval from `low` to `high`. It would lie outside if the middle of
+        the interval stayed where it is, and the half width became as small as the distance from the
+        middle to the limit. This is computed on the scale on which the interval is symmetric.
         """
         scaled_limit = self._to_symmetric_scale(self._condition.limit)
         scaled_low = self._to_symmetric_scale(low)
         scaled_high = self._to_symmetric_scale(high)
         middle = (scaled_low + scaled_high) / 2
         half_width = (scaled_high - scaled_low) / 2
-        needed = load_needed(abs(scaled_limit - middle), half_width)
-        return describe_needed_load(self._difference, needed, self._run_count)
+        distance_to_limit = abs(scaled_limit - middle)
+        load_factor = load_needed(distance_to_limit, half_width)
+        return describe_needed_load(self._difference, load_factor, self._run_count)
 
     def _to_symmetric_scale(self, change: float) -> float:
         """Return a change on the scale on which intervals are symmetric: the log of a ratio.
@@ -331,26 +362,29 @@ class _ThresholdCheck:
 
 
 def format_interval(difference: Difference, *, percent: bool = False) -> str:
-    """Return the interval of a change, such as "+8.1 to +14.2 %", or "2.1x to 3.9x" for factors.
+    """Return the interval of a change, such as "+8.1 to +14.2 %", or a dash if there is none.
+
+    The interval of a metric that has at least doubled is written as factors, such as "2.1x to
+    3.9x", and an interval without a useful upper end as ">= 2.1x" or ">= +8.1 %".
 
     Args:
         difference: The difference.
-        percent: True to write factors in percent, too.
+        percent: True to write percentages instead of factors, for a limit in percent.
     """
     low = difference.low
     high = difference.high
     if low is None or high is None:
         return format.NONE
-    is_bounded = high < LARGEST_PRINTED_CHANGE
-    is_factor = difference.change is not None and difference.change >= 1
-    if is_factor and not percent and not difference.absolute:
-        lowest_factor = f"{format.quantity(1 + low)}x"
-        return (
-            f"{lowest_factor} to {format.quantity(1 + high)}x"
-            if is_bounded
-            else f">= {lowest_factor}"
-        )
-    unit = "points" if difference.absolute else "%"
-    if not is_bounded:
-        return f">= {low * 100:+.1f} {unit}"
-    return f"{low * 100:+.1f} to {high * 100:+.1f} {unit}"
+    has_doubled = difference.change is not None and difference.change >= 1
+    is_written_as_factors = has_doubled and not percent and not difference.is_fraction
+    if is_written_as_factors:
+        low_text = f"{format.quantity(1 + low)}x"
+        high_text = f"{format.quantity(1 + high)}x"
+        unit = ""
+    else:
+        low_text = f"{low * 100:+.1f}"
+        high_text = f"{high * 100:+.1f}"
+        unit = " points" if difference.is_fraction else " %"
+    if high >= LARGEST_PRINTED_CHANGE:
+        return f">= {low_text}{unit}"
+    return f"{low_text} to {high_text}{unit}"

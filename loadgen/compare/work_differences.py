@@ -16,6 +16,10 @@ SEED_VARIATION = 0.1
 """The relative difference of mean lengths and durations that another seed explains."""
 
 HASH_DIGITS = 12
+"""The first digits of a SHA-256 sum, which are enough to tell two files apart."""
+
+MAX_DELIVERY_DIFFERENCE = SHORTENED
+"""By how much the delivered fractions of the requested output tokens may differ."""
 
 _LIMITS = {
     "grace, s": "grace_s",
@@ -32,25 +36,32 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
 
     Workloads are equal if their fingerprints are: hashes of the requested lengths, arrivals and
     limits. A server that ends its responses early does less work than the other one, although the
-    same was requested.
+    same was requested. Sides that did different work are not judged, because a difference of their
+    metrics may come from the work.
 
     Returns an empty list if the workloads do not differ, or if one of them is not known.
     """
     if not first.runs or not other.runs:
         return []
-    delivered_shares = [_delivered_share(side) for side in (first, other)]
-    if max(delivered_shares) - min(delivered_shares) > SHORTENED:
-        texts = [f"{share * 100:.1f} %" for share in delivered_shares]
-        return [f"responses: {_versus(*texts)} of the requested output tokens"]
-    work_first, work_other = _work_fingerprints(first, other)
-    if not work_first or not work_other or work_first == work_other:
+    first_delivered = _compute_delivered_share(first)
+    other_delivered = _compute_delivered_share(other)
+    if abs(first_delivered - other_delivered) > MAX_DELIVERY_DIFFERENCE:
+        percentages = _join_versus(
+            f"{first_delivered * 100:.1f} %", f"{other_delivered * 100:.1f} %"
+        )
+        return [f"responses: {percentages} of the requested output tokens"]
+
+    first_fingerprint, other_fingerprint = _select_fingerprints(first, other)
+    if not first_fingerprint or not other_fingerprint or first_fingerprint == other_fingerprint:
         return []
     differences = [
-        *_setting_differences(first.runs[0].summary, other.runs[0].summary),
-        *_load_differences(first, other),
-        *_limit_differences(first, other),
+        *_list_setting_differences(first.runs[0].summary, other.runs[0].summary),
+        *_list_load_differences(first, other),
+        *_list_limit_differences(first, other),
     ]
-    return differences or [f"config fingerprint: {_versus(work_first, work_other)}"]
+    if not differences:  # the fingerprints cover more than can be named here
+        return [f"config fingerprint: {_join_versus(first_fingerprint, other_fingerprint)}"]
+    return differences
 
 
 def describe_slo(side: Side) -> str:
@@ -58,17 +69,18 @@ def describe_slo(side: Side) -> str:
     return ", ".join(list_objectives(side.runs[0].summary)) if side.runs else ""
 
 
-def _setting_differences(first: Summary, other: Summary) -> Iterator[str]:
+def _list_setting_differences(first: Summary, other: Summary) -> Iterator[str]:
     """Yield each setting of the load that differs between two runs."""
-    settings_first = _settings(first)
-    settings_other = _settings(other)
-    for name, value in settings_first.items():
-        if value != settings_other[name]:
-            yield f"{name}: {_versus(value or 'none', settings_other[name] or 'none')}"
+    first_settings = _collect_settings(first)
+    other_settings = _collect_settings(other)
+    for name, first_value in first_settings.items():
+        other_value = other_settings[name]
+        if first_value != other_value:
+            yield f"{name}: {_join_versus(first_value or 'none', other_value or 'none')}"
 
 
-def _settings(summary: Summary) -> dict[str, str]:
-    """Return the settings of the load that decide whether two workloads are equal, by name."""
+def _collect_settings(summary: Summary) -> dict[str, str]:
+    """Return the settings that make two workloads different, by the names that messages use."""
     run = summary.run
     tokenizer = f"{run.tokenizer} ({run.tokenizer_sha256[:HASH_DIGITS]})"
     return {
@@ -80,44 +92,50 @@ def _settings(summary: Summary) -> dict[str, str]:
     }
 
 
-def _load_differences(first: Side, other: Side) -> Iterator[str]:
-    """Yield differences of duration and of mean lengths that another seed does not explain."""
-    summary_first = first.runs[0].summary
-    summary_other = other.runs[0].summary
-    durations = (_planned_s(first), _planned_s(other))
-    has_other_count = summary_first.requests.scheduled != summary_other.requests.scheduled
-    if has_other_count and _is_beyond_seed_variation(*durations):
-        yield f"duration: {_versus(*map(format.duration, durations))}"
-    mean_tokens = {
-        "mean prompt length": (
-            _mean_prompt_tokens(summary_first),
-            _mean_prompt_tokens(summary_other),
-        ),
-        "mean requested output length": (
-            _mean_requested_tokens(summary_first),
-            _mean_requested_tokens(summary_other),
-        ),
+def _list_load_differences(first: Side, other: Side) -> Iterator[str]:
+    """Yield differences of duration and of mean lengths that another seed does not explain.
+
+    Arrivals and lengths are drawn at random, so two runs of the same workload with other seeds
+    differ a little in both.
+    """
+    first_summary = first.runs[0].summary
+    other_summary = other.runs[0].summary
+    first_duration_s = _planned_duration_s(first)
+    other_duration_s = _planned_duration_s(other)
+    has_other_count = first_summary.requests.scheduled != other_summary.requests.scheduled
+    if has_other_count and _is_beyond_seed_variation(first_duration_s, other_duration_s):
+        durations = _join_versus(
+            format.duration(first_duration_s), format.duration(other_duration_s)
+        )
+        yield f"duration: {durations}"
+
+    length_functions = {
+        "mean prompt length": _compute_mean_prompt_tokens,
+        "mean requested output length": _compute_mean_requested_tokens,
     }
-    for name, means in mean_tokens.items():
-        if _is_beyond_seed_variation(*means):
-            yield f"{name}: {_versus(*map(format.quantity, means))} tokens"
+    for name, compute_mean in length_functions.items():
+        first_mean = compute_mean(first_summary)
+        other_mean = compute_mean(other_summary)
+        if _is_beyond_seed_variation(first_mean, other_mean):
+            means = _join_versus(format.quantity(first_mean), format.quantity(other_mean))
+            yield f"{name}: {means} tokens"
 
 
-def _limit_differences(first: Side, other: Side) -> Iterator[str]:
+def _list_limit_differences(first: Side, other: Side) -> Iterator[str]:
     """Yield each limit of the load, such as the timeout, that differs between two runs."""
     for name, field in _LIMITS.items():
-        limit_first = getattr(first.runs[0].manifest, field, None)
-        limit_other = getattr(other.runs[0].manifest, field, None)
-        if limit_first != limit_other:
-            yield f"{name}: {_versus(_format_limit(limit_first), _format_limit(limit_other))}"
+        first_limit = getattr(first.runs[0].manifest, field, None)
+        other_limit = getattr(other.runs[0].manifest, field, None)
+        if first_limit != other_limit:
+            yield f"{name}: {_join_versus(_format_limit(first_limit), _format_limit(other_limit))}"
 
 
 def _format_limit(limit: float | None) -> str:
-    """Return a limit as text."""
+    """Return a limit as text, or "none" for a load without this limit."""
     return "none" if limit is None else f"{limit:g}"
 
 
-def _versus(first: str, other: str) -> str:
+def _join_versus(first: str, other: str) -> str:
     """Return two different values as text, the one of the first side first."""
     return f"{first} vs. {other}"
 
@@ -129,10 +147,10 @@ def _is_beyond_seed_variation(first: float | None, other: float | None) -> bool:
     return abs(first - other) > SEED_VARIATION * max(first, other)
 
 
-def _planned_s(side: Side) -> float | None:
-    """Return the planned duration of the measured stages, or None if it was not planned.
+def _planned_duration_s(side: Side) -> float | None:
+    """Return the planned duration of the measured stages in seconds, or None if it is not known.
 
-    It was not planned if a stage ends after a number of requests, which has no end in the manifest.
+    A stage that ends after a number of requests has no planned end in the manifest.
     """
     manifest = side.runs[0].manifest
     if manifest is None:
@@ -147,27 +165,31 @@ def _planned_s(side: Side) -> float | None:
     return duration_ns / 1e9 if duration_ns else None
 
 
-def _mean_prompt_tokens(summary: Summary) -> float | None:
+def _compute_mean_prompt_tokens(summary: Summary) -> float | None:
     """Return the prompt tokens per ok request, or None if they were not counted."""
     tokens = summary.tokens.input
     return tokens / max(summary.requests.ok, 1) if tokens else None
 
 
-def _mean_requested_tokens(summary: Summary) -> float | None:
+def _compute_mean_requested_tokens(summary: Summary) -> float | None:
     """Return the requested output tokens per ok request, or None if no length was requested."""
     tokens = summary.tokens.asked_output
     return tokens / max(summary.requests.ok, 1) if tokens else None
 
 
-def _work_fingerprints(first: Side, other: Side) -> tuple[str, str]:
-    """Return the fingerprints of what was sent, or those of the settings if a run lacks one."""
-    prints_first = first.runs[0].summary.fingerprints
-    prints_other = other.runs[0].summary.fingerprints
-    if prints_first.work and prints_other.work:
-        return prints_first.work, prints_other.work
-    return prints_first.recipe, prints_other.recipe
+def _select_fingerprints(first: Side, other: Side) -> tuple[str, str]:
+    """Return the fingerprints of both sides that tell whether their work was the same.
+
+    They are the hashes of the requests that were planned. If a run lacks one, they are the hashes
+    of the settings from which the requests follow.
+    """
+    first_fingerprints = first.runs[0].summary.fingerprints
+    other_fingerprints = other.runs[0].summary.fingerprints
+    if first_fingerprints.work and other_fingerprints.work:
+        return first_fingerprints.work, other_fingerprints.work
+    return first_fingerprints.recipe, other_fingerprints.recipe
 
 
-def _delivered_share(side: Side) -> float:
+def _compute_delivered_share(side: Side) -> float:
     """Return the output tokens that a side delivered, as a fraction of those requested."""
     return statistics.fmean(delivered_output_share(run.summary.verdict) for run in side.runs)

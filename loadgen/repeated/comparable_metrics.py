@@ -107,17 +107,17 @@ class Metric(Struct, frozen=True):
         name: Its name for readers.
         unit: Its unit.
         better: LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION.
-        per_request: The name of the metric of single requests in `loadgen.figures` that it
+        request_metric: The name of the metric of single requests in `loadgen.figures` that it
             summarizes. Empty if it has no value for each request.
-        p: The quantile of these values. None for their mean.
+        quantile: The quantile of these values. None for their mean.
     """
 
     path: str
     name: str
     unit: str
     better: int
-    per_request: str = ""
-    p: float | None = None
+    request_metric: str = ""
+    quantile: float | None = None
 
 
 def default_metric_paths() -> tuple[str, ...]:
@@ -204,8 +204,8 @@ def _find_latency_metric(path: str) -> Metric | None:
         f"{definition.label} {_statistic_label(statistic)}",
         definition.unit,
         definition.better,
-        per_request=definition.name if has_interval and has_request_values else "",
-        p=_QUANTILES.get(statistic),
+        request_metric=definition.name if has_interval and has_request_values else "",
+        quantile=_QUANTILES.get(statistic),
     )
 
 

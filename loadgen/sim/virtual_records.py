@@ -20,8 +20,8 @@ from loadgen.core.results.record import (
     ROW,
     SOURCE,
     STATUS,
-    RequestFacts,
     RecordKey,
+    RequestFacts,
     encode_unsent_record,
 )
 from loadgen.core.schedule.schedule import Schedule

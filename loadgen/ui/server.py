@@ -190,7 +190,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _comparison_page(self, query: Query) -> str:
         """Return the comparison of the selected results with the first one."""
         from loadgen.compare import comparison
-        from loadgen.compare.compare_text import report
+        from loadgen.compare.compare_text import build_report
         from loadgen.compare.side_reader import read_sides
         from loadgen.render import html
 
@@ -202,7 +202,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 "compare",
                 "select them in the list",
             )
-        return html.render(report(comparison.compare(read_sides(paths), anyway=True)))
+        result = comparison.compare(read_sides(paths), allow_different_work=True)
+        return html.render(build_report(result))
 
     def _live_page(self, query: Query) -> str:
         """Return the current metrics of a running run, as on its terminal."""

@@ -73,7 +73,7 @@ def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
 
 def words(*sides: Side, **how: object) -> dict[str, str]:
     found = comparison.compare(sides, **how)  # type: ignore[arg-type]
-    return {one.metric: one.word for one in found.differences}
+    return {one.metric: one.detailed_outcome for one in found.differences}
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
     (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
-    assert tpot.word == "inconclusive" and "a few periods of time" in tpot.reason
+    assert tpot.detailed_outcome == "inconclusive" and "a few periods of time" in tpot.reason
     assert significance.fisher_exact(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
     assert significance.fisher_exact(0, 20, 20, 20) < 1e-10
 
@@ -151,7 +151,7 @@ def test_failures_are_a_difference_of_shares() -> None:
     fail(bad, 0.009)  # under the limit of the verdict
     few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
     share = next(one for one in few.differences if one.metric == "ok_share")
-    assert share.absolute and share.change == pytest.approx(-0.009, abs=0.006)
+    assert share.is_fraction and share.change == pytest.approx(-0.009, abs=0.006)
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
 
 
@@ -163,18 +163,18 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
             side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag"),
         ]
     )
-    assert found.same_work is False and found.unlike == ("workload: chat vs. rag",)
-    assert {one.word for one in found.differences} == {"inconclusive"}
+    assert found.same_work is False and found.work_differences == ("workload: chat vs. rag",)
+    assert {one.detailed_outcome for one in found.differences} == {"inconclusive"}
     assert {one.reason for one in found.differences} == {comparison.NOT_SAME_WORK}
     assert all(one.change is not None for one in found.differences)
-    said = compared.report(found)
+    said = compared.build_report(found)
     for shown in (as_text.render(said, full=True), as_markdown.render(said)):
         assert f"not judged ({comparison.NOT_SAME_WORK})" in " ".join(shown.split())
     asked = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)],
-        anyway=True,
+        allow_different_work=True,
     )
-    assert "these two runs differ" in {one.word for one in asked.differences}
+    assert "these two runs differ" in {one.detailed_outcome for one in asked.differences}
 
 
 def test_other_work_of_one_name_is_told_by_what_differs() -> None:
@@ -193,7 +193,7 @@ def test_other_work_of_one_name_is_told_by_what_differs() -> None:
             ("b", longer, 2.0, 10**10),
         )
     ]
-    assert comparison.compare(made).unlike == (
+    assert comparison.compare(made).work_differences == (
         "duration: 30.0 s vs. 10.0 s",
         "mean prompt length: 150 vs. 300 tokens",
         "grace, s: none vs. 2",
@@ -210,7 +210,7 @@ def test_a_limit_is_no_part_of_the_work() -> None:
             ),
         ]
     )
-    assert found.same_work is True and found.unlike == ()
+    assert found.same_work is True and found.work_differences == ()
     assert any("different SLOs: TTFT p99 at most 20,000 ms" in note for note in found.notes)
     assert {one.reason for one in found.differences if "goodput" in one.metric} == {
         "the SLOs differ"
@@ -221,7 +221,7 @@ def test_answers_cut_short_are_other_work() -> None:
     clamped = rows(2, 300)
     clamped["asked_output"] = 3 * clamped["output_tokens"]
     found = comparison.compare([side("a", rows(1, 300)), side("b", clamped)])
-    (work_difference,) = found.unlike
+    (work_difference,) = found.work_differences
     assert "100.0 % vs. 33.3 %" in work_difference
     assert comparison.compare([side("a", clamped), side("b", clamped)]).same_work
 
@@ -239,7 +239,7 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     others = [rows(20 + number, 500) for number in range(repeats - 1)]
     found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
-    assert {(one.word, one.reason) for one in found.differences} == {
+    assert {(one.detailed_outcome, one.reason) for one in found.differences} == {
         ("inconclusive", comparison.SAME_RUN)
     }
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
@@ -255,8 +255,8 @@ def test_too_few_samples_cannot_tell() -> None:
         ).differences
     }
     assert found["ttft_ms.p99"].reason == "300 samples, p99 needs 662"
-    assert found["ttft_ms.p50"].word == "inconclusive"
-    assert found["ttft_ms.p50"].needed is not None
+    assert found["ttft_ms.p50"].detailed_outcome == "inconclusive"
+    assert found["ttft_ms.p50"].needed_load_factor is not None
 
 
 def test_repeats_speak_as_whole_runs() -> None:
@@ -277,7 +277,7 @@ def test_a_summary_alone_has_no_interval() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     found = comparison.compare([kept, kept])
-    assert {one.word for one in found.differences} == {"inconclusive"}
+    assert {one.detailed_outcome for one in found.differences} == {"inconclusive"}
     assert any("no records" in note for note in found.notes)
 
 
@@ -289,7 +289,9 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     )
     found = comparison.compare([side("a", rows(1, 300)), told])
     assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
-    assert {one.word for one in found.differences} == {"inconclusive"} and found.same_work is None
+    assert {one.detailed_outcome for one in found.differences} == {
+        "inconclusive"
+    } and found.same_work is None
 
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -338,7 +340,7 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     n, sigma = 4000, 0.3
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
-    assert block_errors.percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
+    assert block_errors.estimate_percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
     drawn = [draw.lognormal(15, sigma, n) for _ in range(20)]
     ranks = [
         within_run_variance.estimate_log_percentile_error(values, np.sort(values), 0.5, 20)
@@ -353,8 +355,8 @@ def test_what_hangs_together_has_a_larger_error() -> None:
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
     free = draw.permutation(tied)
     assert (
-        block_errors.percentile_error(tied, 0.5)[0]
-        > 2.5 * block_errors.percentile_error(free, 0.5)[0]
+        block_errors.estimate_percentile_error(tied, 0.5)[0]
+        > 2.5 * block_errors.estimate_percentile_error(free, 0.5)[0]
     )
 
 
@@ -380,7 +382,7 @@ def difference(**told: object) -> Difference:
         "name": "TTFT p99",
         "unit": "ms",
         "side": "b",
-        "repeated": True,
+        "is_repeated": True,
         **told,
     }
     return Difference(**fields)  # type: ignore[arg-type]
@@ -428,7 +430,7 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     text: str, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
+    one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, is_repeated=False)
     for beyond_noise in (False, True):
         outcome = thresholds.check_threshold(condition, one, beyond_noise=beyond_noise, run_count=3)
         assert outcome.failed is failed
@@ -450,7 +452,9 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
     ]
     (found,) = thresholds.check_thresholds(conditions, comparison.compare(sides))
     assert found.failed is failed
-    (found,) = thresholds.check_thresholds(conditions, comparison.compare(sides, anyway=True))
+    (found,) = thresholds.check_thresholds(
+        conditions, comparison.compare(sides, allow_different_work=True)
+    )
     assert found.failed is not None
 
 
@@ -533,20 +537,20 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
 ) -> None:
     known = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
     found = judgement.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
-    assert found.word == word
+    assert found.detailed_outcome == word
     assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
-    assert (found.within is not None) is (word == "equivalent")
-    assert found.within is None or found.within <= judgement.EQUIVALENT_CHANGE
-    assert (found.needed is not None) is (word == "inconclusive")
+    assert (found.equivalent_within is not None) is (word == "equivalent")
+    assert found.equivalent_within is None or found.equivalent_within <= judgement.EQUIVALENT_CHANGE
+    assert (found.needed_load_factor is not None) is (word == "inconclusive")
 
 
 def test_as_much_more_load_as_is_named_decides() -> None:
     known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
     found = judgement.judge(base, known, -1, 0.05, 0.05)
-    assert found.outcome == "inconclusive" and found.needed is not None
+    assert found.outcome == "inconclusive" and found.needed_load_factor is not None
     narrower = ScaledEstimate(
-        value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), degrees_of_freedom=1000
+        value=0.02, error=0.1 / math.sqrt(found.needed_load_factor * 1.01), degrees_of_freedom=1000
     )
     assert judgement.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
@@ -583,7 +587,7 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
     assert (first.server, first.started[:10]) == ("vllm 0.32.0", "2026-11-01")
     assert first.slo and first.load
     assert (other.tool, other.model, other.load) == ("GuideLLM", "m2", "4 in flight")
-    said = compared.report(found)
+    said = compared.build_report(found)
     pages = (as_text.render(said, full=True), as_markdown.render(said), as_page.render(said))
     for shown in pages:
         for words in ("qa", "http://a:8000", "vllm 0.32.0", "2026-11-01", "GuideLLM", "http://b"):
@@ -604,7 +608,9 @@ def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None
 )
 def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
+    one = difference(
+        before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, detailed_outcome=word
+    )
     outcome = thresholds.check_threshold(condition, one, beyond_noise=False, run_count=3)
     assert outcome.failed is True
     assert outcome.text.endswith("may be noise: CI -20.0 to +40.0 %") is noise
@@ -632,7 +638,7 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
     found = comparison.compare(
         [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))],
-        also=["load.achieved_rps"],
+        extra_metrics=["load.achieved_rps"],
     )
     outcomes = list(
         thresholds.check_thresholds(
@@ -642,20 +648,20 @@ def test_text_markdown_and_junit_say_the_same() -> None:
             found,
         )
     )
-    said = compared.report(found, outcomes)
+    said = compared.build_report(found, outcomes)
     plain, pasted = as_text.render(said, full=True), as_markdown.render(said)
     check_golden("compare", as_text.render(said))
     check_golden("compare_full", normalize(plain))
     for one in found.differences:
         below = plain.splitlines()[plain.splitlines().index("b vs. a") :]
         index = next(i for i, line in enumerate(below) if line.startswith(one.name))
-        assert one.word in " ".join(below[index : index + 2])
+        assert one.detailed_outcome in " ".join(below[index : index + 2])
         assert any(row.startswith(f"| {one.name}") for row in pasted.splitlines())
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
     assert "\x1b[31mworse" in as_text.render(said, full=True, color=True)
     assert "\x1b" not in plain
     tree = ElementTree.fromstring(
-        junit.render("loadgen compare", list(compared.junit_cases(found, outcomes)))
+        junit.render("loadgen compare", list(compared.list_junit_cases(found, outcomes)))
     )
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
@@ -695,7 +701,7 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
 
     a, b = of("a", 41.6, 3.0), of("b", None)
     found = comparison.compare([Side(name="a", runs=(*a.runs, *of("a", 44.0).runs)), b])
-    plain = as_text.render(compared.report(found), full=True, width=160)
+    plain = as_text.render(compared.build_report(found), full=True, width=160)
     first, spike, second = (
         line
         for line in plain[plain.index("Recovery to the SLO") :].splitlines()
@@ -710,7 +716,7 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
     )
     assert spike.count("met again after 15.4 s") == 2
     without_events = comparison.compare([side("a", rows(1, 60))] * 2)
-    assert "Recovery" not in as_text.render(compared.report(without_events), full=True)
+    assert "Recovery" not in as_text.render(compared.build_report(without_events), full=True)
     told = [
         (one["side"], one["number"], one["found"]["back_s"])
         for one in msgspec.to_builtins(found.recovery)
@@ -843,7 +849,7 @@ def test_what_is_simulated_says_so_first() -> None:
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     found = comparison.compare([a, b])
     assert found.simulated == ("a",)
-    said = compared.report(found)
+    said = compared.build_report(found)
     assert as_text.render(said).startswith("SIMULATED: ")
     assert as_markdown.render(said).startswith("**SIMULATED**: ")
-    assert any("SIMULATED" in case.name for case in compared.junit_cases(found, ()))
+    assert any("SIMULATED" in case.name for case in compared.list_junit_cases(found, ()))

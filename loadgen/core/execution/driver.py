@@ -40,11 +40,11 @@ from loadgen.core.execution.worker_resources import (
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results.record import (
     CUTS,
-    RequestFacts,
     RecordKey,
+    RequestFacts,
     encode_sent_record,
-    text_for_record,
     encode_unsent_record,
+    text_for_record,
 )
 from loadgen.core.results.record_log import Timeline
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot

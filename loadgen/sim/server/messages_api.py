@@ -10,10 +10,10 @@ from loadgen.sim.server.error_responses import RefusalError
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
-    create_body_decoder,
     check_model,
     choose_output_length,
     count_tokens,
+    create_body_decoder,
     digest_prompt,
     hash_blocks,
 )

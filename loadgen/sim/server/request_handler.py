@@ -18,9 +18,9 @@ from loadgen.sim.server.engine_setup import create_engine
 from loadgen.sim.server.error_responses import RefusalError, format_error, refusal, unknown_route
 from loadgen.sim.server.fault_injection import (
     InjectedFailure,
+    choose_failure_token,
     parse_failure,
     parse_failure_plan,
-    choose_failure_token,
 )
 from loadgen.sim.server.http_messages import (
     Headers,

@@ -22,8 +22,8 @@ from loadgen.sim.server.http_messages import (
 )
 from loadgen.sim.server.server_timing import (
     RequestTiming,
-    format_trtllm_timing_event,
     build_trtllm_timing_headers,
+    format_trtllm_timing_event,
 )
 from loadgen.sim.server.wire_format import (
     DONE_EVENT,

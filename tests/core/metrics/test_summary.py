@@ -54,8 +54,8 @@ from loadgen.core.results.record import (
     KINDS,
     SOURCES,
     STATUSES,
-    RequestFacts,
     RecordKey,
+    RequestFacts,
 )
 from loadgen.core.results.record_log import Timeline
 from loadgen.core.run_summary import summarize

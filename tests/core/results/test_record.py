@@ -14,8 +14,8 @@ from loadgen.core.results.record import (
     ROW,
     SOURCE,
     STATUS,
-    RequestFacts,
     RecordKey,
+    RequestFacts,
     encode_sent_record,
     encode_unsent_record,
 )

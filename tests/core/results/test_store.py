@@ -15,8 +15,8 @@ from loadgen.core.results.parquet import read_records, unreadable
 from loadgen.core.results.record import (
     FIELDS,
     ROW,
-    RequestFacts,
     RecordKey,
+    RequestFacts,
     encode_sent_record,
     encode_unsent_record,
 )
