@@ -20,7 +20,8 @@ from loadgen.result_kinds import PAGE
 from loadgen.runs import sweep_analysis, sweep_curve
 from loadgen.runs.slo_text import list_objectives
 from loadgen.search.search_results import (
-    CONFIRMING_KINDS,
+    PASSED_ONLY,
+    CapacityEvidence,
     SearchResult,
     TrialResult,
     capacity_interval,
@@ -75,8 +76,9 @@ class ExperimentOutcome:
 def write_outputs(
     outcome: ExperimentOutcome, workload: Workload, *, resume_command: str = ""
 ) -> None:
-    """Write the curve and, if there is one, the capacity. Otherwise remove an old capacity file.
+    """Write `curve.csv` and, if there is a capacity, `capacity.json` into the output directory.
 
+    Both replace those of an earlier call. Without a capacity an old `capacity.json` is removed.
     `resume_command` is the command that resumes a search that has not ended.
     """
     output_dir = outcome.output_dir
@@ -91,10 +93,16 @@ def write_outputs(
 def render_outputs(
     outcome: ExperimentOutcome, workload: Workload | None = None, *, resume_command: str = ""
 ) -> dict[str, bytes]:
-    """Return the content of the curve and, if there is one, of the capacity, by file name.
+    """Return the content of `curve.csv` and of `capacity.json`, by file name.
 
-    A search always has a capacity, with its state; so has a sweep with an SLO and a single curve.
-    Without the workload the recipe of the capacity stays empty.
+    A search always has a capacity, with its state. A sweep has one if it has an SLO and a single
+    curve; otherwise `capacity.json` is left out.
+
+    Args:
+        outcome: What the search or sweep has found.
+        workload: What was sent. Without it the recipe of the capacity, a fingerprint of the
+            requests, stays empty.
+        resume_command: The command that resumes a search that has not ended.
     """
     found_capacity = find_capacity(outcome, workload)
     if outcome.curve is None:
@@ -104,6 +112,7 @@ def render_outputs(
     else:
         curve_csv = render_sweep_csv(outcome.trials, outcome.curve)
         found_capacity = _with_sweep_state(found_capacity, outcome.curve)
+
     files = {CURVE_FILE: curve_csv}
     if found_capacity is not None:
         is_simulated = any(trial.metrics.get("simulated") for trial in outcome.trials)
@@ -125,15 +134,16 @@ def render_sweep_reports(report: Report, table_name: str) -> dict[str, bytes]:
 def usable_resume_command(
     result: SearchResult, trials: Sequence[TrialResult], resume_command: str
 ) -> str:
-    """Return the command that resumes a stopped search, with a higher limit if it reached one.
+    """Return the command that resumes a stopped search, or "" if resuming it would be of no use.
 
-    Return "" if nothing is left to do, or if the search would stop at the same place again. A
-    search by MLPerf's rules has no limit that could be raised.
+    A search that reached its limit of trials or time needs a higher one, which is added. It is of
+    no use to resume a search that came to its end, or that would stop at the same place again:
+    after a load that is INVALID by itself, or at a limit of MLPerf's rules, which cannot be raised.
     """
     if result.stop_reason not in RESUMABLE or not resume_command:
         return ""
-    is_last_unrecoverable = bool(trials) and trials[-1].reason_code in UNRECOVERABLE_CODES
-    if result.stop_reason == "invalid" and is_last_unrecoverable:
+    is_load_invalid = bool(trials) and trials[-1].reason_code in UNRECOVERABLE_CODES
+    if result.stop_reason == "invalid" and is_load_invalid:
         return ""
     raised_limit = _raised_limit(result)
     if raised_limit and resume_command.startswith("loadgen mlperf"):
@@ -159,48 +169,62 @@ def _raised_limit(result: SearchResult) -> str:
 def with_search_state(
     found_capacity: Capacity | None, result: SearchResult, resume_command: str = ""
 ) -> Capacity:
-    """Return the capacity of a search with its state, even if no load was found.
+    """Return the capacity of a search with its state, as `capacity.json` stores it.
 
-    Until a load is confirmed, the highest load that passed to its end is only a lower bound,
-    without an interval.
+    Until a load is confirmed, or if none can be, the capacity is only a lower bound without an
+    interval: the highest load that passed to its end, or 0.
+
+    Args:
+        found_capacity: The capacity that the best trial shows, or None if no trial shows one.
+        result: What the search found.
+        resume_command: The command that resumes the search, "" if it has ended.
     """
-    state = capacity_state(
-        result,
-        confirmed=None if found_capacity is None else bool(found_capacity.confirmed),
-        sustained=None if found_capacity is None else found_capacity.sustained,
-    )
-    if found_capacity is not None and state in ("sustained", "confirmed", "held"):
+    evidence = None
+    if found_capacity is not None:
+        evidence = CapacityEvidence(bool(found_capacity.confirmed), found_capacity.sustained)
+    state = capacity_state(result, evidence)
+    if found_capacity is not None and state not in ("stopped", "none"):
         return msgspec.structs.replace(found_capacity, state=state, resume_command=resume_command)
-    reason = SEARCH_STOPPED
-    if state == "none":
-        reason = UNCONFIRMED if result.stop_reason == "unconfirmed" else NO_LOAD_PASSED
-    bound = _as_lower_bound(found_capacity or Capacity(rate_per_s=0.0, method="search"), reason)
-    return msgspec.structs.replace(bound, state=state, resume_command=resume_command)
+
+    lower_bound = _as_lower_bound(
+        found_capacity or Capacity(rate_per_s=0.0, method="search"),
+        _reason_without_capacity(state, result),
+    )
+    return msgspec.structs.replace(lower_bound, state=state, resume_command=resume_command)
+
+
+def _reason_without_capacity(state: capacity.State, result: SearchResult) -> str:
+    """Return why a search in this state has no capacity, or only a lower bound of it."""
+    if state != "none":
+        return SEARCH_STOPPED
+    return UNCONFIRMED if result.stop_reason == "unconfirmed" else NO_LOAD_PASSED
 
 
 def _with_sweep_state(
     found_capacity: Capacity | None, curve: sweep_curve.SweepCurve
 ) -> Capacity | None:
-    """Return the capacity of a sweep with its state.
+    """Return the capacity of a sweep with its state, as `capacity.json` stores it.
 
-    A sweep that was stopped has only the highest load that met the SLO so far, without an interval.
-    Return None without an SLO, and for a sweep over several lengths or targets.
+    - Without an SLO, or with several lengths or targets, there is no single capacity: None.
+    - A sweep that was stopped only has a lower bound without an interval: the highest load so far
+      that met the SLO, or 0.
+    - A sweep that came to its end has the capacity that it found, or a lower bound of 0.
     """
     if not curve.slo or curve.groups:
         return None
-    nothing = Capacity(rate_per_s=0.0, method="sweep")
+    no_capacity = Capacity(rate_per_s=0.0, method="sweep")
     if curve.not_run:
-        bound = _as_lower_bound(found_capacity or nothing, SWEEP_STOPPED)
-        return msgspec.structs.replace(bound, state="stopped", resume_command=curve.resume)
+        lower_bound = _as_lower_bound(found_capacity or no_capacity, SWEEP_STOPPED)
+        return msgspec.structs.replace(lower_bound, state="stopped", resume_command=curve.resume)
     if found_capacity is not None:
         return found_capacity
     has_growing_point = sweep_analysis.lowest_growing(curve.load_points) is not None
     reason = NO_POINT_SUSTAINED if has_growing_point else NO_POINT_MET_SLO
-    return msgspec.structs.replace(_as_lower_bound(nothing, reason), state="none")
+    return msgspec.structs.replace(_as_lower_bound(no_capacity, reason), state="none")
 
 
 def _as_lower_bound(found_capacity: Capacity, reason: str) -> Capacity:
-    """Return the capacity as a lower bound, without its interval."""
+    """Return the capacity as a lower bound, without its interval. `reason` is shown to the user."""
     return msgspec.structs.replace(
         found_capacity,
         low_per_s=None,
@@ -212,14 +236,19 @@ def _as_lower_bound(found_capacity: Capacity, reason: str) -> Capacity:
 
 
 def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) -> Capacity | None:
-    """Return the capacity that the runs of a search or sweep show.
+    """Return the capacity that the runs of a search or sweep show, without its state.
 
-    Its evidence is one run: of a search the highest confirmed one, or else the highest that passed
-    to its end; of a sweep the best load point. The rate and the tokens are those of this run, and
-    never the load that only half of the runs pass.
+    One run is its evidence. Of a search this is the trial with the highest confirmed load, or else
+    the highest one that passed to its end; of a sweep it is the best load point. The rate and the
+    tokens are those of this run, and never the estimated load that only half of the runs pass.
 
     Return None without an SLO, without a load that passed at full length, or if full-length runs
     failed where they should have passed.
+
+    Args:
+        outcome: The results of the runs.
+        workload: What was sent. Its fingerprint is the recipe of the capacity, which stays empty
+            without it.
     """
     result = outcome.result
     best_trial = _find_evidence(outcome)
@@ -229,10 +258,10 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
     rate_per_s = _rate_of_run(best_trial, summary)
     if not list_objectives(summary) or not rate_per_s:
         return None
-    bounded = _capacity_of_run(best_trial, summary, result, rate_per_s)
+    found_capacity = _capacity_of_run(best_trial, summary, result, rate_per_s)
     lower_bound_reason = _lower_bound_reason(outcome)
     return msgspec.structs.replace(
-        bounded,
+        found_capacity,
         lower_bound=bool(lower_bound_reason),
         lower_bound_reason=lower_bound_reason,
         recipe="" if workload is None else _recipe(workload, summary),
@@ -242,12 +271,18 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
 def _capacity_of_run(
     best_trial: TrialResult, summary: Summary, result: SearchResult, rate_per_s: float
 ) -> Capacity:
-    """Return the capacity that one run shows, with the interval that the whole search gives it."""
+    """Return the capacity that one run shows, with the interval that the whole search gives it.
+
+    Args:
+        best_trial: The run: a trial of a search, or a load point of a sweep.
+        summary: The summary of the run, for its token rates and its unit.
+        result: What all runs together show.
+        rate_per_s: The rate of the run, which is the capacity.
+    """
+    is_load_point = best_trial.kind == "level"
     is_closed_loop = _is_closed_loop_run(summary)
     # In a closed loop the interval of the result is in virtual users, and not in requests.
     interval = None if is_closed_loop else capacity_interval(rate_per_s, result)
-    is_load_point = best_trial.kind == "level"
-    is_longer_trial = best_trial.kind == "sustain"
     return Capacity(
         rate_per_s=rate_per_s,
         low_per_s=None if interval is None else interval.low,
@@ -256,14 +291,14 @@ def _capacity_of_run(
         unit="requests" if is_closed_loop else capacity.rate_unit(summary),
         method="sweep" if is_load_point else "search",
         evidence=best_trial.run_name or ".",
-        confirmed=best_trial.kind in CONFIRMING_KINDS,
+        confirmed=best_trial.is_confirming,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_is_sustained(best_trial, result),
         sustained_reason=result.sustained_reason or best_trial.sustained_reason,
-        sustained_s=result.sustained_for_s if is_longer_trial else None,
+        sustained_s=result.sustained_for_s if best_trial.is_sustain_check else None,
         warnings=describe_work_warnings(summary),
-        state="held" if is_load_point else None,
+        state=PASSED_ONLY if is_load_point else None,
     )
 
 
@@ -298,11 +333,14 @@ def _lower_bound_reason(outcome: ExperimentOutcome) -> str:
     return capacity.HIGHEST_LOAD_PASSED if outcome.result.lowest_failed is None else ""
 
 
-def _is_sustained(best: TrialResult, result: SearchResult) -> bool | None:
-    """Return whether the load of a run is sustained. Only a longer run can show that it is."""
-    if best.kind == "sustain":
+def _is_sustained(best_trial: TrialResult, result: SearchResult) -> bool | None:
+    """Return whether the load of the best trial is sustained, or None if it is not known.
+
+    Any trial can show that it is not, but only a sustained-load check can show that it is.
+    """
+    if best_trial.is_sustain_check:
         return result.sustained
-    return False if best.sustained is False else None
+    return False if best_trial.has_growth else None
 
 
 def _recipe(workload: Workload, summary: Summary) -> str:

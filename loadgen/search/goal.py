@@ -29,6 +29,9 @@ FAILED: Final = "over"
 INVALID: Final = "invalid"
 """The outcome of a trial that says nothing about its load."""
 
+FULL_LENGTH: Final = "full_length"
+"""The reason code of a trial that met the SLO to its end."""
+
 NS_PER_MS = 1_000_000
 ROUNDING = 1e-9  # keeps a product such as 0.95 * 100 from being rounded up to 96
 

@@ -44,7 +44,7 @@ from loadgen.search.search_settings import (
 )
 from loadgen.search.sustained_search import SustainedSearch
 
-HAS_LOAD_WITHIN_SLO = (*CONFIRMED_STOPS, "highest")
+STOPS_WITH_LOAD_WITHIN_SLO = (*CONFIRMED_STOPS, "highest")
 """The stop reasons after which it is still to be shown that the load is sustained."""
 BOUNDS_MARGIN = 1.1  # by which the bounds of the capacity lie outside of the tried loads
 
@@ -122,18 +122,19 @@ class LoadSearch:
     def next_trial(self) -> PlannedTrial | None:
         """Return the next trial, or None if the search has ended.
 
-        The search first finds the highest load within the SLO with trials of the ordinary length,
-        and then the highest load that is sustained, with longer ones. The trial stays the same
-        until its result is added.
+        The search has two phases. Trials of the ordinary length find the highest load within the
+        SLO. If they find one, usually longer trials (sustained-load checks) find the highest load
+        that is also sustained. The same trial is returned until its result is added.
         """
         ordinary_stop_reason = self._ordinary_stop_reason()
         if not ordinary_stop_reason:
             return self._next_ordinary_trial()
-        if ordinary_stop_reason in HAS_LOAD_WITHIN_SLO and not self._is_out_of_time():
-            return self._next_longer_trial()
+        has_load_within_slo = ordinary_stop_reason in STOPS_WITH_LOAD_WITHIN_SLO
+        if has_load_within_slo and not self._is_out_of_time():
+            return self._next_sustain_check()
         return None
 
-    def _next_longer_trial(self) -> PlannedTrial | None:
+    def _next_sustain_check(self) -> PlannedTrial | None:
         """Return the next trial that has to show that a load is sustained, if one is left."""
         longer_trial = self._sustained_search().next_trial()
         if longer_trial is None:
@@ -143,27 +144,30 @@ class LoadSearch:
     def _next_ordinary_trial(self) -> PlannedTrial:
         """Return the next trial that looks for the highest load within the SLO.
 
-        The trials first find a bracket: one load that passes and one that fails. Then they narrow
-        the interval of the capacity, each at its median. If the interval is narrow enough, a trial
-        at full length confirms a load that most likely passes.
+        1. Bracketing trials find one load that passes and one that fails. Bounds that the user gave
+           are only tried if the capacity seems to lie beyond them.
+        2. Narrowing trials (kind "probe") run at the median of the posterior of the capacity, which
+           is a bisection where outcomes are clear.
+        3. Once the interval is narrow enough, or after many trials, a confirmation at full length
+           tries a load that most likely passes.
         """
         bounds = self._bounds()
         if bounds is None:
             return self._plan_trial(self._bracketing_load(), "bracket")
         posterior = self._posterior(bounds)
-        untried_limit = self._untried_limit(posterior)
-        if untried_limit is not None:
-            return self._plan_trial(untried_limit, "bracket")
+        untried_bound = self._bound_to_try(posterior)
+        if untried_bound is not None:
+            return self._plan_trial(untried_bound, "bracket")
         if self._is_precise(posterior) or len(self.results) >= ENOUGH_TRIALS:
             return self._plan_trial(self._confirmation_load(posterior), "confirm")
         return self._plan_trial(posterior.quantile(0.5), "probe")
 
     @property
     def relative_width(self) -> float | None:
-        """How wide the interval of the capacity is, in units of the requested precision.
+        """The half-width of the interval of the capacity, in units of the requested precision.
 
-        It is above 1 while the interval is wider than requested, for example 4.0, and None until
-        one load has passed and one has failed.
+        It is above 1 while the interval is wider than requested, for example 4.0. None until one
+        load has passed and one has failed.
         """
         bounds = self._bounds()
         if bounds is None:
@@ -174,32 +178,33 @@ class LoadSearch:
 
     @property
     def result(self) -> SearchResult:
-        """What the search has found so far."""
-        load_within_slo = self._with_interval(
-            SearchResult(
-                load=self._highest_passed,
-                interval=None,
-                confirmed_load=self._confirmed_load,
-                highest_passed=self._highest_passed,
-                lowest_failed=self._lowest_failed,
-                stop_reason=self._stop_reason(),
-                trial_count=len(self.results),
-                duration_s=sum(result.duration_s for result in self.results),
-                confirmation_s=sum(
-                    result.duration_s for result in self.results if result.kind in CONFIRMING_KINDS
-                ),
-                run_spread=self.settings.run_spread,
-                run_spread_source=self._run_spread_source(),
-                warmup_s=self.settings.warmup_s,
-            )
+        """What the search has found so far, or at its end.
+
+        It is computed anew from the results of all trials: the highest load within the SLO with its
+        interval, and then the highest load that is sustained.
+        """
+        confirming_results = [result for result in self.results if result.is_confirming]
+        load_within_slo = SearchResult(
+            load=self._highest_passed,
+            interval=None,
+            confirmed_load=self._confirmed_load,
+            highest_passed=self._highest_passed,
+            lowest_failed=self._lowest_failed,
+            stop_reason=self._stop_reason(),
+            trial_count=len(self.results),
+            duration_s=sum(result.duration_s for result in self.results),
+            confirmation_s=sum(result.duration_s for result in confirming_results),
+            run_spread=self.settings.run_spread,
+            run_spread_source=self._run_spread_source(),
+            warmup_s=self.settings.warmup_s,
         )
-        return self._with_sustained_load(load_within_slo)
+        return self._with_sustained_load(self._with_interval(load_within_slo))
 
     def _with_interval(self, result: SearchResult) -> SearchResult:
-        """Return the result with the load that half of all runs pass, and its interval.
+        """Return the result with the load that half of all runs pass, and its credible interval.
 
         Without a load that failed, nothing bounds the capacity from above, so that there is no
-        interval. If even the lowest load failed, there is no load either.
+        interval. If even the lowest load failed (stop reason "none"), there is no load either.
         """
         if result.stop_reason == "none":
             return msgspec.structs.replace(result, load=None)
@@ -208,23 +213,35 @@ class LoadSearch:
             return result
         posterior = self._posterior(bounds)
         interval = posterior.interval(INTERVAL_CONFIDENCE)
-        is_spread_known = self.settings.run_spread is not None
-        horizon_s = None
-        if self.settings.real_trial_s is not None:
-            horizon_s = longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
+        run_spread = self.settings.run_spread
+        if run_spread is None:
+            run_spread = posterior.run_spread
         return msgspec.structs.replace(
             result,
             load=interval.value,
             interval=interval,
-            run_spread=self.settings.run_spread if is_spread_known else posterior.run_spread,
-            horizon_s=horizon_s,
+            run_spread=run_spread,
+            horizon_s=self._recurrence_horizon_s(),
         )
 
+    def _recurrence_horizon_s(self) -> float | None:
+        """Return how often a slowdown of the server recurs at least, for the interval to cover it.
+
+        A trial most likely meets an event that recurs, on average, within this time. Return None
+        for a server that does not change over time, such as a simulation.
+        """
+        if self.settings.real_trial_s is None:
+            return None
+        return longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
+
     def _with_sustained_load(self, result: SearchResult) -> SearchResult:
-        """Return the result with the highest load that is sustained, and what is known of it."""
+        """Return the result with the highest sustained load, and whether and why it is sustained.
+
+        The loads are None where no trial has shown one yet.
+        """
         sustained_search = self._sustained_search()
-        sustained_trial, unsustained_trial = sustained_search.bracket()
-        sustainability = sustained_search.sustainability(self._confirmed_load)
+        sustained_trial, unsustained_trial = sustained_search.find_bracket()
+        sustainability = sustained_search.judge_sustainability(self._confirmed_load)
         length_factor = self.settings.sustain_length_factor
         sustained_for_s = None
         if sustained_trial is not None:
@@ -257,20 +274,24 @@ class LoadSearch:
         return SustainedSearch(self.settings, self.results, highest)
 
     def _plan_trial(self, load: float, kind: TrialKind, length_factor: float = 1.0) -> PlannedTrial:
-        """Return a trial at the allowed load that is nearest to `load`."""
-        load = self._nearest_allowed_load(load, kind)
-        # Within the precision of a load that failed, only a full-length trial shows the outcome.
+        """Return a trial at the allowed load that is nearest to `load`.
+
+        `length_factor` is its duration, as a multiple of the ordinary one. The trial may pass early,
+        which saves time, unless it has to confirm its load or its outcome is not clear: close to a
+        load that failed, only a trial at full length shows whether a load passes.
+        """
+        allowed_load = self._nearest_allowed_load(load, kind)
         lowest_failed = math.inf if self._lowest_failed is None else self._lowest_failed
-        is_clearly_lower = load * (1 + self.settings.precision) <= lowest_failed
+        is_clearly_lower = allowed_load * (1 + self.settings.precision) <= lowest_failed
         # Not the number of results: a resumed search lacks those of trials that were not valid.
         last_number = max((result.number for result in self.results), default=-1)
         return PlannedTrial(
             number=last_number + 1,
-            load=load,
+            load=allowed_load,
             kind=kind,
             may_pass_early=kind not in CONFIRMING_KINDS and is_clearly_lower,
             length_factor=length_factor,
-            warmup_load=self._warmup_load(load),
+            warmup_load=self._warmup_load(allowed_load),
         )
 
     def _nearest_allowed_load(self, load: float, kind: TrialKind) -> float:
@@ -301,7 +322,9 @@ class LoadSearch:
 
     def _ordinary_results(self) -> list[TrialResult]:
         """Return the valid results of the trials that are not longer than usual."""
-        return [result for result in self.results if result.is_valid and result.kind != "sustain"]
+        return [
+            result for result in self.results if result.is_valid and not result.is_sustain_check
+        ]
 
     @property
     def _highest_passed(self) -> float | None:
@@ -314,7 +337,7 @@ class LoadSearch:
         return min(failed, default=None)
 
     def _confirmations(self) -> list[TrialResult]:
-        return [result for result in self._ordinary_results() if result.kind == "confirm"]
+        return [result for result in self._ordinary_results() if result.is_confirmation]
 
     @property
     def _confirmed_load(self) -> float | None:
@@ -372,30 +395,36 @@ class LoadSearch:
         return posterior
 
     def _compute_posterior(self, bounds: CapacityBounds) -> CapacityPosterior:
-        """Return the posterior of the capacity between two bounds, from the ordinary trials.
+        """Return the posterior of the capacity between two bounds, by Bayes' rule.
 
-        A trial that passed early is weaker evidence than one at full length: its outcome is more
-        often wrong (its lapse).
+        Each ordinary trial is evidence: it passed or failed at the load that it offered. With the
+        probability of its lapse the outcome says nothing about the load. The lapse of a trial that
+        passed early is larger, because only a part of its load was seen.
         """
         results = self._ordinary_results()
-        noises = [result.sampling_noise for result in results if result.sampling_noise > 0]
+        sampling_noises = [result.sampling_noise for result in results if result.sampling_noise > 0]
+        sampling_sigma = DEFAULT_SIGMA
+        if sampling_noises:
+            sampling_sigma = SIGMA_PER_NOISE * sampling_noises[-1]
         posterior = CapacityPosterior(
             bounds.low,
             bounds.high,
-            sampling_sigma=SIGMA_PER_NOISE * noises[-1] if noises else DEFAULT_SIGMA,
+            sampling_sigma=sampling_sigma,
             run_spread=self.settings.run_spread,
         )
         for result in results:
-            is_early_pass = result.ended_early and result.has_passed
-            lapse = EARLY_PASS_LAPSE if is_early_pass else FULL_LENGTH_LAPSE
+            has_passed_early = result.ended_early and result.has_passed
+            lapse = EARLY_PASS_LAPSE if has_passed_early else FULL_LENGTH_LAPSE
             posterior.update(TrialOutcome(result.offered_load, result.has_passed, lapse))
         return posterior
 
-    def _untried_limit(self, posterior: CapacityPosterior) -> float | None:
-        """Return the highest or lowest allowed load if the capacity seems to lie beyond it.
+    def _bound_to_try(self, posterior: CapacityPosterior) -> float | None:
+        """Return the bound that the user gave and that the capacity seems to lie at or beyond.
 
-        The capacity may lie outside of the bounds that the user gave. Only a trial at the bound
-        itself shows this. Return None if the capacity lies within, or the bound was tried.
+        The posterior cannot show a capacity outside of its bounds: its median only comes close to
+        one of them. A trial at the bound itself then shows whether that load passes. Return None if
+        the median is not close to a bound, or if there is evidence already: a failure below the
+        upper bound, or a pass above the lower one.
         """
         median = posterior.quantile(0.5)
         margin = max(self.settings.precision * median, self.settings.min_load_gap)
@@ -416,11 +445,14 @@ class LoadSearch:
         return interval.half_width <= self.settings.precision * interval.value
 
     def _confirmation_load(self, posterior: CapacityPosterior) -> float:
-        """Return the load at which a trial at full length is to confirm the capacity.
+        """Return the load at which a trial at full length has to confirm the capacity.
 
-        A confirmation at the median of the capacity would fail every other time. The load is
-        therefore lower, so that it passes with CONFIRMATION_PROBABILITY, and below any load at
-        which requests piled up. It is not lower than the interval that is reported.
+        A confirmation at the median of the capacity would fail every other time. Three rules give
+        a load that most likely passes but is not needlessly low:
+
+        1. It passes with CONFIRMATION_PROBABILITY according to the posterior.
+        2. It is not below the reported interval.
+        3. It is below any load at which a queue grew, even if rule 2 is then broken.
         """
         likely_load = posterior.highest_load_passing(CONFIRMATION_PROBABILITY)
         interval_low = posterior.quantile((1 - INTERVAL_CONFIDENCE) / 2)
@@ -440,25 +472,28 @@ class LoadSearch:
         A search that found a load within the SLO goes on until it is known whether the load is
         sustained. The reasons are those of `SearchResult.stop_reason`.
         """
-        reason = self._ordinary_stop_reason()
-        if reason not in HAS_LOAD_WITHIN_SLO:
-            return reason
+        ordinary_reason = self._ordinary_stop_reason()
+        if ordinary_reason not in STOPS_WITH_LOAD_WITHIN_SLO:
+            return ordinary_reason
         sustained_search = self._sustained_search()
         if sustained_search.next_trial() is not None:
             return "time" if self._is_out_of_time() else ""
-        return sustained_search.failure_reason() or reason
+        return sustained_search.find_failure() or ordinary_reason
 
     def _ordinary_stop_reason(self) -> str:
-        """Return why no more trials of the ordinary length are needed, or "" while some are."""
-        reason = self.stop_reason or self._end_of_loads() or self._confirmation_reason()
+        """Return why no more trials of the ordinary length are needed, or "" while some are.
+
+        A reason from outside comes first, then an answer, and then the limits of the search.
+        """
+        reason = self.stop_reason or self._stop_at_bound() or self._stop_by_confirmations()
         if reason:
             return reason
         if len(self.results) >= self.settings.max_trials:
             return "probes"
         return "time" if self._is_out_of_time() else ""
 
-    def _end_of_loads(self) -> str:
-        """Return why no other load can be tried, as a stop reason, or "" if one can.
+    def _stop_at_bound(self) -> str:
+        """Return the stop reason of a search that may not try any other load, or "".
 
         It is "none" if the lowest allowed load failed, and "highest" if the highest one passed.
         """
@@ -470,11 +505,12 @@ class LoadSearch:
             return "highest"
         return ""
 
-    def _confirmation_reason(self) -> str:
-        """Return whether a load is confirmed, as a stop reason, or "" if it is still to be.
+    def _stop_by_confirmations(self) -> str:
+        """Return the stop reason that the confirmations give, or "" if more trials are needed.
 
-        It is "found" if the capacity is also known to the requested precision, "coarse" if it is
-        not after many trials, and "unconfirmed" if too many confirmations failed.
+        - "found": a load is confirmed, and the capacity is known to the requested precision.
+        - "coarse": a load is confirmed, and many trials did not reach that precision.
+        - "unconfirmed": too many confirmations failed.
         """
         if self._confirmed_load is None:
             has_tried_enough = len(self._confirmations()) >= MAX_CONFIRMATIONS

@@ -94,7 +94,7 @@ def headline(search: OpenedSearch) -> str:
         so_far = run_directory_kind.headline(search.as_runs)
         return f"{_describe_unfinished(search.output_dir)} {so_far}"
     stored = search.stored
-    return search_text.headline(stored.result, stored.trials, stored.term_names, search.unit)
+    return search_text.describe_result(stored.result, stored.trials, stored.term_names, search.unit)
 
 
 def report(search: OpenedSearch) -> Report:

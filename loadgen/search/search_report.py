@@ -89,7 +89,7 @@ def render_search_report(source: SearchReportInput) -> Report:
     if source.runs:
         trial_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
     notices = [simulated_notice()] if source.search.simulated else []
-    headline = search_text.headline(
+    headline = search_text.describe_result(
         source.result, source.trials, source.search.term_names, source.unit
     )
     paragraphs = [Paragraph(headline, _headline_kind(source.result), large=True)]
@@ -131,7 +131,7 @@ def _headline_kind(result: SearchResult) -> Kind:
 
 def _brief_section(source: SearchReportInput) -> Section:
     """Return the result in a few lines, for a terminal."""
-    facts = search_text.brief_facts(
+    facts = search_text.list_brief_facts(
         source.result,
         source.trials,
         source.unit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,10 @@ TrialKind = Literal["bracket", "probe", "confirm", "sustain", "level"]
 - level: because it is a load point of a sweep.
 """
 CONFIRMING_KINDS = ("confirm", "sustain")
+"""The kinds of trials that always run at full length and confirm a load."""
+
+PASSED_ONLY: Final = "held"
+"""The state of a capacity whose run met the SLO but was not confirmed, as result files store it."""
 
 RunSpreadSource = Literal["", "told", "learned", "simulated"]
 
@@ -126,6 +130,21 @@ class TrialResult(
         return self.trial.length_factor
 
     @property
+    def is_confirmation(self) -> bool:
+        """Whether it is an ordinary trial at full length that has to confirm the capacity."""
+        return self.kind == "confirm"
+
+    @property
+    def is_sustain_check(self) -> bool:
+        """Whether it has to show that its load is sustained, for which it is usually longer."""
+        return self.kind == "sustain"
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether it is a confirmation or a sustained-load check."""
+        return self.kind in CONFIRMING_KINDS
+
+    @property
     def is_valid(self) -> bool:
         """Whether the outcome says something about the load."""
         return self.outcome != INVALID
@@ -139,6 +158,16 @@ class TrialResult(
     def has_failed(self) -> bool:
         """Whether the trial missed the SLO."""
         return self.outcome == FAILED
+
+    @property
+    def has_growth(self) -> bool:
+        """Whether a queue grew during the trial, so that its load is not sustained."""
+        return self.sustained is False
+
+    @property
+    def has_undecided_growth(self) -> bool:
+        """Whether the trial met the SLO, but could not show whether a queue grows."""
+        return self.has_passed and self.sustained is None
 
     @property
     def is_too_short(self) -> bool:
@@ -251,8 +280,10 @@ UNSOUND_STOPS = ("invalid", "refused", "gone", "nodes", "probes", "time")
 def exit_code(result: SearchResult) -> int:
     """Return the exit code of a search.
 
-    It is 0 if a load was found, 3 if the search was stopped without a sound result, 130 if the user
-    interrupted it, and else 1, because no load meets the SLO or none could be confirmed.
+    - OK (0): a load was found.
+    - UNSOUND (3): the search was stopped without a sound result.
+    - INTERRUPTED (130): the user interrupted it.
+    - SLO_MISSED (1): no load meets the SLO, or none could be confirmed.
     """
     if result.stop_reason in (*CONFIRMED_STOPS, "highest"):
         return OK
@@ -262,37 +293,38 @@ def exit_code(result: SearchResult) -> int:
 
 
 def lowest_growing_load(results: Iterable[TrialResult]) -> float:
-    """Return the lowest load at which a valid trial saw requests pile up.
+    """Return the lowest load at which a queue grew during a valid trial.
 
-    Return infinity if no trial did, so that every load is below the returned one.
+    Return infinity if there is none, so that every load is below the returned one.
     """
-    growing = [result.load for result in results if result.is_valid and result.sustained is False]
+    growing = [result.load for result in results if result.is_valid and result.has_growth]
     return min(growing, default=math.inf)
 
 
 def lowest_load_failed_longer(results: Iterable[TrialResult]) -> float:
-    """Return the lowest load that failed in a trial longer than the ordinary ones.
+    """Return the lowest load that failed in a sustained-load check, a trial longer than usual.
 
     Return infinity if none failed, so that every load is below the returned one.
     """
-    failed = [result.load for result in results if result.kind == "sustain" and result.has_failed]
+    failed = [result.load for result in results if result.is_sustain_check and result.has_failed]
     return min(failed, default=math.inf)
 
 
 def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials that passed to their end and that no other trial contradicts.
+    """Return the trials that passed at full length and that no other trial contradicts.
 
-    A load at or above one that grew does not count. One at or above a load that failed in a longer
-    trial only counts if its own trial was a longer one.
+    A pass is contradicted if a queue grew at its load or at a lower one. The pass of an ordinary
+    trial is also contradicted if a longer trial failed at its load or at a lower one.
     """
     growing_load = lowest_growing_load(results)
-    load_limit_of_ordinary = min(growing_load, lowest_load_failed_longer(results))
-    passes = []
-    for result in results:
-        load_limit = growing_load if result.kind == "sustain" else load_limit_of_ordinary
-        if result.has_passed and not result.ended_early and result.load < load_limit:
-            passes.append(result)
-    return passes
+    load_failed_longer = lowest_load_failed_longer(results)
+    passes = [result for result in results if result.has_passed and not result.ended_early]
+    return [
+        result
+        for result in passes
+        if result.load < growing_load
+        and (result.is_sustain_check or result.load < load_failed_longer)
+    ]
 
 
 def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
@@ -301,15 +333,13 @@ def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
 
 
 def _rank_evidence(result: TrialResult) -> tuple[bool, bool, bool, float]:
-    """Return a key by which trials are ordered from the weakest evidence to the strongest.
+    """Return a sort key for trials that passed, from the weakest evidence to the strongest.
 
-    A trial that showed that nothing grows ranks above one that could not tell, a longer trial above
-    a confirmation, a confirmation above another trial, and a high load above a low one.
+    The criteria, the most important one first: the trial showed that nothing grows; it is longer
+    than usual; it is a confirmation; its load is high.
     """
-    is_confirming = result.kind in CONFIRMING_KINDS
-    is_longer = result.kind == "sustain"
-    has_shown_no_growth = is_confirming and result.sustained is True
-    return has_shown_no_growth, is_longer, is_confirming, result.load
+    has_shown_no_growth = result.is_confirming and result.sustained is True
+    return has_shown_no_growth, result.is_sustain_check, result.is_confirming, result.load
 
 
 def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
@@ -346,49 +376,75 @@ def capacity_interval(load: float, result: SearchResult) -> LoadInterval | None:
     return LoadInterval(min(result.interval.low, load), max(high, load))
 
 
-def capacity_state(
-    result: SearchResult, *, confirmed: bool | None, sustained: bool | None
-) -> State:
-    """Return how far the capacity of a search was shown, as `capacity.State` defines it.
+class CapacityEvidence(NamedTuple):
+    """What the trial that shows a capacity has shown.
 
-    "sustained" is the strongest statement and "none" the weakest. A search that was stopped states
-    "stopped" instead, unless its best trial was a confirmation that passed and no longer trial was
-    still wanted.
+    Attributes:
+        is_confirming: Whether the trial was a confirmation or a sustained-load check.
+        sustained: Whether it showed that its load is sustained. None if it did not decide this.
+    """
+
+    is_confirming: bool
+    sustained: bool | None
+
+
+def capacity_state(result: SearchResult, evidence: CapacityEvidence | None) -> State:
+    """Return how far the capacity of a search was shown, for `capacity.json` and the report.
+
+    The first of these states that applies is returned. `capacity.State` defines them.
+
+    1. "stopped": the search was stopped before a longer trial showed that the load is sustained,
+       although one was needed.
+    2. PASSED_ONLY: it ended, but no trial could show whether its load is sustained.
+    3. "sustained" or "confirmed": a confirmation passed, or the highest allowed load, which needs
+       no confirmation because no search looks for a load above it.
+    4. "stopped": the search was stopped before a confirmation passed.
+    5. PASSED_ONLY: its confirmation was contradicted by another trial, but a lower load passed.
+    6. "none": no load passed, or every confirmation failed.
 
     Args:
         result: What the search found.
-        confirmed: Whether the trial that shows the capacity was a confirmation. None if there is no
-            such trial.
-        sustained: Whether that trial showed that its load is sustained.
+        evidence: What the trial that shows the capacity has shown. None if there is no such trial.
     """
-    has_trial = confirmed is not None
-    wants_longer_trial = result.length_factor > 1 or result.needed_load_s is not None
-    if not result.has_ended and wants_longer_trial and not sustained:
+    is_sustained = evidence is not None and bool(evidence.sustained)
+    if not result.has_ended and _needs_longer_trial(result) and not is_sustained:
         return "stopped"
-    if has_trial and result.stop_reason == "undecided":
-        return "held"
-    # The highest allowed load needs no confirmation: no search looks for a load above it.
-    if confirmed or (has_trial and result.stop_reason == "highest"):
-        return "sustained" if sustained else "confirmed"
+    if evidence is None:
+        return "none" if result.has_ended else "stopped"
+    if result.stop_reason == "undecided":
+        return PASSED_ONLY
+    if evidence.is_confirming or result.stop_reason == "highest":
+        return "sustained" if is_sustained else "confirmed"
     if not result.has_ended:
         return "stopped"
-    return "held" if has_trial and result.stop_reason in CONFIRMED_STOPS else "none"
+    return PASSED_ONLY if result.stop_reason in CONFIRMED_STOPS else "none"
 
 
-def capacity_and_state(
-    result: SearchResult, trials: Sequence[TrialResult]
-) -> tuple[float | None, State]:
+def _needs_longer_trial(result: SearchResult) -> bool:
+    """Return whether a search only ends after a trial that is longer than an ordinary one."""
+    return result.length_factor > 1 or result.needed_load_s is not None
+
+
+class StatedCapacity(NamedTuple):
+    """The load that is the result of a search, and how far it was shown.
+
+    The load is None if no trial shows one. `capacity.State` defines the states.
+    """
+
+    load: float | None
+    state: State
+
+
+def capacity_and_state(result: SearchResult, trials: Sequence[TrialResult]) -> StatedCapacity:
     """Return the load that is the result of a search, and how far it was shown.
 
     The text, the page and `capacity.json` all state these two, for example (29.82, "sustained").
-    The load is None if no trial shows one.
     """
     capacity_trial = find_capacity_trial(result, trials)
     is_unconfirmed = result.load is None or result.stop_reason == "unconfirmed"
     if capacity_trial is None or is_unconfirmed:
-        return None, capacity_state(result, confirmed=None, sustained=None)
+        return StatedCapacity(None, capacity_state(result, None))
     # Only a longer trial can show that its load is sustained.
-    sustained = result.sustained if capacity_trial.kind == "sustain" else None
-    is_confirming = capacity_trial.kind in CONFIRMING_KINDS
-    state = capacity_state(result, confirmed=is_confirming, sustained=sustained)
-    return capacity_trial.load, state
+    sustained = result.sustained if capacity_trial.is_sustain_check else None
+    evidence = CapacityEvidence(capacity_trial.is_confirming, sustained)
+    return StatedCapacity(capacity_trial.load, capacity_state(result, evidence))

@@ -12,7 +12,7 @@ from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.stats.intervals import length_to_meet_s
 from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity
-from loadgen.search.goal import FAILED, INVALID, PASSED
+from loadgen.search.goal import FAILED, FULL_LENGTH, INVALID, PASSED
 from loadgen.search.search_results import (
     CONFIRMED_STOPS,
     PlannedTrial,
@@ -109,7 +109,7 @@ def describe_trial_result(result: TrialResult) -> str:
 
 def _outcome_reason(result: TrialResult) -> str:
     """Return why a trial has its outcome, or "" if it simply passed to its end."""
-    return "" if result.reason_code == "full_length" else result.reason
+    return "" if result.reason_code == FULL_LENGTH else result.reason
 
 
 def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float = 0.0) -> str:
@@ -148,9 +148,14 @@ def describe_stop(result: SearchResult) -> str:
 
 
 def describe_capacity(result: SearchResult, trials: Sequence[TrialResult], unit: str) -> str:
-    """Return the capacity with its interval and how far it was shown.
+    """Return the capacity as text: the load, its confidence interval and how far it was shown.
 
-    An example is "29.8 req/s (95 % CI 29.4 to 30.3), sustained (no trend in 20 min)".
+    - No load was shown: "none" if the search came to its end, else "not known".
+    - The search was stopped: "not known, at least 12.5 req/s".
+    - The highest allowed load passed: "at least 50 req/s (the highest allowed load passed)".
+    - Otherwise: "29.8 req/s (95 % CI 29.4 to 30.3), sustained (no trend in 20 min)".
+
+    `unit` is the unit of the loads, as it is written after a number.
     """
     load, state = capacity_and_state(result, trials)
     if load is None:
@@ -159,26 +164,34 @@ def describe_capacity(result: SearchResult, trials: Sequence[TrialResult], unit:
         return f"not known, at least {load:.4g}{unit}"
     if result.is_lower_bound:
         return f"at least {load:.4g}{unit} (the highest allowed load passed)"
-    period = capacity.describe_sustained_period(state, result.sustained_for_s)
-    interval = capacity_interval(load, result)
+
     bounds = ""
+    interval = capacity_interval(load, result)
     if interval is not None:
         bounds = f" ({_describe_bounds(interval.low, interval.high)})"
-    return f"{load:.4g}{unit}{bounds}, {capacity.STATE_LABELS[state]}{period}"
+    state_label = capacity.STATE_LABELS[state]
+    period = capacity.describe_sustained_period(state, result.sustained_for_s)
+    return f"{load:.4g}{unit}{bounds}, {state_label}{period}"
 
 
 def _describe_bounds(low: float, high: float) -> str:
     return f"95 % CI {low:.4g} to {high:.4g}"
 
 
-def headline(
+def describe_result(
     result: SearchResult, trials: Sequence[TrialResult], term_names: Sequence[str], unit: str
 ) -> str:
-    """Return the result of a search in one to four sentences.
+    """Return the result of a search in one to four sentences, as the headline of its report.
 
-    They state the capacity, whether it is sustained if that is not known, and why the search ended
-    unless it found its answer. `term_names` are the names of the objectives, for example "ttft
-    p99".
+    The first sentence states the capacity, or that no load is known to meet the SLO. The others
+    appear only where needed: that it is not known whether a confirmed load is sustained, and why
+    the search ended if it did not end by confirming a load.
+
+    Args:
+        result: What the search found.
+        trials: The results of its trials.
+        term_names: The names of the objectives, for example "ttft p99".
+        unit: The unit of the loads, as it is written after a number.
     """
     objectives = describe_objectives(term_names)
     load, state = capacity_and_state(result, trials)
@@ -214,7 +227,7 @@ def _describe_unknown_sustainability(result: SearchResult, unit: str) -> str:
 # The result for a terminal
 
 
-def brief_facts(
+def list_brief_facts(
     result: SearchResult,
     trials: Sequence[TrialResult],
     unit: str,
@@ -222,9 +235,14 @@ def brief_facts(
     limit: str,
     simulated: bool,
 ) -> Facts:
-    """Return the result of a search in about six lines.
+    """Return the result of a search in about six lines, for a terminal.
 
-    `limit` states what limits the load. `simulated` says that a performance model responded.
+    Args:
+        result: What the search found.
+        trials: The results of its trials.
+        unit: The unit of the loads, as it is written after a number.
+        limit: What limits the load, as a sentence.
+        simulated: Whether a performance model responded instead of a server.
     """
     rows = [
         ("Capacity", describe_capacity(result, trials, unit)),
@@ -263,9 +281,14 @@ def _describe_throughput(result: SearchResult, trials: Sequence[TrialResult]) ->
 def confirmation_section(
     result: SearchResult, trials: Sequence[TrialResult], unit: str, *, simulated: bool
 ) -> Section:
-    """Return the section with the capacity, what was confirmed, the interval and the effort.
+    """Return the section "Confirmation" of the report: how well the capacity is known, and why.
 
-    `simulated` says that a performance model responded, whose error is then the largest.
+    Args:
+        result: What the search found.
+        trials: The results of its trials.
+        unit: The unit of the loads, as it is written after a number.
+        simulated: Whether a performance model responded instead of a server. The interval then
+            does not cover the largest error, that of the model.
     """
     rows = [
         ("Capacity", describe_capacity(result, trials, unit)),
@@ -318,10 +341,9 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
             f"excludes model error ({format.shares(MODEL_ERROR)}) and seed variation (up to "
             f"{MLPERF_SEED_VARIATION})"
         )
-    is_learned = result.run_spread_source == "learned"
-    origin = "estimated from these trials; set it with --run-spread"
-    if not is_learned:
-        origin = "as specified"
+    origin = "as specified"
+    if result.run_spread_source == "learned":
+        origin = "estimated from these trials; set it with --run-spread"
     spread = f"run-to-run variation of {result.run_spread or 0.0:.1%} ({origin})"
     return (
         f"includes {spread}{_describe_horizon(result)}; excludes other days and restarts of the "
@@ -330,10 +352,11 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
 
 
 def _describe_horizon(result: SearchResult) -> str:
-    """Return within which time slowdowns recur that the interval covers, or "" if it covers none.
+    """Return which recurring slowdowns of the server the interval covers, or "" if it covers none.
 
-    If that recurrence horizon is shorter than usual, the text states how long trials have to be for
-    the usual one, in whole minutes.
+    Those that recur within the recurrence horizon of the trials (`longest_recurrence_s`) are
+    covered. If this horizon is shorter than usual, the text also states how long trials have to be
+    for the usual one, in whole minutes.
     """
     if result.horizon_s is None:
         return ""
@@ -366,12 +389,16 @@ def confirmation_rows(
 
 def _describe_confirmed_load(result: SearchResult, confirmed_load: float, unit: str) -> str:
     """Return the confirmed load as text, and that it is the capacity if no longer trial is."""
-    has_longer_trial = result.sustained_load is not None and result.length_factor > 1
-    use = "" if has_longer_trial else f"; {USED_BY_COST}"
+    use = "" if _has_longer_pass(result) else f"; {USED_BY_COST}"
     return (
         f"{confirmed_load:.4g}{unit}, a full-length trial {_start_label(result)} met every "
         f"objective{use}"
     )
+
+
+def _has_longer_pass(result: SearchResult) -> bool:
+    """Return whether a trial longer than the ordinary ones showed the sustained load."""
+    return result.sustained_load is not None and result.length_factor > 1
 
 
 def _describe_evidence(result: SearchResult, trials: Sequence[TrialResult]) -> str:
@@ -385,22 +412,27 @@ def _describe_evidence(result: SearchResult, trials: Sequence[TrialResult]) -> s
 def _describe_sustained_load(result: SearchResult, unit: str) -> str | None:
     """Return the highest sustained load as text, or None if no load was confirmed at all.
 
-    The text states whether a longer trial or only an ordinary one showed it.
+    The text states how strong the evidence is:
+
+    - a longer trial passed: "every objective met over 2 times the trial length";
+    - only an ordinary trial showed it: "no upward trend in a trial of the ordinary length";
+    - no load was sustained: "none found", with the lowest load that was not;
+    - a load was confirmed, but no trial showed whether it is sustained: "not known".
     """
-    unsustained = result.unsustained_load
-    if result.sustained_load is not None and result.length_factor > 1:
-        limit = "" if unsustained is None else f", but not at {unsustained:.4g}{unit}"
-        return (
-            f"{result.sustained_load:.4g}{unit}, every objective met over {result.length_factor:g} "
-            f"times the trial length{limit}; {USED_BY_COST}"
-        )
-    if result.sustained_load is not None:
-        return (
-            f"{result.sustained_load:.4g}{unit}, no upward trend in a trial of the ordinary length"
-        )
-    if unsustained is not None:
-        return f"none found; {unsustained:.4g}{unit} is not sustained"
-    return None if result.confirmed_load is None else "not known"
+    unsustained_load = result.unsustained_load
+    if result.sustained_load is None:
+        if unsustained_load is not None:
+            return f"none found; {unsustained_load:.4g}{unit} is not sustained"
+        return None if result.confirmed_load is None else "not known"
+
+    load = f"{result.sustained_load:.4g}{unit}"
+    if not _has_longer_pass(result):
+        return f"{load}, no upward trend in a trial of the ordinary length"
+    limit = "" if unsustained_load is None else f", but not at {unsustained_load:.4g}{unit}"
+    return (
+        f"{load}, every objective met over {result.length_factor:g} times the trial length{limit}; "
+        f"{USED_BY_COST}"
+    )
 
 
 def confirmed_load_label(result: SearchResult, trials: Sequence[TrialResult]) -> str:
@@ -413,15 +445,17 @@ def confirmed_load_label(result: SearchResult, trials: Sequence[TrialResult]) ->
 
 
 def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> str:
-    """Return why a load is confirmed by the rules only, and what would show more.
+    """Return why a load is confirmed by the rules only, and how to find out more.
 
-    The rules are those of MLPerf, or the SLO: they do not require that the load is sustained. The
-    longer trials of `--sustain` would show it, and take twice as long as a confirmation.
+    The rules are the SLO, or those of MLPerf. They do not require that the load is sustained. The
+    longer trials of `--sustain` would show it. The text states how long one takes, unless the
+    search has run such trials already.
     """
     reason = f"rules only: {result.sustained_reason}"
-    if result.length_factor > 1:
+    has_longer_trials = result.length_factor > 1
+    if has_longer_trials:
         return reason
-    confirmations_s = [trial.duration_s for trial in trials if trial.kind == "confirm"]
+    confirmations_s = [trial.duration_s for trial in trials if trial.is_confirmation]
     longer_trial_s = CONFIRMATION_FACTOR * max(confirmations_s, default=0.0)
     needed_time = format.duration(longer_trial_s)
     return f"{reason}; run --sustain --resume on this directory to check (about {needed_time})"
@@ -447,6 +481,7 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
     if trial.ended_early:
         outcome += ", early"
     latencies = [format.milliseconds(trial.metrics.get(name)) for name in LATENCY_COLUMNS]
+    details = (_kind_note(trial), _outcome_reason(trial), _growth_note(trial))
     return (
         str(trial.number + 1),
         f"{trial.load:.4g}",
@@ -455,7 +490,7 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
         *latencies,
         format.quantity(trial.metrics.get("output_tokens_per_s")),
         format.quantity(trial.metrics.get("goodput_rps")),
-        "; ".join(filter(None, (_kind_note(trial), _outcome_reason(trial), _growth_note(trial)))),
+        "; ".join(filter(None, details)),
     )
 
 
@@ -470,18 +505,20 @@ def describe_units(unit: str) -> str:
 def _kind_note(trial: TrialResult) -> str:
     """Return what is special about a trial, for example "2 x length, not sustained", or ""."""
     notes = []
-    if trial.kind == "confirm":
+    if trial.is_confirmation:
         notes.append("confirmation")
-    if trial.kind == "sustain":
+    if trial.is_sustain_check:
         notes.append(f"{trial.length_factor:g} x length")
-    if trial.sustained is False:
+    if trial.has_growth:
         notes.append("not sustained")
-    if trial.kind == "sustain" and trial.has_passed and trial.sustained is None:
+    if trial.is_sustain_check and trial.has_undecided_growth:
         notes.append("not known to be sustained")
     return ", ".join(notes)
 
 
 def _growth_note(trial: TrialResult) -> str:
     """Return why a load was not sustained, unless the outcome of its trial states this already."""
-    is_stated = trial.sustained is not False or trial.reason_code == "not_sustained"
-    return "" if is_stated else trial.sustained_reason
+    is_stated_by_outcome = trial.reason_code == "not_sustained"
+    if not trial.has_growth or is_stated_by_outcome:
+        return ""
+    return trial.sustained_reason

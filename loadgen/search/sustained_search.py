@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from loadgen.search.search_results import TrialResult, lowest_growing_load
 from loadgen.search.search_settings import (
@@ -21,13 +21,13 @@ from loadgen.search.search_settings import (
 LENGTH_MARGIN = 1.1
 """The length of an extended trial, in units of the length that it is expected to need."""
 MAX_LOAD_REDUCTION = 0.5
-"""The largest share by which the load is lowered from one trial to the next."""
+"""The largest share by which a load is lowered below the highest load within the SLO."""
 GAP_TOLERANCE = 1.1
 """A gap between two loads is not halved again below so many times the requested precision."""
 
 
 class SustainedBracket(NamedTuple):
-    """The trials at the highest sustained load and at the lowest load that is not."""
+    """The trials on both sides of the highest sustained load. None where there is none yet."""
 
     highest_sustained: TrialResult | None
     lowest_unsustained: TrialResult | None
@@ -51,92 +51,122 @@ class Sustainability(NamedTuple):
 class SustainedSearch:
     """The search for the highest sustained load, at one point of a `LoadSearch`.
 
-    It lowers the load until a trial shows that nothing grows, and then halves the gap to the lowest
-    load that was not sustained.
+    It lowers the load until a trial shows that no queue grows, and then halves the gap to the
+    lowest load that was not sustained.
+
+    Three kinds of trials matter here. A sustained-load check has the kind "sustain", and is usually
+    longer than an ordinary trial. A confirmation is an ordinary trial at full length. A doubtful
+    confirmation met the SLO without showing that its load is sustained.
+
+    Attributes:
+        settings: The settings of the search.
+        results: The results of all trials so far, in the order of time.
+        highest_within_slo: The highest load that was confirmed, or while none was confirmed the
+            highest one that passed.
     """
 
     settings: SearchSettings
     results: Sequence[TrialResult]
-    highest_within_slo: float  # confirmed, or if none was confirmed passed
+    highest_within_slo: float
 
-    def bracket(self) -> SustainedBracket:
+    def find_bracket(self) -> SustainedBracket:
         """Return the trials that enclose the highest sustained load.
 
-        No load at or above one that grew is sustained, whatever another trial showed.
+        A load at or above one at which a queue grew never counts as sustained, whatever its own
+        trial showed: a queue that grows at some load also grows at a higher one.
         """
-        growing_load = lowest_growing_load(self.results)
-        candidates = self._growth_trials()
+        evidence = self._growth_evidence()
         unsustained = [
             result
-            for result in candidates
+            for result in evidence
             if not self._is_sustained(result) and not self._needs_longer_trial(result)
         ]
+        # If no longer trials are run, confirmations have to show that a load is sustained.
         if self.settings.requires_sustained and not self.settings.has_longer_trials:
-            candidates = candidates + self._confirmations()
+            evidence += self._confirmations()
+        growing_load = lowest_growing_load(self.results)
         sustained = [
             result
-            for result in candidates
+            for result in evidence
             if self._is_sustained(result) and result.load < growing_load
         ]
         return SustainedBracket(
-            max(sustained, key=lambda result: result.load, default=None),
-            min(unsustained, key=lambda result: result.load, default=None),
+            highest_sustained=max(sustained, key=lambda result: result.load, default=None),
+            lowest_unsustained=min(unsustained, key=lambda result: result.load, default=None),
         )
 
     def next_trial(self) -> LongerTrial | None:
-        """Return the next trial to run, or None if no further trial is needed or allowed."""
-        longer_trials = [result for result in self.results if result.kind == "sustain"]
+        """Return the next sustained-load check to run, or None if none is needed or allowed.
+
+        If the last trial passed but was too short to show whether anything grows, its load is tried
+        again for longer. Otherwise another load is tried, for as long as the longest check so far.
+        """
+        checks = [result for result in self.results if result.is_sustain_check]
         max_trials = self.settings.max_trials + MAX_SUSTAIN_TRIALS
-        if len(longer_trials) >= MAX_SUSTAIN_TRIALS or len(self.results) >= max_trials:
+        if len(checks) >= MAX_SUSTAIN_TRIALS or len(self.results) >= max_trials:
             return None
-        growth_trials = self._growth_trials()
-        if growth_trials and self._needs_longer_trial(growth_trials[-1]):
-            return self._extended_trial(growth_trials[-1])
+        evidence = self._growth_evidence()
+        if evidence and self._needs_longer_trial(evidence[-1]):
+            return self._extended_trial(evidence[-1])
         load = self._next_load()
         if load is None:
             return None
-        factors = [result.length_factor for result in longer_trials]
-        return LongerTrial(load, max(factors, default=self.settings.sustain_length_factor))
+        length_factors = [result.length_factor for result in checks]
+        length_factor = max(length_factors, default=self.settings.sustain_length_factor)
+        return LongerTrial(load, length_factor)
 
-    def sustainability(self, confirmed_load: float | None) -> Sustainability:
+    def judge_sustainability(self, confirmed_load: float | None) -> Sustainability:
         """Return whether the highest load found is sustained, and why.
 
-        Only a longer trial can show that it is. Any trial can show that it is not.
+        Any trial can show that a load is not sustained, but only a longer one can show that it is.
+        The first of these cases that applies decides:
+
+        1. A longer trial passed: what that trial showed.
+        2. A load was not sustained: what `_explain_unsustained` states.
+        3. Trials passed, but each was too short to show growth: not known.
+        4. No load was confirmed, or no longer trial was run: not known.
         """
-        highest_sustained, lowest_unsustained = self.bracket()
+        highest_sustained, lowest_unsustained = self.find_bracket()
         if highest_sustained is not None and highest_sustained.length_factor > 1:
             length = f"passed over {highest_sustained.length_factor:g} times the trial length"
             reason = f"{length}; {highest_sustained.sustained_reason}"
             return Sustainability(highest_sustained.sustained, reason)
+
         if lowest_unsustained is not None:
             return self._explain_unsustained(lowest_unsustained)
+
         too_short_trials = [
-            result for result in self._growth_trials() if self._needs_longer_trial(result)
+            result for result in self._growth_evidence() if self._needs_longer_trial(result)
         ]
         if highest_sustained is None and too_short_trials:
             return Sustainability(None, too_short_trials[-1].sustained_reason)
+
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
         return Sustainability(None, "no trial was longer than the rules require")
 
-    def failure_reason(self) -> str:
-        """Return why no load could be confirmed, as a stop reason, or "" if one is or may be.
+    def find_failure(self) -> Literal["", "undecided", "unconfirmed"]:
+        """Return the stop reason of a search that ends without a sustained load.
 
-        It is "undecided" if a trial passed that could not show whether its load is sustained, and
-        "unconfirmed" if every trial failed or showed growth.
+        `LoadSearch` calls this when no trial is left to run.
+
+        - "": a load is sustained, or none has to be.
+        - "undecided": a trial passed that could not show whether its load is sustained, or no trial
+          at all could show it.
+        - "unconfirmed": every trial failed or showed growth.
         """
-        if not self.settings.requires_sustained:
+        if not self.settings.requires_sustained or self._has_sustained_load():
             return ""
-        highest_sustained, lowest_unsustained = self.bracket()
-        if highest_sustained is not None:
-            return ""
-        if lowest_unsustained is None and not self._is_untested(self._highest_load()):
-            return ""
-        growth_trials = self._growth_trials()
-        has_unknown_growth = any(
-            result.has_passed and result.sustained is None for result in growth_trials
-        )
-        return "undecided" if has_unknown_growth or not growth_trials else "unconfirmed"
+        evidence = self._growth_evidence()
+        has_undecided_pass = any(result.has_undecided_growth for result in evidence)
+        return "undecided" if has_undecided_pass or not evidence else "unconfirmed"
+
+    def _has_sustained_load(self) -> bool:
+        """Return whether some load is known to be sustained, by a check or by an ordinary trial."""
+        bracket = self.find_bracket()
+        if bracket.highest_sustained is not None:
+            return True
+        return bracket.lowest_unsustained is None and self._is_shown_sustained(self._highest_load())
 
     @property
     def needed_load_s(self) -> float | None:
@@ -146,27 +176,29 @@ class SustainedSearch:
         """
         proposed_s = [
             result.needed_load_s
-            for result in self._growth_trials()
+            for result in self._growth_evidence()
             if result.needed_load_s is not None and result.needed_load_s > 0
         ]
         return max(proposed_s, default=None)
 
-    def _growth_trials(self) -> list[TrialResult]:
-        """Return the longer trials, and the confirmations whose load may not be sustained."""
+    def _growth_evidence(self) -> list[TrialResult]:
+        """Return the valid trials that this search is based on, in the order of time.
+
+        They are the sustained-load checks and the doubtful confirmations.
+        """
         return [
             result
             for result in self.results
             if result.is_valid
-            and (result.kind == "sustain" or self._is_doubtful_confirmation(result))
+            and (result.is_sustain_check or self._is_doubtful_confirmation(result))
         ]
 
     def _is_doubtful_confirmation(self, result: TrialResult) -> bool:
         """Return whether a confirmation met the SLO without showing that its load is sustained."""
-        is_confirmation = result.kind == "confirm" and result.has_passed
-        return is_confirmation and not self._is_sustained(result)
+        return result.is_confirmation and result.has_passed and not self._is_sustained(result)
 
     def _confirmations(self) -> list[TrialResult]:
-        return [result for result in self.results if result.is_valid and result.kind == "confirm"]
+        return [result for result in self.results if result.is_valid and result.is_confirmation]
 
     def _is_sustained(self, result: TrialResult) -> bool:
         """Return whether a trial passed, and its load counts as sustained.
@@ -176,29 +208,32 @@ class SustainedSearch:
         """
         if self.settings.requires_sustained:
             return result.has_passed and result.sustained is True
-        return result.has_passed and result.sustained is not False
+        return result.has_passed and not result.has_growth
 
     def _needs_longer_trial(self, result: TrialResult) -> bool:
         """Return whether only a longer trial could show that the load of a pass is sustained."""
         return self.settings.requires_sustained and result.has_passed and result.is_too_short
 
     def _extended_trial(self, result: TrialResult) -> LongerTrial | None:
-        """Return a longer trial at the load of `result`.
+        """Return a longer trial at the load of `result`, which was too short to decide.
 
-        Return None if trials may not be extended, or if even the longest one would be shorter than
-        half of the needed length, and so would hardly decide either.
+        Return None if trials may not be extended, if `result` was as long as a trial may be, or if
+        even the longest trial would be shorter than half of the needed length: it would hardly
+        decide either.
         """
         needed_factor = self._needed_length_factor(result)
         is_longest = result.length_factor >= MAX_LENGTH_FACTOR
-        is_out_of_reach = needed_factor > 2 * MAX_LENGTH_FACTOR
+        is_out_of_reach = MAX_LENGTH_FACTOR < needed_factor / 2
         if not self.settings.may_extend_trials or is_longest or is_out_of_reach:
             return None
         return LongerTrial(result.load, min(needed_factor, MAX_LENGTH_FACTOR))
 
     def _needed_length_factor(self, result: TrialResult) -> float:
-        """Return how long a trial has to be to decide, in lengths of an ordinary trial.
+        """Return how long a trial has to be to show whether the load of `result` is sustained.
 
-        It is at least twice as long as `result` was, so that a few extensions are enough.
+        The unit is the length of an ordinary trial. `result` proposed a length, which is only an
+        estimate, so a margin is added. The length at least doubles, so that a few extensions are
+        enough even if each proposal is too low.
         """
         doubled_factor = 2 * result.length_factor
         if self.settings.trial_load_s is None or result.needed_load_s is None:
@@ -208,25 +243,34 @@ class SustainedSearch:
         return max(doubled_factor, needed_factor)
 
     def _highest_load(self) -> float:
-        """Return the highest load within the SLO, below any load that grew."""
+        """Return the highest load within the SLO, below any load at which a queue grew."""
         below_growing = lowest_growing_load(self.results) * (1 - self.settings.precision)
         return min(self.highest_within_slo, below_growing)
 
     def _next_load(self) -> float | None:
-        """Return the load of the next longer trial, or None if there is none to try.
+        """Return the load of the next sustained-load check, or None if there is none to try.
 
-        The first trial runs at the highest load within the SLO. If that load is not sustained, the
-        load is lowered until one is, and then the gap between the two is halved.
+        The first check runs at the highest load within the SLO. If that load is not sustained, the
+        load is lowered until one is. Then the gap between the two is bisected at their geometric
+        mean, because loads are compared by their ratio.
         """
-        sustained_trial, unsustained_trial = self.bracket()
-        if unsustained_trial is None:
-            return self._first_load() if sustained_trial is None else None
-        if sustained_trial is None:
-            return self._untried_load(self._lowered_load(unsustained_trial.load))
-        smallest_gap_end = sustained_trial.load * (1 + GAP_TOLERANCE * self.settings.precision)
-        if unsustained_trial.load <= smallest_gap_end + self.settings.min_load_gap:
+        bracket = self.find_bracket()
+        if bracket.lowest_unsustained is None:
+            return self._first_load() if bracket.highest_sustained is None else None
+
+        unsustained_load = bracket.lowest_unsustained.load
+        if bracket.highest_sustained is None:
+            return self._untried_load(self._lowered_load(unsustained_load))
+
+        sustained_load = bracket.highest_sustained.load
+        if self._are_close(sustained_load, unsustained_load):
             return None
-        return self._untried_load(math.sqrt(sustained_trial.load * unsustained_trial.load))
+        return self._untried_load(math.sqrt(sustained_load * unsustained_load))
+
+    def _are_close(self, lower_load: float, higher_load: float) -> bool:
+        """Return whether two loads are within the precision, or neighbours if loads are integers."""
+        highest_close_load = lower_load * (1 + GAP_TOLERANCE * self.settings.precision)
+        return higher_load <= highest_close_load + self.settings.min_load_gap
 
     def _first_load(self) -> float | None:
         """Return the highest load within the SLO, or None if no trial has to show it as sustained.
@@ -234,53 +278,58 @@ class SustainedSearch:
         The confirmation may have shown already that nothing grows at this load.
         """
         highest_load = self._highest_load()
-        needs_trial = self.settings.has_longer_trials or self._is_untested(highest_load)
-        return highest_load if needs_trial else None
+        if self.settings.has_longer_trials or not self._is_shown_sustained(highest_load):
+            return highest_load
+        return None
 
     def _lowered_load(self, unsustained_load: float) -> float:
-        """Return a lower load than all that were not sustained.
+        """Return a load below `unsustained_load`, the lowest one that was not sustained.
 
         It lies below the highest load within the SLO by the precision, and by twice as much with
-        each further load that was not sustained: 2 %, 4 %, 8 % and so on.
+        each further load that was not sustained: 2 %, 4 %, 8 % and so on. The first steps are small
+        because the highest sustained load is most often close, and doubling reaches a distant one
+        in a few trials.
         """
         precision = self.settings.precision
-        unsustained_count = len({result.load for result in self._growth_trials()})
+        unsustained_count = len({result.load for result in self._growth_evidence()})
         reduction = min(precision * 2.0 ** (unsustained_count - 1), MAX_LOAD_REDUCTION)
         load = self._highest_load() * (1 - reduction)
         if load >= unsustained_load:
             return unsustained_load * (1 - precision)
         return load
 
-    def _is_untested(self, load: float) -> bool:
-        """Return whether no ordinary trial has shown yet that this load is sustained.
+    def _is_shown_sustained(self, load: float) -> bool:
+        """Return whether a load counts as sustained without a sustained-load check.
 
-        A trial at a higher load shows it too.
+        It does if an ordinary trial at this load or a higher one showed that nothing grows, or if
+        the settings do not require that a trial shows this.
         """
         if not self.settings.requires_sustained:
-            return False
-        ordinary_results = [
-            result
+            return True
+        return any(
+            result.is_valid
+            and not result.is_sustain_check
+            and result.load >= load
+            and self._is_sustained(result)
             for result in self.results
-            if result.is_valid and result.kind != "sustain" and result.load >= load
-        ]
-        return not any(self._is_sustained(result) for result in ordinary_results)
+        )
 
     def _untried_load(self, load: float) -> float | None:
         """Return the load, or None if it was tried before or is too low."""
         if self.settings.is_integer:
             load = float(round(load))
-        tried_loads = {result.load for result in self._growth_trials()}
+        tried_loads = {result.load for result in self._growth_evidence()}
         return None if load < self.settings.low or load in tried_loads else load
 
     def _explain_unsustained(self, unsustained: TrialResult) -> Sustainability:
-        """Return why the lowest load of an unsustained trial is not sustained, or may not be.
+        """Return why the load of a trial does not count as sustained.
 
-        Such a trial showed growth, or missed the SLO, or left open whether anything grows although
-        the settings require that it shows this.
+        - Not known: the trial passed, but could not show whether anything grows, although the
+          settings require that it does.
+        - False: it showed growth, or it missed the SLO.
         """
-        is_left_open = unsustained.has_passed and unsustained.sustained is None
-        if self.settings.requires_sustained and is_left_open:
+        if self.settings.requires_sustained and unsustained.has_undecided_growth:
             return Sustainability(None, unsustained.sustained_reason)
-        if unsustained.sustained is False:
+        if unsustained.has_growth:
             return Sustainability(False, unsustained.sustained_reason)
         return Sustainability(False, unsustained.reason)

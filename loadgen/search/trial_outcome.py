@@ -18,7 +18,7 @@ from loadgen.core.slo import Slo
 from loadgen.runs.slo_text import missed_objectives
 from loadgen.runs.table_metrics import table_metrics
 from loadgen.search import failures
-from loadgen.search.goal import FAILED, INVALID, PASSED, Decision, Goal
+from loadgen.search.goal import FAILED, FULL_LENGTH, INVALID, PASSED, Decision, Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult
 from loadgen.search.trial_workload import is_closed_loop
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 NEVER_NS = np.iinfo(np.int64).max
+"""A time later than any other, as the minimum of no times."""
 SERVER_GONE_KINDS = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset"))
 """Kinds of failure of a server that is gone. One that is overloaded responds late, or with errors.
 """
@@ -71,10 +72,26 @@ class FinishedTrial(NamedTuple):
 
 
 class _OfferedLoad(NamedTuple):
-    """The load that the arrivals of a trial offered, and the number of requests of a full trial."""
+    """The load that the arrivals of a trial offered.
+
+    Attributes:
+        load: The rate of the arrivals, or the number of virtual users.
+        full_length_requests: How many requests (or sessions) a trial of full length has at this
+            load. For a trial that ended early this is extrapolated, and not an integer.
+    """
 
     load: float
-    full_count: float
+    full_length_requests: float
+
+    @property
+    def sampling_noise(self) -> float:
+        """The relative standard error of a rate that is measured by counting n arrivals.
+
+        It is 1 / sqrt(n), as of a Poisson process, or 0 if there are none.
+        """
+        if self.full_length_requests <= 0:
+            return 0.0
+        return 1 / math.sqrt(self.full_length_requests)
 
 
 class _Invalidity(NamedTuple):
@@ -85,35 +102,42 @@ class _Invalidity(NamedTuple):
 
 
 class _Growth(NamedTuple):
-    """Whether a load was sustained, why, and how long it would have to last to show this."""
+    """Whether a queue grew during a run.
+
+    Attributes:
+        sustained: False if it grew, True if the run shows that it did not, None if not known.
+        reason: Why, as text.
+        needed_load_s: How long the load would have to last to show it. None if it is known.
+    """
 
     sustained: bool | None = None
     reason: str = ""
     needed_load_s: float | None = None
 
 
-def trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool) -> TrialResult:
-    """Return the result of a trial.
+def make_trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool) -> TrialResult:
+    """Return the result of a trial, as the search uses it and `probes.jsonl` stores it.
 
     Args:
-        finished: The trial.
-        goal: What had to hold.
-        has_own_seed: Whether the arrivals of the trial have a seed of their own. Trials with the
-            same arrivals do not differ by chance, so that nothing has to be corrected for.
+        finished: The trial, with the records of its run.
+        goal: What has to hold for the trial to pass.
+        has_own_seed: Whether the arrivals of the trial have a seed of their own. Their rate then
+            differs by chance from the requested load, and the outcome counts at the load that was
+            really offered. Trials with the same arrivals, as in a sweep, need no such correction.
     """
     early_decision = finished.early_decision
     summary = finished.records.summary
-    offered = _offered_load(finished)
+    offered = _measure_offered_load(finished)
     decision = judge_search_trial(goal, finished.trial, finished.records, early_decision)
-    growth = _growth(summary) if early_decision is None else _Growth()
-    is_load_corrected = offered.load > 0 and has_own_seed
+    growth = _read_growth(summary) if early_decision is None else _Growth()
+    uses_offered_load = offered.load > 0 and has_own_seed
     return TrialResult(
         trial=finished.trial,
         outcome=decision.outcome,
         ended_early=early_decision is not None and decision.outcome != INVALID,
         duration_s=summary.window.whole.duration_s or 0.0,
-        offered_load=offered.load if is_load_corrected else finished.trial.load,
-        sampling_noise=1 / math.sqrt(offered.full_count) if offered.full_count > 0 else 0.0,
+        offered_load=offered.load if uses_offered_load else finished.trial.load,
+        sampling_noise=offered.sampling_noise,
         reason=decision.reason,
         reason_code=decision.reason_code,
         run_name=finished.run_dir.name,
@@ -127,8 +151,8 @@ def trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool) -> 
 def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     """Return the result of a stored trial, computed again from the records of its run.
 
-    What the records do not show is kept: what was tried, what the schedule offered, and how the
-    trial was decided before its end.
+    `loadgen verify` compares it with the stored result. What the records do not show is kept: what
+    was tried, what the schedule offered, and how the trial was decided before its end.
     """
     run_dir = output_dir / result.run_name
     summary = run_folder.kept_summary(run_dir)
@@ -141,7 +165,7 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
     goal = Goal(slo=stored.manifest.slo or Slo(terms=()), mlperf=mlperf)
     records = TrialRecords(summary, select_measured(stored.rows, summary))
     decision = judge_search_trial(goal, result.trial, records, None)
-    growth = _growth(summary)
+    growth = _read_growth(summary)
     return msgspec.structs.replace(
         recomputed,
         outcome=decision.outcome,
@@ -170,17 +194,25 @@ def judge_search_trial(
     records: TrialRecords,
     early_decision: Decision | None,
 ) -> Decision:
-    """Return the outcome of a trial by its SLO and by what a search requires beside it.
+    """Return the outcome of a trial by its SLO, and by what a search requires in addition.
 
-    A trial says nothing about the load if the endpoint refused requests for a quota or a rate
-    limit. It has failed if more than 1 % of its requests failed, or if the server did not sustain
-    the load. A run by MLPerf's rules is not judged by these, and for a load point of a sweep its
-    table states them.
+    The first of these rules that applies decides:
+
+    1. INVALID: the endpoint refused requests for a quota or a rate limit.
+    2. INVALID: the measurement is not sound (see `judge_trial`).
+    3. FAILED: more than 1 % of the requests failed.
+    4. FAILED: a full-length trial met the SLO, but a queue grew, so that the load is not sustained.
+    5. The outcome by the SLO.
+
+    Only the SLO counts in a run by MLPerf's rules, which decide everything, and for a load point of
+    a sweep, whose table states the other facts.
     """
-    summary = records.summary
     decision = judge_trial(goal, records, early_decision)
-    if trial.kind == "level" or goal.mlperf:
+    is_load_point = trial.kind == "level"
+    if is_load_point or goal.mlperf:
         return decision
+
+    summary = records.summary
     refusals = failures.describe_refusals(summary.requests)
     if refusals:
         return Decision(INVALID, failures.REFUSED, refusals, decision.decided_at_ns)
@@ -189,7 +221,8 @@ def judge_search_trial(
     failed_requests = failures.describe_failures(summary.requests)
     if failed_requests:
         return Decision(FAILED, "failures", failed_requests, decision.decided_at_ns)
-    if decision.reason_code == "full_length" and summary.sustainable.sustained is False:
+    has_passed_at_full_length = decision.reason_code == FULL_LENGTH
+    if has_passed_at_full_length and summary.sustainable.sustained is False:
         growth = summary.sustainable.why
         return Decision(FAILED, "not_sustained", growth, decision.decided_at_ns)
     return decision
@@ -198,8 +231,8 @@ def judge_search_trial(
 def judge_trial(goal: Goal, records: TrialRecords, early_decision: Decision | None) -> Decision:
     """Return the outcome of a trial by its SLO.
 
-    It is invalid if the measurement is not sound, else what was decided before its end, else what
-    its misses show.
+    It is INVALID if the measurement is not sound. Otherwise the decision that ended the trial early
+    stands, and a trial at full length is judged by how many requests missed each term.
     """
     invalidity = _find_invalidity(records, ended_early=early_decision is not None)
     if invalidity is not None:
@@ -210,42 +243,52 @@ def judge_trial(goal: Goal, records: TrialRecords, early_decision: Decision | No
 
 
 def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
-    """Return the outcome of a trial that ran to its end, by its misses.
+    """Return the outcome of a trial that ran to its end and is a sound measurement.
 
-    The trial failed if it exceeds any term. It is invalid if so many requests were unfinished that
-    they could change the outcome.
+    The first of these rules that applies decides:
+
+    1. FAILED: more requests missed a term than it allows.
+    2. FAILED: the SLO of tasks, or that of a class of requests, was missed.
+    3. INVALID: the end of the run cut off so many requests that they could change the outcome.
+    4. PASSED.
     """
     due_rows = records.due_rows
     counted_rows = due_rows[due_rows["status"] != columns.CANCELLED]
     unfinished_count = int((counted_rows["status"] == columns.UNFINISHED).sum())
-    is_undecided = outcomes.is_undecided(unfinished_count, len(counted_rows))
-    exceeded_terms = _describe_exceeded_terms(goal, counted_rows, is_undecided=is_undecided)
+    has_too_many_unfinished = outcomes.is_undecided(unfinished_count, len(counted_rows))
+
+    exceeded_terms = _describe_exceeded_terms(
+        goal, counted_rows, counts_unfinished=has_too_many_unfinished
+    )
     if exceeded_terms:
         return Decision(FAILED, "misses", "; ".join(exceeded_terms), records.end_ns)
-    if records.summary.goodput.met is False:  # by the terms of tasks, or of a class of requests
+    if records.summary.goodput.met is False:
         missed = "; ".join(missed_objectives(records.summary))
         return Decision(FAILED, "misses", missed, records.end_ns)
-    if is_undecided and goal.request_terms:
+    if has_too_many_unfinished and goal.request_terms:
         reason = _describe_unfinished(unfinished_count, len(counted_rows))
         return Decision(INVALID, "unfinished", reason, records.end_ns)
-    return Decision(PASSED, "full_length", "at full length", records.end_ns)
+    return Decision(PASSED, FULL_LENGTH, "at full length", records.end_ns)
 
 
 def _describe_exceeded_terms(
-    goal: Goal, counted_rows: NDArray[np.void], *, is_undecided: bool
+    goal: Goal, counted_rows: NDArray[np.void], *, counts_unfinished: bool
 ) -> list[str]:
-    """Return a text for each term that more requests missed than it allows.
+    """Return a sentence for each term of the SLO that more requests missed than it allows.
 
-    Unfinished requests that have not missed a term yet are left out. If they are too many to be
-    left out (`is_undecided`), they count as if they had met it, so that a term is only exceeded for
-    certain.
+    Args:
+        goal: The terms.
+        counted_rows: The records of the requests that were sent or had to be.
+        counts_unfinished: How to count unfinished requests that have not missed a term yet. False
+            leaves them out. True, if they are too many for that, counts them as if they had met the
+            term, so that a term is only exceeded for certain.
     """
     is_unfinished = counted_rows["status"] == columns.UNFINISHED
     request_count = len(counted_rows)
     exceeded_terms = []
     for term_index, is_missed in enumerate(goal.find_misses(counted_rows)):
         missed_count = int(is_missed.sum())
-        left_out_count = 0 if is_undecided else int((is_unfinished & ~is_missed).sum())
+        left_out_count = 0 if counts_unfinished else int((is_unfinished & ~is_missed).sum())
         allowed = goal.allowed_misses(request_count - left_out_count)[term_index]
         if missed_count > allowed:
             exceeded_terms.append(
@@ -265,82 +308,101 @@ def _describe_unfinished(unfinished_count: int, count: int) -> str:
 def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity | None:
     """Return why a trial says nothing about its load, or None if it does.
 
-    That is so if the run is not a valid measurement, if the metric of a term cannot be trusted, or
-    if the server was gone. Few requests are enough for a trial that ended early, because its misses
-    were counted against the planned number of requests.
+    The first of these reasons that applies is returned:
+
+    1. The verdict of the run is INVALID. That a run has too few requests ("too_few") does not count
+       if it ended early, because its misses were compared with the planned number of requests.
+    2. The metric of a term is withheld, because the client measured it too inaccurately. A term
+       that is undecided only for lack of samples does not make the trial invalid.
+    3. The server could not be reached.
     """
     summary = records.summary
     for verdict_code in summary.verdict.codes:
         if verdict_code.code != "too_few" or not ended_early:
             return _Invalidity(verdict_code.code, reasons.format_reason(verdict_code))
     for term in summary.goodput.slo:
-        # A term that is only undecided for lack of samples does not make the trial invalid.
-        is_withheld = term.metric in summary.unsound or term.low_ms is not None
+        has_only_bounds = term.low_ms is not None
+        is_withheld = term.metric in summary.unsound or has_only_bounds
         if term.undecided and is_withheld:
             return _Invalidity("withheld", term.undecided)
     return _find_lost_server(records)
 
 
 def _find_lost_server(records: TrialRecords) -> _Invalidity | None:
-    """Return that too many requests found no server, or None if most found one.
+    """Return that too many requests could not reach the server, or None if most did.
 
-    A server that cannot be reached is broken rather than overloaded, so that a lower load would not
-    help.
+    Too many means more than the share of failures for which a verdict warns. A server that cannot
+    be reached is broken rather than overloaded, so that a lower load would not help.
     """
     request_count = len(records.rows)
-    gone_count = int(np.isin(records.rows["kind"], SERVER_GONE_KINDS).sum())
+    unreached_count = int(np.isin(records.rows["kind"], SERVER_GONE_KINDS).sum())
     max_share = records.summary.verdict.limits.failure_share
-    if gone_count <= max_share * max(request_count, 1):
+    if unreached_count <= max_share * max(request_count, 1):
         return None
     reason = (
-        f"{gone_count:,} of {request_count:,} requests could not reach the server (DNS, connect, "
-        "TLS or connection reset)"
+        f"{unreached_count:,} of {request_count:,} requests could not reach the server (DNS, "
+        "connect, TLS or connection reset)"
     )
     return _Invalidity("server_gone", reason)
 
 
-def _growth(summary: Summary) -> _Growth:
-    """Return whether the load of a run was sustained, and if unknown, how long would show it."""
+def _read_growth(summary: Summary) -> _Growth:
+    """Return whether a queue grew during a run at full length, according to its summary."""
     sustainability = summary.sustainable
     is_known = sustainability.sustained is not None
     needed_load_s = None if is_known else sustainability.needed_s
     return _Growth(sustainability.sustained, sustainability.why, needed_load_s)
 
 
-def _offered_load(finished: FinishedTrial) -> _OfferedLoad:
+def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:
     """Return the load that the arrivals offered until the trial was decided.
 
-    Random arrivals offer, for example, 30.4/s where 30/s were requested. The load of sessions is
-    the rate at which they begin. A closed loop offers what was requested.
+    It is counted, because random arrivals offer by chance for example 30.4/s where 30/s were
+    requested. Of sessions, the first requests are counted. A closed loop offers as many virtual
+    users as requested.
     """
     due_rows = finished.records.due_rows
-    load_s = _load_duration_s(finished.workload, due_rows)
     first_turns = due_rows[due_rows["turn"] == 0]
-    arrivals_ns = first_turns["due_ns"] - first_turns["due_ns"].min(initial=NEVER_NS)
-    observed_s = load_s
-    if finished.early_decision is not None:
-        decided_at_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
-        # Later turns of sessions may decide a trial after the last session has begun.
-        observed_s = min(decided_at_ns / NS_PER_S, load_s)
+    load_s = _planned_load_s(finished.workload, due_rows)
+    observed_s = _observed_load_s(finished, load_s)
     offered_load = finished.trial.load
     if observed_s > 0 and not is_closed_loop(finished.workload):
+        arrivals_ns = first_turns["due_ns"] - first_turns["due_ns"].min(initial=NEVER_NS)
         observed_arrivals = int((arrivals_ns < observed_s * NS_PER_S).sum())
         offered_load = observed_arrivals / observed_s
+
     if finished.early_decision is None:
-        return _OfferedLoad(offered_load, len(arrivals_ns))
+        return _OfferedLoad(offered_load, len(first_turns))
     return _OfferedLoad(offered_load, offered_load * load_s)
 
 
+def _observed_load_s(finished: FinishedTrial, load_s: float) -> float:
+    """Return for how long the load was observed: `load_s`, or until an early decision.
+
+    Later requests of sessions may decide a trial after the last session has begun, so that the
+    decision may come after the end of the load.
+    """
+    if finished.early_decision is None:
+        return load_s
+    decided_at_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
+    return min(decided_at_ns / NS_PER_S, load_s)
+
+
 def _warmup_ns(workload: Workload) -> int:
-    """Return how long the stages in front of the measured load last."""
+    """Return how long the stages before the measured load last."""
     return sum(stage.duration_ns or 0 for stage in workload.stages if not stage.measured)
 
 
-def _load_duration_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
+def _planned_load_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
     """Return the planned duration of the measured load, in seconds.
 
-    A stage that is limited by its number of requests has no planned duration. Its load lasts as
-    long as its requests are due, or as the rules require.
+    A stage that is limited by its number of requests has no planned duration. Its load lasts from
+    the first time at which a request is due to the last one, but at least as long as the stage
+    requires (`at_least`), as MLPerf's rules do.
+
+    Args:
+        workload: What was sent.
+        due_rows: The records of the requests that were sent or had to be.
     """
     measured_stages = [stage for stage in workload.stages if stage.measured]
     planned_ns = _sum_if_known([stage.duration_ns for stage in measured_stages])

@@ -52,7 +52,7 @@ from loadgen.search.trial_outcome import (
     FinishedTrial,
     TrialRecords,
     select_measured,
-    trial_result,
+    make_trial_result,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TrialRunner:
         Raises TrialInterruptedError if the user stopped it, and UserError if it cannot run.
         """
         finished = self._run_to_end(trial)
-        result = trial_result(finished, self.goal, has_own_seed=self.has_seed_per_trial)
+        result = make_trial_result(finished, self.goal, has_own_seed=self.has_seed_per_trial)
         experiment.append_result(self.output_dir, result)
         return result
 
