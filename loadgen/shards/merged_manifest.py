@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from loadgen.core.execution.run_manifest import add_notes
 from loadgen.core.metrics import reasons
-from loadgen.core.requests.digest import Digest
+from loadgen.core.requests.digest import DIGEST_MODULUS, Digest
 from loadgen.core.results.manifest import (
     Cluster,
     Fingerprints,
@@ -22,7 +22,6 @@ from loadgen.shards.records import LostSlots
 
 MAX_DELAY_MS = 100.0
 """A part that starts later than this after the common start is named in a warning."""
-DIGEST_BITS = 128
 
 
 def merge_manifests(
@@ -30,16 +29,22 @@ def merge_manifests(
 ) -> RunManifest:
     """Return the manifest of the merged run.
 
+    What must be the same in all parts is taken from the first one. The start is that of the part
+    that started first, and the end that of the part that ended last.
+
     Args:
         positions: All parts of the run, missing ones as well.
-        lost: The slots without a record.
+        lost: The planned requests without a record.
         run_id: The name of the merged run.
     """
     parts = [position.part for position in positions if position.part is not None]
     manifests = [part.manifest for part in parts]
-    earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
     first = manifests[0]
-    manifest = replace(
+    earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
+    warning_codes = {}
+    for manifest in manifests:
+        warning_codes.update(manifest.warning_codes)
+    merged = replace(
         first,
         run=run_id,
         started=earliest.manifest.started,
@@ -49,18 +54,22 @@ def merge_manifests(
         stages=parts[0].shard.stages,
         workers=sum(position.workers for position in positions),
         host=replace(first.host, hot_path=max(manifest.host.hot_path for manifest in manifests)),
-        warnings=tuple(dict.fromkeys(note for manifest in manifests for note in manifest.warnings)),
-        warning_codes={
-            note: code for manifest in manifests for note, code in manifest.warning_codes.items()
-        },
+        warnings=_merge_warnings(manifests),
+        warning_codes=warning_codes,
         cluster=_describe_cluster(positions),
         shard=None,
         merged_parts=tuple(map(_describe_part, positions)),
         fingerprints=_merge_fingerprints(parts, is_complete=not lost),
     )
-    for code, values in _warnings(positions, lost):
-        manifest = add_notes(manifest, reasons.make_note(code, values))
-    return manifest
+    for code, values in _warnings_about_parts(positions, lost):
+        merged = add_notes(merged, reasons.make_note(code, values))
+    return merged
+
+
+def _merge_warnings(manifests: Sequence[RunManifest]) -> tuple[str, ...]:
+    """Return the warnings of all parts in their order, each only once."""
+    warnings = [warning for manifest in manifests for warning in manifest.warnings]
+    return tuple(dict.fromkeys(warnings))
 
 
 def _merge_states(manifests: Sequence[RunManifest]) -> str:
@@ -91,16 +100,22 @@ def _remove_shard_options(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _merge_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
-    """Return the fingerprints of the run; those of prompts and bodies only if nothing is lost."""
+    """Return the fingerprints of the run: hashes that show whether two runs sent the same.
+
+    Those of the prompts and the bodies are sums over all requests, so that the sums of the parts
+    are added. They stay empty if records are lost (`is_complete` is False). In a large run only the
+    first prompts are hashed, and every part has that fingerprint already.
+    """
     fingerprints = parts[0].manifest.fingerprints
     if not is_complete:
         return replace(fingerprints, prompts="", bodies="")
-    if fingerprints.prompts.startswith("first"):  # a large run: only its first prompts are hashed
+    has_hash_of_first_prompts = fingerprints.prompts.startswith("first")
+    if has_hash_of_first_prompts:
         return fingerprints
     shards = [part.shard for part in parts]
-    count = sum(shard.prompts_count for shard in shards)
-    prompts = Digest(_sum_of_digests([shard.prompts_total for shard in shards]), count)
-    bodies = Digest(_sum_of_digests([shard.bodies_total for shard in shards]), count)
+    prompt_count = sum(shard.prompts_count for shard in shards)
+    prompts = Digest(_sum_of_digests([shard.prompts_total for shard in shards]), prompt_count)
+    bodies = Digest(_sum_of_digests([shard.bodies_total for shard in shards]), prompt_count)
     return replace(
         fingerprints,
         prompts=prompts.hexdigest(),
@@ -113,17 +128,17 @@ def _sum_of_digests(totals: Sequence[str]) -> int:
 
     A digest is a sum of hashes, one of each request, so it does not depend on which part sent it.
     """
-    return sum(int(total, 16) for total in totals) % (1 << DIGEST_BITS)
+    return sum(int(total, 16) for total in totals) % DIGEST_MODULUS
 
 
 def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:
-    """Return where the workers of all parts ran, as for the nodes of a Ray cluster.
+    """Return where the workers of all parts ran, in the form used for the nodes of a Ray cluster.
 
-    Each part counts as a node. No part started later than the largest delay, which therefore bounds
-    the error of the common start.
+    Each part counts as a node. All parts were to start at the same time, and the largest delay of a
+    part bounds the error of that.
     """
     workers = [
-        _place_worker(position, worker_in_part)
+        _describe_worker(position, worker_in_part)
         for position in positions
         for worker_in_part in range(position.workers)
     ]
@@ -134,7 +149,7 @@ def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:
     )
 
 
-def _place_worker(position: PartPosition, worker_in_part: int) -> PlacedWorker:
+def _describe_worker(position: PartPosition, worker_in_part: int) -> PlacedWorker:
     """Return on which host a worker ran. The host of a missing part is not known."""
     host = None if position.part is None else position.part.manifest.host
     return PlacedWorker(
@@ -159,10 +174,10 @@ def _describe_part(position: PartPosition) -> MergedPart:
     )
 
 
-def _warnings(
+def _warnings_about_parts(
     positions: Sequence[PartPosition], lost: Sequence[LostSlots]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the code and the values of each warning about the parts.
+    """Yield the code and the values of a warning for each part with lost requests or a late start.
 
     The values fill the placeholders in the text of the warning, which `reasons` keeps by its code.
     """

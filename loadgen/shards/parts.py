@@ -138,7 +138,7 @@ def read_part(run_dir: Path) -> RunPart:
     return RunPart(run_dir, manifest, manifest.shard)
 
 
-COMPARED: dict[str, Callable[[RunPart], object]] = {
+COMMON_FACTS: dict[str, Callable[[RunPart], object]] = {
     "version of loadgen": lambda part: part.manifest.version,
     "number of parts": lambda part: part.shard.count,
     "start": lambda part: part.shard.start_at,
@@ -168,7 +168,9 @@ def _find_differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
     first, *other_parts = parts
     for part in other_parts:
         differing = [
-            name for name, read_value in COMPARED.items() if read_value(first) != read_value(part)
+            name
+            for name, read_value in COMMON_FACTS.items()
+            if read_value(first) != read_value(part)
         ]
         if differing:
             yield UserError(

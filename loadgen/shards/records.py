@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import ShardPart
 from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.shards.parts import PartPosition, RunPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BLOCK_ROWS = 1_000_000
 """Rows that are in memory at once, and in one row group of the merged file."""
@@ -34,42 +37,62 @@ TIMES = (
 
 @dataclass(frozen=True)
 class LostSlots:
-    """Slots of a part that have no record, as rows of `shard_schedule.SLOT`."""
+    """The planned requests (slots) of one part that have no record.
+
+    Attributes:
+        position: The part, and its place in the merged run.
+        slots: The slots, as an array of `shard_schedule.SLOT`.
+    """
 
     position: PartPosition
     slots: NDArray[np.void]
 
 
-def record_tables(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) -> Iterator[Any]:
-    """Yield the records of the merged run as pyarrow tables."""
+def record_tables(
+    positions: Sequence[PartPosition], lost: Sequence[LostSlots]
+) -> Iterator[pa.Table]:
+    """Yield the records of the merged run as tables, at least one.
+
+    Args:
+        positions: All parts of the run, missing ones as well.
+        lost: The planned requests without a record.
+    """
     is_empty = True
     for table in _tables_of_parts(positions, lost):
         is_empty = False
         yield table
-    if is_empty:  # a run without any record has a file too
+    if is_empty:  # The file of a run without any record needs a table too, for its columns.
         yield parquet.to_table(np.zeros(0, ROW), [])
 
 
-def _tables_of_parts(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) -> Iterator[Any]:
-    """Yield the stored records of all parts, and then records for the lost slots."""
+def _tables_of_parts(
+    positions: Sequence[PartPosition], lost: Sequence[LostSlots]
+) -> Iterator[pa.Table]:
+    """Yield the stored records of all parts, and then a `lost` record for each lost slot.
+
+    Which worker lost a slot is not known, so that the first worker of its part stands for all of
+    them. The error text of these records is for example "part 2 of 3: killed".
+    """
     for position in positions:
         if position.part is not None:
             yield from _tables_of_part(position, position.part)
     for lost_slots in lost:
+        position = lost_slots.position
+        error_text = f"{position.name}: {position.state}"
         for first in range(0, len(lost_slots.slots), BLOCK_ROWS):
             block = lost_slots.slots[first : first + BLOCK_ROWS]
-            # The first worker of the part stands for all of them: which one lost it is not known.
-            rows = _lost_records(block, lost_slots.position.first_worker)
-            yield parquet.to_table(
-                rows, [f"{lost_slots.position.name}: {lost_slots.position.state}"]
-            )
+            yield parquet.to_table(_lost_records(block, position.first_worker), [error_text])
 
 
-def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[Any]:
-    """Yield the records of one part, with the workers and times of the merged run."""
+def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[pa.Table]:
+    """Yield the records of one part, in blocks that fit into memory.
+
+    The numbers of its workers and its times are changed from those of the part to those of the
+    merged run.
+    """
     stored = store.read_run_lazily(part.run_dir)
     for first in range(0, len(stored.rows), BLOCK_ROWS):
-        rows = _in_memory(stored.rows[first : first + BLOCK_ROWS])
+        rows = _copy_to_memory(stored.rows[first : first + BLOCK_ROWS])
         rows["worker"] += position.first_worker
         for name in TIMES:
             has_happened = rows[name] >= 0
@@ -77,8 +100,11 @@ def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[Any]:
         yield parquet.to_table(rows, stored.texts)
 
 
-def _in_memory(rows: Any) -> NDArray[np.void]:
-    """Return rows as an array that may be changed; they may come from columns on disk."""
+def _copy_to_memory(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Return a copy of records, which may be changed.
+
+    The rows of a large run are no array but a `Frame`, which reads each column from disk.
+    """
     copied = np.zeros(len(rows), ROW)
     for name in ROW.names or ():
         copied[name] = rows[name]
@@ -86,7 +112,10 @@ def _in_memory(rows: Any) -> NDArray[np.void]:
 
 
 def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
-    """Return a record with the status `lost` for each slot of a killed or missing part."""
+    """Return a record with the status `lost` for each slot of a killed or missing part.
+
+    `worker` is the number of the worker that the records name.
+    """
     records = []
     for slot in slots:
         slot_id = int(slot["slot"])
@@ -108,80 +137,102 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
 def find_lost_slots(
     positions: Sequence[PartPosition], schedule: NDArray[np.void]
 ) -> Iterator[LostSlots]:
-    """Yield the slots without a record of the parts that are missing or were killed.
+    """Yield the planned requests (slots) without a record of each missing or killed part.
+
+    A missing part has lost all of its slots, a killed one those that it did not record.
 
     Args:
-        positions: all parts of the run.
-        schedule: the slots of the whole run, as `shard_schedule.read` returns them.
+        positions: All parts of the run.
+        schedule: The slots of the whole run, as `shard_schedule.read` returns them.
     """
     shard = next(position.part.shard for position in positions if position.part is not None)
-    owners = _owning_parts(schedule, shard)
+    part_of_slot = _find_part_of_slots(schedule, shard)
     for position in positions:
-        if position.is_incomplete:
-            slots = schedule[owners == position.index]
-            yield LostSlots(
-                position, slots if position.part is None else _unrecorded(slots, position.part)
-            )
+        if not position.is_incomplete:
+            continue
+        slots = schedule[part_of_slot == position.index]
+        if position.part is not None:
+            slots = _find_unrecorded_slots(slots, position.part)
+        yield LostSlots(position, slots)
 
 
-def _owning_parts(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
-    """Return the index of the part that each slot belongs to, as `schedule.shard` divides them.
+def _find_part_of_slots(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
+    """Return for each slot the index, from 1, of the part that sends it.
 
-    An open-loop stage deals out its sessions in turns. A closed-loop stage deals out its virtual
-    users, and a virtual user sends every n-th session if there are n users.
+    `schedule.shard` distributes the slots round-robin: the sessions of an open-loop stage, and the
+    virtual users of a closed-loop stage. If there are n virtual users, one sends every n-th session
+    of its stage.
+
+    Args:
+        schedule: The slots of the whole run. Their column `chain` is the index of the session.
+        shard: What any part knows of the whole run: its stages, and the number of parts.
     """
-    users_of_stage = np.array([stage.concurrency or 0 for stage in shard.stages])
-    users = users_of_stage[schedule["stage"]]
-    sessions = schedule["chain"]
+    users_by_stage = np.array([stage.concurrency or 0 for stage in shard.stages])
+    user_count = users_by_stage[schedule["stage"]]
+    is_closed_loop = user_count > 0
+    session_index = schedule["chain"]
     # The maximum avoids a division by zero for open-loop stages, whose result is not used.
-    virtual_users = sessions % np.maximum(users, 1)
-    dealt_numbers = np.where(users > 0, virtual_users, sessions)
-    return dealt_numbers % shard.count + 1
+    virtual_user = session_index % np.maximum(user_count, 1)
+    distributed_index = np.where(is_closed_loop, virtual_user, session_index)
+    return distributed_index % shard.count + 1
 
 
-def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
-    """Return the slots of a killed part that it has no record of.
+def _find_unrecorded_slots(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
+    """Return the slots that a killed part planned to send but has no record of.
 
-    Of a stage that its duration alone limits, these are the slots that were in flight: the next one
-    of each virtual user.
+    - Of a stage with a planned number of requests, these are all slots without a record.
+    - Of a stage that is limited by its duration alone, the schedule has only the first slot of each
+      virtual user. Lost are the requests that were in flight when the part was killed: the next
+      slot of each virtual user. A stage before the last recorded one had ended, and lost none.
+
+    Args:
+        slots: The slots of the part in the schedule.
+        part: The part, with its records.
     """
-    rows = _in_memory(store.read_run_lazily(part.run_dir).rows)
+    rows = _copy_to_memory(store.read_run_lazily(part.run_dir).rows)
     last_stage = int(rows["stage"].max()) if len(rows) else 0
     unrecorded = []
     for index, stage in enumerate(part.shard.stages):
-        of_stage = slots[slots["stage"] == index]
-        recorded = rows[rows["stage"] == index]
-        if stage.slots is not None:
-            unrecorded.append(of_stage[~np.isin(of_stage["slot"], recorded["slot"])])
+        stage_slots = slots[slots["stage"] == index]
+        stage_rows = rows[rows["stage"] == index]
+        has_planned_count = stage.slots is not None
+        if has_planned_count:
+            is_recorded = np.isin(stage_slots["slot"], stage_rows["slot"])
+            unrecorded.append(stage_slots[~is_recorded])
         elif index >= last_stage:
             turns = part.manifest.turns_per_session
-            unrecorded.append(_next_slots(of_stage, recorded, turns, stage.concurrency or 1))
+            concurrency = stage.concurrency or 1
+            unrecorded.append(_next_slots(stage_slots, stage_rows, turns, concurrency))
     return np.concatenate(unrecorded)
 
 
 def _next_slots(
-    first_slots: NDArray[np.void], recorded: NDArray[np.void], turns: int, concurrency: int
+    first_slots: NDArray[np.void], rows: NDArray[np.void], turns: int, concurrency: int
 ) -> NDArray[np.void]:
-    """Return the slot of each virtual user that follows the last one with a record.
+    """Return for each virtual user the slot that follows its last one with a record.
 
-    Each virtual user sends every n-th session if there are n users, and a session has a fixed
-    number of slots, so the slot after k rounds is k * n * turns further. Of conversations and
-    tasks, it is the first slot of the next conversation or task.
+    A virtual user sends every n-th session if there are n of them, and a session has a fixed number
+    of slots. Example: with 4 virtual users and 3 slots per session, a virtual user that starts with
+    session 1 (slots 3 to 5) goes on with session 5 (slots 15 to 17), which is 4 * 3 slots further.
+    The returned slot is the first one of such a next session. Without any record it is the first
+    slot of the virtual user.
 
     Args:
         first_slots: The first slot of each virtual user.
-        recorded: The records of the stage.
+        rows: The records of the stage.
         turns: The number of slots of a session.
         concurrency: The number of virtual users.
     """
+    slots_per_round = concurrency * turns
     next_slots = first_slots.copy()
     for slot in next_slots:
-        is_of_user = recorded["virtual_user"] == slot["virtual_user"]
-        if is_of_user.any():
-            last_session = int(recorded["slot"][is_of_user].max()) // turns
-            first_session = int(slot["slot"]) // turns
-            rounds = (last_session - first_session) // concurrency + 1
-            slot["slot"] += rounds * concurrency * turns
-            # The schedule of a closed loop has no due time for it.
-            slot["due_ns"] = -1
+        is_of_user = rows["virtual_user"] == slot["virtual_user"]
+        if not is_of_user.any():
+            continue
+        first_session = int(slot["slot"]) // turns
+        last_session = int(rows["slot"][is_of_user].max()) // turns
+        begun_rounds = (last_session - first_session) // concurrency + 1
+        slot["slot"] += begun_rounds * slots_per_round
+        # The schedule of a closed loop has no due time for it.
+        slot["due_ns"] = -1
     return next_slots
