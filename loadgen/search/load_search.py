@@ -276,8 +276,8 @@ class LoadSearch:
     def _plan_trial(self, load: float, kind: TrialKind, length_factor: float = 1.0) -> PlannedTrial:
         """Return a trial at the allowed load that is nearest to `load`.
 
-        `length_factor` is its duration, as a multiple of the ordinary one. The trial may pass early,
-        which saves time, unless it has to confirm its load or its outcome is not clear: close to a
+        `length_factor` is its duration, as a multiple of the ordinary one. To save time, the trial
+        may pass early, unless it has to confirm its load or its outcome is not clear: close to a
         load that failed, only a trial at full length shows whether a load passes.
         """
         allowed_load = self._nearest_allowed_load(load, kind)

@@ -268,7 +268,7 @@ class SustainedSearch:
         return self._untried_load(math.sqrt(sustained_load * unsustained_load))
 
     def _are_close(self, lower_load: float, higher_load: float) -> bool:
-        """Return whether two loads are within the precision, or neighbours if loads are integers."""
+        """Return whether two loads are within the precision, or neighbours of integer loads."""
         highest_close_load = lower_load * (1 + GAP_TOLERANCE * self.settings.precision)
         return higher_load <= highest_close_load + self.settings.min_load_gap
 

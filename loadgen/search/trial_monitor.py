@@ -43,7 +43,7 @@ MAX_GROWTH_SHARE = 0.15
 """How much the requests in flight may grow until the planned end, as a share of their mean."""
 MAX_GROWTH_REQUESTS = 2
 """How many requests they may grow in addition, for loads with few requests in flight."""
-MAX_UNRESOLVED_SHARE = 0.001
+MAX_PENDING_SHARE = 0.001
 """The share of the requests of a batch that may be open without delaying the use of the batch."""
 DEFAULT_BATCH_REQUESTS = 100
 """The number of requests that a batch should have if no term names a quantile."""
@@ -80,25 +80,27 @@ class PlannedLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class _Batches:
-    """The requests of a trial by batches of time, up to the first batch with open requests.
+    """The requests of a trial by batches of equal time, such as 5 s, for the method of batch means.
 
-    A batch is a period of equal length, such as 5 s. Single latencies of a run depend on each
-    other; the values of batches hardly do, so that they can be tested for a trend.
+    Latencies of neighbouring requests depend on each other; the values of batches hardly do, so
+    that they can be tested for a trend. The batches end before the first one in which too many
+    requests are pending, that is, were due but have not ended.
 
     Attributes:
         width_ns: The length of a batch.
         count: The number of batches.
-        arrived: The number of requests that were due in each batch.
-        unresolved: The number of these that have not ended.
-        batch_of_row: The batch in which each row was due.
-        ends_ns: The end of each batch.
+        due_counts: The number of requests that were due in each batch.
+        pending_counts: The number of these that are pending.
+        batch_of_row: The index of the batch in which each row was due, `count` or more after the
+            last batch.
+        ends_ns: The end of each batch, from the start of the measured load.
         in_flight: The number of requests in flight at the end of each batch.
     """
 
     width_ns: int
     count: int
-    arrived: NDArray[np.int64]
-    unresolved: NDArray[np.int64]
+    due_counts: NDArray[np.int64]
+    pending_counts: NDArray[np.int64]
     batch_of_row: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     in_flight: NDArray[np.float64]
@@ -114,27 +116,34 @@ class TrialMonitor:
     start-up, in which an empty server fills, is over, and the number of requests in flight does not
     grow. In addition, neither the quantiles of the terms nor the misses may reach their limits by
     the planned end. This is judged by batch means over the requests in the order of their arrival,
-    with every unresolved request counted as a miss.
+    with every pending request counted as a miss.
     """
 
     def __init__(self, goal: Goal, load: PlannedLoad, *, may_pass_early: bool = True) -> None:
-        """Watch a trial of this load. Sessions of several requests never pass early.
+        """Prepare to watch a trial, before any of its requests has ended.
 
-        When the later turns of a session are due is not known beforehand.
+        Args:
+            goal: What has to hold for the trial to pass.
+            load: The requests that the trial plans to send.
+            may_pass_early: Whether the trial may pass before its end. It never does if terms of the
+                goal need the full run, or with sessions of several requests, because it is not
+                known beforehand when their later requests are due.
         """
         self._goal = goal
         self._start_ns = load.start_ns
         self._due_ns = np.sort(load.due_ns) - load.start_ns
         self._request_count = load.request_count
+        self._max_turns = load.max_turns
         self._allowed_misses = goal.allowed_misses(load.request_count)
         has_known_arrivals = load.session_requests is None
         self._may_pass_early = may_pass_early and has_known_arrivals and not goal.full_run_terms
+
+        # What the records so far show. Rows and their misses are only kept if a pass needs them.
         self._miss_counts = np.zeros(len(goal.request_terms), np.int64)
         self._rows = np.zeros(0, ROW)
         self._misses = goal.find_misses(self._rows)
-        self._max_turns = load.max_turns
-        self._rows_of_open_tasks = self._rows
-        self._missed_tasks = 0
+        self._rows_of_open_tasks = np.zeros(0, ROW)
+        self._missed_task_count = 0
 
     @property
     def last_due_ns(self) -> int:
@@ -158,11 +167,11 @@ class TrialMonitor:
         return self._decide(now_ns, self._miss_counts, self._rows, self._misses)
 
     def find_first_decision(self, rows: NDArray[np.void], interval_ns: int) -> Decision | None:
-        """Return the decision that checks during a finished trial would have made, or None.
+        """Return the first decision of a finished trial, or None if it had to run to its end.
 
-        A simulated trial is computed to its end before it is judged. This method replays it: it
-        checks every `interval_ns` with the requests that had ended by then, as `add_rows` does in a
-        running trial, and returns the first decision.
+        A simulated trial is computed to its end before it is judged. This method then finds out
+        when it would have been decided: every `interval_ns` it looks at the requests that had ended
+        by then, as `add_rows` does in a running trial.
 
         Args:
             rows: The records of all requests that ended, in the order in which they ended.
@@ -170,14 +179,15 @@ class TrialMonitor:
         """
         done_ns = rows["done_ns"]
         misses = self._goal.find_misses(rows)
-        # Column n has the misses of each term among the first n rows, with n from 0.
-        miss_counts_by_row_count = np.pad(misses.cumsum(axis=1), ((0, 0), (1, 0)))
+        # Column n of the cumulative sum counts the misses of each term among the first n rows. A
+        # column of zeros in front stands for n = 0.
+        cumulative_misses = np.pad(misses.cumsum(axis=1), ((0, 0), (1, 0)))
         last_done_ns = int(done_ns.max(initial=0))
         for now_ns in range(interval_ns, last_done_ns, interval_ns):
             ended_count = int(np.searchsorted(done_ns, now_ns, "right"))
             decision = self._decide(
                 now_ns,
-                miss_counts_by_row_count[:, ended_count],
+                cumulative_misses[:, ended_count],
                 rows[:ended_count],
                 misses[:, :ended_count],
             )
@@ -188,19 +198,20 @@ class TrialMonitor:
     def _count_missed_tasks(self, term: TaskTerm, new_rows: NDArray[np.void]) -> None:
         """Add the tasks that have ended since the last check and missed their term to the count.
 
-        A task, which is a session of several requests, can only be judged when all of its requests
-        are known. The rows of open tasks are therefore kept until the next check.
+        A task is a session of several requests, and is judged when all of its requests are known.
+        The rows of tasks that have not ended are therefore kept until the next check. A task that
+        the end of the run cut off says nothing about its term and is not counted.
         """
         rows = concatenate_rows((self._rows_of_open_tasks, new_rows))
         table = tasks.tabulate_tasks(Columns(rows), self._max_turns)
         open_task_numbers = table.numbers[~table.has_ended]
         self._rows_of_open_tasks = select_rows(rows, np.isin(rows["session"], open_task_numbers))
+
         was_cancelled = table.columns.cancelled.astype(bool)
         is_unfinished = table.columns.unfinished.astype(bool)
-        # A task that the end of the run cut off says nothing about its term.
         is_complete = table.has_ended & ~was_cancelled & ~is_unfinished
         has_met_term = tasks.meets_task_term(table.columns, term)
-        self._missed_tasks += int((is_complete & ~has_met_term).sum())
+        self._missed_task_count += int((is_complete & ~has_met_term).sum())
 
     def _decide(
         self,
@@ -211,8 +222,9 @@ class TrialMonitor:
     ) -> Decision | None:
         """Return the decision at `now_ns`, or None if the outcome is still open.
 
-        A pass is only decided while load is left to be saved. After that, the trial is judged by
-        all of its requests.
+        - FAILED: more requests or tasks have missed a term than the whole trial may miss.
+        - PASSED: the trial is in a steady state that lets it pass. This is only decided while a
+          part of the load could still be saved; after that, all requests are waited for.
 
         Args:
             now_ns: The time of the check, from the start of the schedule.
@@ -223,6 +235,7 @@ class TrialMonitor:
         failure = self._explain_missed_terms(miss_counts) or self._explain_missed_tasks()
         if failure:
             return Decision(FAILED, "misses", failure, now_ns)
+
         has_load_left = len(self._due_ns) > 0 and now_ns < self.last_due_ns
         if not self._may_pass_early or not has_load_left:
             return None
@@ -259,73 +272,89 @@ class TrialMonitor:
         task_count = len(self._due_ns)
         needed_count = math.ceil(term.share * task_count - ROUNDING)
         allowed = task_count - needed_count
-        if self._missed_tasks <= allowed:
+        if self._missed_task_count <= allowed:
             return ""
         return (
-            f"{self._missed_tasks:,} of {task_count:,} tasks missed their objective "
+            f"{self._missed_task_count:,} of {task_count:,} tasks missed their objective "
             f"({allowed:,} allowed)"
         )
 
     def _find_steady_start(
         self, batches: _Batches, rows: NDArray[np.void], misses: NDArray[np.bool_]
     ) -> int | None:
-        """Return the first batch of the steady state, if it lets the trial pass early.
+        """Return the index of the first batch of the steady state, if the trial may pass early.
 
-        Return None if the start-up is not over, if anything grows, or if the rest of the trial
-        could still make it fail.
+        Return None unless all of these hold:
+
+        1. The start-up, in which an empty server fills, is over, and MIN_STEADY_BATCHES follow it.
+        2. The number of requests in flight does not grow, neither in total nor at one replica.
+        3. Until the planned end, the latency quantiles of the SLO stay below their limits.
+        4. Until the planned end, no more requests miss a term than it allows.
+
+        Args:
+            batches: The requests so far by batches of time.
+            rows: The records of the requests that have ended.
+            misses: The mask of shape (terms, rows) of which request missed which term.
         """
-        quantile_series = self._log_quantiles_by_batch(rows, batches)
-        start = _end_of_start_up([batches.in_flight, *quantile_series])
+        quantiles_by_term = self._log_quantiles_by_batch(rows, batches)
+        start = _end_of_start_up([batches.in_flight, *quantiles_by_term])
         if start is None or batches.count - start < MIN_STEADY_BATCHES:
             return None
-        # A line is extrapolated no further than the time that it was fitted to.
+
+        # A straight line is extrapolated no further than the time that it was fitted to.
         batches_left = int(self._due_ns[-1]) / batches.width_ns - batches.count
         batches_ahead = min(batches_left, batches.count - start)
         if _will_grow(batches.in_flight[start:], batches_ahead):
             return None
-        if any_part_grows(rows, batches.ends_ns[start:] + self._start_ns):
+        if has_growing_replica(rows, batches.ends_ns[start:] + self._start_ns):
             return None
-        for term, series in zip(self._goal.slo.terms, quantile_series, strict=True):
-            if not _stays_below(series[start:], math.log(term.limit_ns), batches_ahead):
+
+        for term, log_quantiles in zip(self._goal.slo.terms, quantiles_by_term, strict=True):
+            log_limit = math.log(term.limit_ns)
+            if not _will_stay_below(log_quantiles[start:], log_limit, batches_ahead):
                 return None
         return start if self._will_allow_misses(batches, start, misses) else None
 
     def _cut_into_batches(self, now_ns: int, rows: NDArray[np.void]) -> _Batches | None:
-        """Return the batches before the first one with open requests, or None if too few.
+        """Return the batches of the load so far, or None if they are too few to judge a trend.
 
-        A batch whose slow requests are still open would look faster than it is, so that it and all
-        later batches are left out.
+        A batch in which slow requests are still pending would look faster than it is. It is left
+        out with all later batches.
+
+        Args:
+            now_ns: The time of the check, from the start of the schedule.
+            rows: The records of the requests that have ended.
         """
         min_count = MIN_STEADY_BATCHES + MIN_START_UP_BATCHES
         width_ns = self._batch_width_ns()
         elapsed_count = int((now_ns - self._start_ns) // width_ns)
         if elapsed_count < min_count:
             return None
+
         batch_of_row = (rows["due_ns"] - self._start_ns) // width_ns
-        arrived = _count_by_batch(self._due_ns // width_ns, elapsed_count)
-        unresolved = arrived - _count_by_batch(batch_of_row, elapsed_count)
-        count = _count_resolved_batches(arrived, unresolved)
+        due_counts = _count_by_batch(self._due_ns // width_ns, elapsed_count)
+        pending_counts = due_counts - _count_by_batch(batch_of_row, elapsed_count)
+        count = _count_complete_batches(due_counts, pending_counts)
         if count < min_count:
             return None
+
         ends_ns = np.arange(1, count + 1) * width_ns
         done_ns = np.sort(rows["done_ns"]) - self._start_ns
-        started_counts = np.searchsorted(self._due_ns, ends_ns, "right")
-        ended_counts = np.searchsorted(done_ns, ends_ns, "right")
         return _Batches(
             width_ns=width_ns,
             count=count,
-            arrived=arrived[:count],
-            unresolved=unresolved[:count],
+            due_counts=due_counts[:count],
+            pending_counts=pending_counts[:count],
             batch_of_row=batch_of_row,
             ends_ns=ends_ns,
-            in_flight=(started_counts - ended_counts).astype(float),
+            in_flight=_count_in_flight(self._due_ns, done_ns, ends_ns),
         )
 
     def _batch_width_ns(self) -> int:
-        """Return the length of a batch.
+        """Return the length of a batch, so that the values of batches can be tested for a trend.
 
-        A batch has enough requests for the highest quantile of the goal, for example 662 for p99,
-        and the run has at most MAX_BATCHES batches.
+        A batch has enough requests for the highest quantile of the goal, for example 662 for p99.
+        It lasts at least MIN_BATCH_NS, and the run has at most MAX_BATCHES batches.
         """
         sample_counts = [needed_samples(term.quantile) for term in self._goal.slo.terms]
         requests_per_batch = max(sample_counts, default=DEFAULT_BATCH_REQUESTS)
@@ -336,7 +365,7 @@ class TrialMonitor:
     def _log_quantiles_by_batch(
         self, rows: NDArray[np.void], batches: _Batches
     ) -> list[NDArray[np.float64]]:
-        """Return for each term a series: the logarithm of its quantile in each batch.
+        """Return for each term of the SLO the logarithm of its latency quantile in each batch.
 
         Latencies grow by factors rather than by steps, so that a straight line fits their logarithm
         better. The value is LOG_OF_FAILURE in a batch without requests, and where the quantile
@@ -344,40 +373,47 @@ class TrialMonitor:
         """
         is_in_batch = batches.batch_of_row < batches.count
         columns = Columns(select_rows(rows, is_in_batch))
-        batch_of_row = batches.batch_of_row[is_in_batch]
-        order = np.argsort(batch_of_row, kind="stable")
-        # The rows of batch n are those from batch_starts[n] to batch_starts[n + 1].
-        batch_starts = np.searchsorted(batch_of_row[order], np.arange(batches.count + 1))
         has_failed = ~columns.where(metrics.OK)
-        all_series = []
+        batch_of_row = batches.batch_of_row[is_in_batch]
+
+        # In this order the rows of a batch are a slice, from its boundary to the next one.
+        order = np.argsort(batch_of_row, kind="stable")
+        boundaries = np.searchsorted(batch_of_row[order], np.arange(batches.count + 1))
+        quantiles_by_term = []
         for term in self._goal.slo.terms:
-            values_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))[order]
+            latencies_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))[order]
             log_quantiles = [
-                _log_quantile(values_ns[first:end], term.quantile)
-                for first, end in pairwise(batch_starts)
+                _log_quantile(latencies_ns[first:end], term.quantile)
+                for first, end in pairwise(boundaries)
             ]
-            all_series.append(np.array(log_quantiles))
-        return all_series
+            quantiles_by_term.append(np.array(log_quantiles))
+        return quantiles_by_term
 
     def _will_allow_misses(self, batches: _Batches, start: int, misses: NDArray[np.bool_]) -> bool:
-        """Return whether the misses stay allowed, if unresolved requests count as misses.
+        """Return whether no term will be missed by more requests than it allows by the planned end.
 
-        The share of misses after batch `start` is extrapolated to the requests that are not due
-        yet. It is never taken to be less than one request in all.
+        The requests that are not due yet are expected to miss a term as often as those of the
+        steady state: at the upper confidence bound of the mean share of misses by batch, and at
+        least at one miss in the whole trial. Pending requests count as misses.
+
+        Args:
+            batches: The requests so far by batches of time.
+            start: The first batch of the steady state.
+            misses: The mask of shape (terms, rows) of which request missed which term.
         """
-        requests_left = self._request_count - int(batches.arrived.sum())
+        requests_left = self._request_count - int(batches.due_counts.sum())
         is_in_batch = batches.batch_of_row < batches.count
         for is_missed, allowed in zip(misses, self._allowed_misses, strict=True):
             batch_of_miss = batches.batch_of_row[is_missed & is_in_batch]
             known_misses = np.bincount(batch_of_miss, minlength=batches.count)
-            misses_by_batch = known_misses + batches.unresolved
+            misses_by_batch = known_misses + batches.pending_counts
             miss_share = intervals.batch_means(
-                misses_by_batch[start:] / batches.arrived[start:],
+                misses_by_batch[start:] / batches.due_counts[start:],
                 batches=MIN_STEADY_BATCHES,
                 level=TWO_SIDED_CONFIDENCE,
             )
-            expected_share = max(miss_share.high, 1 / self._request_count)
-            expected_misses = int(misses_by_batch.sum()) + expected_share * requests_left
+            highest_share = max(miss_share.high, 1 / self._request_count)
+            expected_misses = int(misses_by_batch.sum()) + highest_share * requests_left
             if expected_misses > allowed:
                 return False
         return True
@@ -396,8 +432,9 @@ def _describe_steady_state(batches: _Batches, start: int) -> str:
 def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
     """Return the first batch after the start-up of every series, or None if one has not settled.
 
-    The start-up of a trial is as long as that of its slowest series: latencies may still rise when
-    the number of requests in flight does not change any more.
+    A series has the value of each batch: the requests in flight, or a latency quantile. The
+    start-up of a trial is as long as that of its slowest series, because latencies may still rise
+    when the number of requests in flight does not change any more.
     """
     last_start = 0
     for series in all_series:
@@ -415,18 +452,29 @@ def _will_grow(in_flight: NDArray[np.float64], batches_ahead: float) -> bool:
     return upper_growth > max_growth
 
 
+def _count_in_flight(
+    sorted_due_ns: NDArray[np.int64], sorted_done_ns: NDArray[np.int64], times_ns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return at each time the number of requests that are due but have not ended."""
+    due_counts = np.searchsorted(sorted_due_ns, times_ns, "right")
+    ended_counts = np.searchsorted(sorted_done_ns, times_ns, "right")
+    return (due_counts - ended_counts).astype(float)
+
+
 def _count_by_batch(batch_numbers: NDArray[np.int64], batch_count: int) -> NDArray[np.int64]:
     """Return how often each of the first `batch_count` batches is in `batch_numbers`."""
     in_range = batch_numbers[batch_numbers < batch_count]
     return np.bincount(in_range, minlength=batch_count)
 
 
-def _count_resolved_batches(arrived: NDArray[np.int64], unresolved: NDArray[np.int64]) -> int:
-    """Return the number of batches before the first one with too many unresolved requests."""
-    # A batch without arrivals has nothing unresolved; 1 keeps it from being divided by zero.
-    unresolved_shares = unresolved / np.maximum(arrived, 1)
-    (open_batches,) = np.nonzero(unresolved_shares > MAX_UNRESOLVED_SHARE)
-    return int(open_batches[0]) if len(open_batches) else len(arrived)
+def _count_complete_batches(
+    due_counts: NDArray[np.int64], pending_counts: NDArray[np.int64]
+) -> int:
+    """Return the number of batches before the first one with too many pending requests."""
+    # A batch in which nothing was due has no pending requests; 1 avoids a division by zero.
+    pending_shares = pending_counts / np.maximum(due_counts, 1)
+    (incomplete_batches,) = np.nonzero(pending_shares > MAX_PENDING_SHARE)
+    return int(incomplete_batches[0]) if len(incomplete_batches) else len(due_counts)
 
 
 def _log_quantile(values_ns: NDArray[np.int64], quantile: float) -> float:
@@ -438,11 +486,11 @@ def _log_quantile(values_ns: NDArray[np.int64], quantile: float) -> float:
     return LOG_OF_FAILURE if value_ns >= NEVER_NS else math.log(max(value_ns, 1))
 
 
-def _stays_below(series: NDArray[np.float64], limit: float, batches_ahead: float) -> bool:
-    """Return whether a series of batches stays below a limit for the batches ahead.
+def _will_stay_below(series: NDArray[np.float64], limit: float, batches_ahead: float) -> bool:
+    """Return whether the values of batches stay below a limit for the batches ahead.
 
-    Both the upper bound of its mean and the upper bound of a straight line that continues it have
-    to be below the limit.
+    Both the upper confidence bound of their mean, and that of a straight line that continues them,
+    have to be below the limit.
     """
     _, upper_growth = intervals.extrapolate_growth(series, batches_ahead, CONFIDENCE)
     mean = intervals.batch_means(series, batches=len(series), level=TWO_SIDED_CONFIDENCE)
@@ -457,27 +505,33 @@ def select_ended(rows: NDArray[np.void]) -> NDArray[np.void]:
     return select_rows(rows, (rows["status"] != metrics.CANCELLED) & (rows["done_ns"] >= 0))
 
 
-def any_part_grows(rows: NDArray[np.void], instants_ns: NDArray[np.int64]) -> bool:
-    """Return whether the requests in flight at any target or replica grow over these instants.
+def has_growing_replica(rows: NDArray[np.void], times_ns: NDArray[np.int64]) -> bool:
+    """Return whether the requests in flight at one target or replica grow over these times.
 
-    The queue of one overloaded replica grows unnoticed if the other replicas have many requests in
-    flight, so that each part of the load is tested alone. Only finished requests are counted. With
-    a single target and replica the answer is False, because the caller looks at all requests
-    together anyway.
+    The queue of one overloaded replica grows unnoticed in the total if the other replicas have many
+    requests in flight, so that each replica is tested alone. A significant trend only counts if the
+    growth is also a noticeable share of the mean.
+
+    The answer is False if there is only one replica, because the caller tests the total.
+
+    Args:
+        rows: The records of the requests that have ended.
+        times_ns: When the requests in flight are counted, such as the ends of batches, from the
+            start of the schedule.
     """
     replica_of_row = replica_keys(Columns(rows))
     replicas = np.unique(replica_of_row)
     if len(replicas) < 2:
         return False
-    all_series = []
+    in_flight_by_replica = []
     for replica in replicas:
         replica_rows = rows[replica_of_row == replica]
-        started_counts = np.searchsorted(np.sort(replica_rows["due_ns"]), instants_ns, "right")
-        ended_counts = np.searchsorted(np.sort(replica_rows["done_ns"]), instants_ns, "right")
-        all_series.append((started_counts - ended_counts).astype(float))
+        due_ns = np.sort(replica_rows["due_ns"])
+        done_ns = np.sort(replica_rows["done_ns"])
+        in_flight_by_replica.append(_count_in_flight(due_ns, done_ns, times_ns))
     return any(
         in_flight_trend is not None
         and in_flight_trend.grows
         and in_flight_trend.growth > MIN_GROWTH_SHARE * in_flight_trend.mean
-        for in_flight_trend in trend.find_trends(all_series)
+        for in_flight_trend in trend.find_trends(in_flight_by_replica)
     )

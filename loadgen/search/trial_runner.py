@@ -66,11 +66,9 @@ NS_PER_S = 1_000_000_000
 CHECK_INTERVAL_S = 5.0
 """How often the monitor looks at a running trial."""
 ROWS_PER_CHECK_INTERVAL = 400_000
-"""Each so many records of a simulation lengthen the interval of the checks by one CHECK_INTERVAL_S.
-
-A check reads all records so far, so that the checks of a long simulation would take too long.
-"""
+"""For each so many records, the interval between the checks of a simulation grows by its length."""
 TRIAL_SEED_STREAM = "probe"
+"""The name of the random stream from which the seeds of trials are drawn. A change changes them."""
 
 
 class TrialInterruptedError(Exception):
@@ -126,7 +124,7 @@ class TrialRunner:
         return result
 
     def save_progress(self, search: LoadSearch) -> SearchResult:
-        """Return the result so far, and write it in case the search is killed."""
+        """Return the result so far, and write it to files in case the search is killed."""
         result = search.result
         # The files identify the workload without its load, so that any load serves here.
         any_load = result.load or 1.0
@@ -161,24 +159,26 @@ class TrialRunner:
         """
         workload = self._seeded_workload(trial)
         run_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
-        monitored = _MonitoredRun(
+        monitored_run = _MonitoredRun(
             self.goal, trial, self.check_interval_s, is_monitored=self.may_end_early
         )
         try:
+            # The directory may have got another name, so that the one that was written counts.
             summary, run_dir = self.execute(
                 workload,
                 replace(self.settings, out=run_dir),
-                (*self.event_handlers, monitored.handle),
+                (*self.event_handlers, monitored_run.handle),
             )
         finally:
-            monitored.stop_following()
-        if summary.run.state == "interrupted" and monitored.decision is None:
+            monitored_run.stop_watching()
+
+        if summary.run.state == "interrupted" and monitored_run.decision is None:
             raise TrialInterruptedError
-        rows = monitored.simulated_rows
+        rows = monitored_run.simulated_rows
         if rows is None:
             rows = store.read_run(run_dir).rows
         records = TrialRecords(summary, select_measured(rows, summary))
-        return FinishedTrial(trial, workload, records, run_dir, monitored.decision)
+        return FinishedTrial(trial, workload, records, run_dir, monitored_run.decision)
 
     def _seeded_workload(self, trial: PlannedTrial) -> Workload:
         """Return the workload of a trial with its own seed, or else with its own prompts.
@@ -196,47 +196,64 @@ class TrialRunner:
 
 
 class _MonitoredRun:
-    """Follows the events of a run and ends it once its outcome is decided.
+    """One run of a trial, which ends once a monitor has decided its outcome.
+
+    The events of the run call `handle`. A run over HTTP is watched while it goes on. A simulation
+    of sessions asks for a decision while it goes on, and one of single requests at its end.
 
     Attributes:
         decision: The decision that ended the run early, or None.
-        simulated_rows: The records of a simulated run. None of a real one.
+        simulated_rows: The records of a simulated run. None for a run over HTTP.
     """
 
     def __init__(
         self, goal: Goal, trial: PlannedTrial, check_interval_s: float, *, is_monitored: bool
     ) -> None:
-        """Follow a run that has not begun."""
+        """Prepare for a run that has not begun.
+
+        Args:
+            goal: What has to hold for the trial to pass.
+            trial: The load that is tried.
+            check_interval_s: How often a decision is looked for.
+            is_monitored: Whether the run may end early. If not, only its records are kept.
+        """
         self._goal = goal
         self._trial = trial
         self._check_interval_s = check_interval_s
         self._is_monitored = is_monitored
         self._planned: RunPlanned | None = None
         self._monitor: TrialMonitor | None = None
-        self._follower: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self.decision: Decision | None = None
         self.simulated_rows: NDArray[np.void] | None = None
 
     def handle(self, event: RunEvent) -> None:
-        """Handle an event of the run."""
+        """Handle an event of the run. Other events than these are ignored.
+
+        - RunPlanned: create the monitor from the schedule.
+        - LoadStarted (a run over HTTP): start a task that reads the records and may stop the load.
+        - SimulationStarted: register a check that may end a simulation of sessions.
+        - Simulated: keep the records. If the outcome was decided before the end, have the
+          simulation of single requests repeated up to that time.
+        """
         match event:
             case RunPlanned():
                 self._planned = event
                 self._monitor = self._make_monitor(event.plan.schedule)
             case LoadStarted() if self._monitor is not None:
-                follow = self._follow(self._monitor, event.load)
-                self._follower = asyncio.get_running_loop().create_task(follow)
+                watch = self._watch(self._monitor, event.load)
+                self._watch_task = asyncio.get_running_loop().create_task(watch)
             case SimulationStarted() if self._monitor is not None and self._has_sessions:
-                event.checks.append(self._check(self._monitor))
+                event.checks.append(self._make_interim_check(self._monitor))
             case Simulated():
                 self.simulated_rows = event.rows[:]
                 if self._monitor is not None and not self._has_sessions:
                     self._decide_afterwards(self._monitor, self.simulated_rows, event.stops)
 
-    def stop_following(self) -> None:
-        """Stop reading the records of a real run."""
-        if self._follower is not None:
-            self._follower.cancel()
+    def stop_watching(self) -> None:
+        """Stop reading the records of a run over HTTP."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
 
     @property
     def _has_sessions(self) -> bool:
@@ -270,40 +287,42 @@ class _MonitoredRun:
         )
         return TrialMonitor(self._goal, load, may_pass_early=self._trial.may_pass_early)
 
-    def _measured(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+    def _select_measured(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """Return the rows without those of a warm-up."""
         assert self._planned is not None, "rows come after the plan"
         stages = self._planned.plan.schedule.stages
         is_measured = np.array([stage.measured for stage in stages])
         return rows if is_measured.all() else select_rows(rows, is_measured[rows["stage"]])
 
-    async def _follow(self, monitor: TrialMonitor, load: RunningLoad) -> None:
-        """Read the records of a real run until its outcome is decided, and then stop its load.
+    async def _watch(self, monitor: TrialMonitor, load: RunningLoad) -> None:
+        """Read the records of a run over HTTP until its outcome is decided, then stop its load.
 
-        The time of a check is that of the last record that was read, because records are written
-        with a delay.
+        This runs as a task during the run. The records are read from the log that the workers
+        write. They are written with a delay, so that a check counts at the time of the last record
+        that was read, and not at the present time.
         """
         assert self._planned is not None, "a load starts after the plan"
         now_ns = 0
-        with contextlib.closing(Tail(self._planned.plan.job.folder)) as tail:
+        with contextlib.closing(Tail(self._planned.plan.job.folder)) as record_log:
             while self.decision is None:
                 await asyncio.sleep(self._check_interval_s)
-                new_rows = tail.rows()
+                new_rows = record_log.rows()
                 now_ns = int(new_rows["done_ns"].max(initial=now_ns))
-                self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
+                self.decision = monitor.add_rows(now_ns, self._select_measured(new_rows))
         load.decided = True
         # After the last request is due there is nothing left to stop.
         if self.decision.decided_at_ns < monitor.last_due_ns:
             load.stop()
 
-    def _check(self, monitor: TrialMonitor) -> InterimCheck:
-        """Return a callback with its interval, by which a simulation asks whether to end.
+    def _make_interim_check(self, monitor: TrialMonitor) -> InterimCheck:
+        """Return the check that a simulation of sessions makes at each interval.
 
-        The simulation calls it with the time and the records since the last call.
+        The simulation calls it with the time and the records since the last call, and ends if the
+        outcome is decided.
         """
 
         def is_decided(now_ns: int, new_rows: NDArray[np.void]) -> bool:
-            self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
+            self.decision = monitor.add_rows(now_ns, self._select_measured(new_rows))
             return self.decision is not None
 
         return InterimCheck(round(self._check_interval_s * NS_PER_S), is_decided)
@@ -311,16 +330,19 @@ class _MonitoredRun:
     def _decide_afterwards(
         self, monitor: TrialMonitor, rows: NDArray[np.void], stops: list[int]
     ) -> None:
-        """Find when the outcome of a finished simulation was decided, and add this time to `stops`.
+        """Find out when the outcome of a finished simulation was decided.
 
-        The simulation is then repeated up to that time.
+        If that was before the last request was due, the time is appended to `stops`. The run then
+        simulates the load again up to that time, as if it had been stopped, and sends its event a
+        second time, when there is a decision already.
         """
         if self.decision is not None:
             return
-        measured = self._measured(rows)
+        measured = self._select_measured(rows)
         ended = select_ended(measured[np.argsort(measured["done_ns"], kind="stable")])
-        interval_ns = round(self._check_interval_s * NS_PER_S)
-        interval_ns *= 1 + len(ended) // ROWS_PER_CHECK_INTERVAL
+        # Each check reads all records so far, so that a long simulation is checked less often.
+        interval_factor = 1 + len(ended) // ROWS_PER_CHECK_INTERVAL
+        interval_ns = interval_factor * round(self._check_interval_s * NS_PER_S)
         self.decision = monitor.find_first_decision(ended, interval_ns)
         if self.decision is not None and self.decision.decided_at_ns < monitor.last_due_ns:
             stops.append(self.decision.decided_at_ns)

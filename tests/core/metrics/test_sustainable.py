@@ -41,7 +41,7 @@ from loadgen.search.load_search import LoadSearch
 from loadgen.search.posterior import CapacityPosterior, TrialOutcome
 from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult
 from loadgen.search.search_settings import SearchSettings
-from loadgen.search.trial_monitor import any_part_grows
+from loadgen.search.trial_monitor import has_growing_replica
 
 pytestmark = pytest.mark.commands
 
@@ -421,8 +421,8 @@ def test_no_rate_is_sustained_when_every_one_grows() -> None:
 def test_the_trial_monitor_finds_one_growing_replica() -> None:
 
     instants = np.arange(100, 400, 10) * S
-    assert any_part_grows(simulate_queues([0.6, 1.1]), instants)
-    assert not any_part_grows(simulate_queues([0.6, 0.6]), instants)
+    assert has_growing_replica(simulate_queues([0.6, 1.1]), instants)
+    assert not has_growing_replica(simulate_queues([0.6, 0.6]), instants)
 
 
 # -- intervals -------------------------------------------------------------------------------------
