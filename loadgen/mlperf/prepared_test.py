@@ -264,7 +264,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             search=search,
             runner=runner,
             plan=plan,
-            show=create_display(self.invocation, quiet=True, has_line_per_step=True),
+            display=create_display(self.invocation, quiet=True, has_line_per_step=True),
             unit=QUERIES_UNIT,
             trial_s=max(self.test.min_duration_ns / 1e9, pass_s),
             full=self.full,

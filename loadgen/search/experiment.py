@@ -215,7 +215,7 @@ def choose_seed(output_dir: Path, requested: int | None) -> int:
     return seeds.fresh() if stored_seed is None else stored_seed
 
 
-def begin(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
+def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
     """Create the directory of an experiment, or resume an existing one.
 
     Return the results that it has already. Raises UserError if the directory holds something else,
@@ -318,7 +318,7 @@ def load_unit(plan: ExperimentPlan, counted: Unit) -> str:
     return " req/s" if counted == "requests" else f" {counted}/s"
 
 
-def counted_unit(workload: Workload) -> Unit:
+def find_counted_unit(workload: Workload) -> Unit:
     """Return what a rate of a workload counts, before a run of it shows this.
 
     A mix has several classes of requests. If only some of them are conversations, its rate counts

@@ -42,7 +42,13 @@ MIN_RELATIVE_WIDTH = 1e-9
 
 
 class TrialsLeft(NamedTuple):
-    """The number of trials that are left, and the full lengths of load that they send together."""
+    """How much of a search is left.
+
+    Attributes:
+        trials: The expected number of trials, for example 7.5.
+        lengths: The load that they send together, in full lengths of an ordinary trial. A trial
+            that is decided early counts less than 1, and a longer trial more.
+    """
 
     trials: float
     lengths: float
@@ -55,7 +61,7 @@ def estimate_trials_left(
 
     Three kinds of trials follow each other: those that narrow the interval, a confirmation, and
     longer ones that show whether the load is sustained. A search that has reached one kind needs no
-    more of those before.
+    more of those before. It never runs more trials than it may.
 
     Args:
         search: The search, with the results of its trials so far.
@@ -65,50 +71,61 @@ def estimate_trials_left(
     """
     settings = search.settings
     next_trial = search.next_trial()
-    next_kind = "" if next_trial is None else next_trial.kind
-    is_sustaining = next_kind == "sustain"
+    next_kind = None if next_trial is None else next_trial.kind
+
     narrowing_trials = 0.0
     if next_kind not in CONFIRMING_KINDS:
         narrowing_trials = _trials_until_confirmation(search, trial_s)
-    confirmations = 0.0 if is_sustaining else CONFIRMATION_TRIALS
+    confirmations = 0.0 if next_kind == "sustain" else CONFIRMATION_TRIALS
     longer_trials = 0.0
-    if is_sustaining or settings.has_longer_trials:
+    if next_kind == "sustain" or settings.has_longer_trials:
         longer_trials = _longer_trials_left(search)
+
     trials = narrowing_trials + confirmations + longer_trials
+    narrowing_length = 1.0 if runs_to_end else MEAN_TRIAL_LENGTH
     lengths = (
-        narrowing_trials * (1.0 if runs_to_end else MEAN_TRIAL_LENGTH)
+        narrowing_trials * narrowing_length
         + confirmations
         + longer_trials * settings.sustain_length_factor
     )
     allowed_trials = max(settings.max_trials - len(search.results), 1)
-    allowed_share = min(allowed_trials / trials, 1.0)
-    return TrialsLeft(min(trials, allowed_trials), lengths * allowed_share)
+    allowed_fraction = min(allowed_trials / trials, 1.0)
+    return TrialsLeft(min(trials, allowed_trials), lengths * allowed_fraction)
 
 
 def _trials_until_confirmation(search: LoadSearch, trial_s: float) -> float:
     """Return the number of trials until a load can be confirmed, for example 7.5.
 
-    It is the sum of the trials that find a bracket, of those that halve the interval until it is as
-    narrow as requested, and of those that make up for outcomes that vary by chance.
+    It is the sum of three parts:
+
+    1. The trials that find a bracket, one load that passes and one that fails.
+    2. The trials that narrow the interval to the requested precision. As in a bisection, each of
+       them halves the interval. A few more are needed at the end.
+    3. The trials that make up for outcomes that vary by chance. Their number is smaller if the
+       interval is nearly as narrow as requested.
+
+    After ENOUGH_TRIALS a load is confirmed in any case. If the variation of the server from run to
+    run has to be learned, most searches end by this limit.
     """
     settings = search.settings
     trials_until_enough = ENOUGH_TRIALS - len(search.results)
     if settings.run_spread is None:
-        # The variation has to be learned: most such searches end by their number of trials.
         return max(trials_until_enough - CONFIRMATION_TRIALS, 1.0)
-    relative_width = search.relative_width
+
     bracket_trials = 0.0
+    relative_width = search.relative_width
     if relative_width is None:
-        # The bracket that is still to be found will be one step wide, as a factor.
-        relative_width = math.log(settings.first_step) / 2 / settings.precision
         bracket_trials = _bracket_trials_left(search)
+        # The bracket that is still to be found will be one step wide, as a factor.
+        half_width = math.log(settings.first_step) / 2
+        relative_width = half_width / settings.precision
+
     halvings = math.log2(max(relative_width, MIN_RELATIVE_WIDTH))
-    halving_trials = max(halvings + EXTRA_TRIALS, 1.0)
-    # An interval that is nearly as narrow as requested needs fewer of these trials.
-    noise_trials = _noise_trials(search, settings.run_spread, trial_s) * min(
-        max(halvings, 0.0), 1.0
-    )
-    trials = bracket_trials + halving_trials + noise_trials
+    narrowing_trials = max(halvings + EXTRA_TRIALS, 1.0)
+    remaining_noise_fraction = min(max(halvings, 0.0), 1.0)
+    noise_trials = remaining_noise_fraction * _noise_trials(search, settings.run_spread, trial_s)
+
+    trials = bracket_trials + narrowing_trials + noise_trials
     return min(trials, max(trials_until_enough, 1.0))
 
 
@@ -125,17 +142,20 @@ def _bracket_trials_left(search: LoadSearch) -> float:
 def _noise_trials(search: LoadSearch, run_spread: float, trial_s: float) -> float:
     """Return how many trials more a search needs because outcomes vary by chance.
 
-    They grow with the square of the variation of the outcomes, in units of the precision.
+    The standard deviation of a mean falls with the square root of the number of values. The number
+    of trials therefore grows with the square of the standard deviation of the outcomes, in units of
+    the precision. The variances from run to run and within a run add up.
     """
     outcome_sigma = math.hypot(run_spread, SIGMA_PER_NOISE * _sampling_noise(search, trial_s))
     return NOISE_TRIALS * (outcome_sigma / search.settings.precision) ** 2
 
 
 def _longer_trials_left(search: LoadSearch) -> float:
-    """Return the number of trials until the highest sustained load is known.
+    """Return the number of sustained-load checks until the highest sustained load is known.
 
-    Each trial halves the gap between the highest load that is sustained and the lowest one that is
-    not. While one of the two is not known, the number is an average over past searches.
+    Each check halves the gap between the highest load that is sustained and the lowest one that is
+    not, measured as the logarithm of their ratio. While one of the two is not known, the number is
+    an average over past searches.
     """
     result = search.result
     if result.unsustained_load is None:
@@ -149,11 +169,11 @@ def _longer_trials_left(search: LoadSearch) -> float:
 
 
 def _sampling_noise(search: LoadSearch, trial_s: float) -> float:
-    """Return the share by which the outcome of a trial varies by chance.
+    """Return the relative standard error of the rate at which the requests of a trial arrive.
 
-    It is 1 / sqrt(n) for n requests: 0.02 for 2500 requests. Before the first trial, n is the rate
-    of the next one multiplied by its length. For numbers of virtual users n is not known, and the
-    noise is taken to be 0.
+    It is 1 / sqrt(n) for n requests, as of a Poisson process: 0.02 for 2500 requests. The last
+    trial that shows it counts. Before the first trial, n is the rate of the next one multiplied by
+    its length. For numbers of virtual users n is not known, and the noise is taken to be 0.
     """
     known_noises = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
     if known_noises:

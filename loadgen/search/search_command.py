@@ -169,13 +169,13 @@ def search(
     request = plan_search(invocation, checked)
     if dry_run:
         return _show_dry_run(request, invocation)
-    show = create_display(invocation, quiet=True, has_line_per_step=True)
+    display = create_display(invocation, quiet=True, has_line_per_step=True)
     with locked_folder(request.runner.output_dir):
         search_run = SearchRun(
             search=request.search,
             runner=request.runner,
             plan=request.plan,
-            show=show,
+            display=display,
             unit=request.unit,
             trial_s=request.trial_s,
             full=full,
@@ -208,6 +208,7 @@ def _show_dry_run(request: PlannedSearch, invocation: Invocation) -> int:
         search.add_result(result)
     first_trial = search.next_trial()
     if first_trial is None:
+        # A search that has ended has no next trial. Its workload is shown at the lowest load.
         first_trial = PlannedTrial(
             number=0, load=search.settings.low, kind="probe", may_pass_early=False
         )

@@ -68,7 +68,10 @@ class OpenedSearch(NamedTuple):
 
 
 def load(output_dir: Path) -> OpenedSearch:
-    """Read a search. Raises UserError if its result is damaged, or if it has no trial."""
+    """Read a search with the summaries of its trials, computed from their records.
+
+    Raises UserError if its result is damaged, or if it has no trial.
+    """
     stored = experiment.read_search(output_dir)
     if stored is None:
         runs = run_directory_kind.load(output_dir).runs
@@ -98,59 +101,63 @@ def headline(search: OpenedSearch) -> str:
 
 
 def report(search: OpenedSearch) -> Report:
-    """Return the report of a search, with the command that resumes it if it has not ended."""
+    """Return the report of a search, with the command that resumes it if it has not ended.
+
+    The warnings of the run that shows the capacity are repeated in the report of the search.
+    """
     resume_command = _resume_command(search.output_dir, search.stored)
     if search.stored is None:
         return _report_unfinished(search, resume_command)
+
+    evidence = ""
+    warnings: list[Notice] = []
     found_capacity = capacity_in(search.output_dir)
-    has_evidence = found_capacity is not None and not found_capacity.is_unfinished
-    source = SearchReportInput(
-        search.stored,
-        search.runs,
-        search.unit,
-        evidence=found_capacity.evidence if found_capacity is not None and has_evidence else "",
-        additions=search.additions,
-    )
-    complete = render_search_report(source)
-    warnings = (
-        []
-        if found_capacity is None
-        else [Notice("WARNING", text) for text in found_capacity.warnings]
+    if found_capacity is not None:
+        warnings = [Notice("WARNING", text) for text in found_capacity.warnings]
+        if not found_capacity.is_unfinished:
+            evidence = found_capacity.evidence
+    ended_report = render_search_report(
+        SearchReportInput(
+            search.stored, search.runs, search.unit, evidence=evidence, additions=search.additions
+        )
     )
     resume_sections = []
     if resume_command:
         resume_sections = [section("Resume with", Quoted(resume_command))]
     return msgspec.structs.replace(
-        complete,
-        notices=[*complete.notices, *warnings],
-        sections=[*complete.sections, *resume_sections],
-        brief=[*complete.brief, *resume_sections],
+        ended_report,
+        notices=[*ended_report.notices, *warnings],
+        sections=[*ended_report.sections, *resume_sections],
+        brief=[*ended_report.brief, *resume_sections],
     )
 
 
 def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
-    """Return the report of a search that has not ended: its trials as load points."""
-    so_far = run_directory_kind.report(search.as_runs)
-    sections = list(so_far.sections)
-    warnings = list(so_far.notices)
+    """Return the report of a search that was killed: its trials, as load points of one workload.
+
+    It says first that the search has not ended, and last how to resume it.
+    """
+    trials_report = run_directory_kind.report(search.as_runs)
+    notices = list(trials_report.notices)
+    sections = list(trials_report.sections)
     for addition in search.additions:
+        notices += addition.notices
         sections += addition.sections
-        warnings += addition.notices
-    resume_section = section("Resume with", Quoted(resume_command))
     unfinished = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
+    resume_section = section("Resume with", Quoted(resume_command))
     return msgspec.structs.replace(
-        so_far,
-        notices=warnings,
-        headline=[unfinished, *so_far.headline],
+        trials_report,
+        notices=notices,
+        headline=[unfinished, *trials_report.headline],
         sections=[*sections, resume_section],
-        brief=[section("", unfinished), *so_far.brief, resume_section],
+        brief=[section("", unfinished), *trials_report.brief, resume_section],
     )
 
 
 def _describe_unfinished(output_dir: Path) -> str:
     """Return what is known of a search that was killed, as `cost` and `size` state it."""
-    so_far = capacity_in(output_dir)
-    known = "" if so_far is None else f" ({so_far.description})"
+    found_capacity = capacity_in(output_dir)
+    known = "" if found_capacity is None else f" ({found_capacity.description})"
     return f"The search has not ended{known}. These are its trials so far."
 
 
@@ -196,7 +203,7 @@ def list_row(output_dir: Path) -> ListRow:
 
 
 def compare_side(output_dir: Path) -> Side:
-    """Return the run that shows the capacity, as one side of a comparison.
+    """Return the run that shows the capacity, which stands for the search in `loadgen compare`.
 
     Raises NoCapacityError if there is none.
     """
@@ -210,7 +217,11 @@ def compare_side(output_dir: Path) -> Side:
 def _no_capacity_error(
     output_dir: Path, found_capacity: capacity.Capacity | None
 ) -> capacity.NoCapacityError:
-    """Return the error that names the runs that may be compared instead."""
+    """Return the error of a comparison with a search whose capacity is not known.
+
+    Its hint is the command that resumes the search, and the names of the runs that may be compared
+    instead. `found_capacity` is a lower bound of the capacity, or None without any.
+    """
     run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
     reason = ""
     if found_capacity is not None and found_capacity.lower_bound_reason:
@@ -229,7 +240,11 @@ def _no_capacity_error(
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a search, computed again from its runs."""
+    """Yield the derived files of a search, computed again from its runs, for `loadgen verify`.
+
+    Each comes with the keys that cannot be computed again, because they record what was decided
+    while the search ran.
+    """
     trials = experiment.read_results(output_dir, include_invalid=True)
     recomputed = _recompute_results(output_dir, trials)
     yield _trials_file(trials, recomputed)
@@ -238,16 +253,13 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
         yield RegeneratedFile(experiment.RESULT_FILE, None, "the search has not ended")
         return
     result = LoadSearch(stored.settings, trials).result
-    document = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
-    recorded_fields = (
-        *_recorded_trial_fields(trials, "told[{}].", first_number=0),
-        *RECORDED_SEARCH_FIELDS,
-    )
+    search_document = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
+    trial_fields = _recorded_trial_fields(trials, "told[{}].", first_number=0)
     yield RegeneratedFile(
         experiment.RESULT_FILE,
-        msgspec.json.encode(document),
+        msgspec.json.encode(search_document),
         "the results of the trials",
-        recorded_fields,
+        (*trial_fields, *RECORDED_SEARCH_FIELDS),
     )
     yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
 
@@ -258,7 +270,10 @@ def regenerate_trials(output_dir: Path, trials: Sequence[TrialResult]) -> Regene
 
 
 def regenerate_outputs(outcome: ExperimentOutcome) -> Iterator[RegeneratedFile]:
-    """Yield the curve and the capacity of a search or a sweep."""
+    """Yield the curve and the capacity of a search or a sweep, computed again from its trials.
+
+    A stored capacity that the trials do not show is compared with null.
+    """
     files = capacity_files.render_outputs(outcome)
     if (outcome.output_dir / capacity.CAPACITY_FILE).is_file():
         files.setdefault(capacity.CAPACITY_FILE, b"null\n")
@@ -267,6 +282,7 @@ def regenerate_outputs(outcome: ExperimentOutcome) -> Iterator[RegeneratedFile]:
 
 
 def _recompute_results(output_dir: Path, trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the results of the trials, computed again from the records of their runs."""
     plan = experiment.read_plan(output_dir)
     return [recompute_result(output_dir, trial, mlperf=plan.is_by_mlperf_rules) for trial in trials]
 
@@ -274,6 +290,7 @@ def _recompute_results(output_dir: Path, trials: Sequence[TrialResult]) -> list[
 def _trials_file(
     trials: Sequence[TrialResult], recomputed: Sequence[TrialResult]
 ) -> RegeneratedFile:
+    """Return `probes.jsonl` with the recomputed results of the stored trials."""
     lines = b"\n".join(map(msgspec.json.encode, recomputed))
     recorded_fields = _recorded_trial_fields(trials, "line {}.", first_number=1)
     return RegeneratedFile(experiment.TRIALS_FILE, lines, SUMMARIES, recorded_fields)
@@ -282,7 +299,13 @@ def _trials_file(
 def _recorded_trial_fields(
     trials: Sequence[TrialResult], prefix: str, *, first_number: int
 ) -> tuple[str, ...]:
-    """Return the keys that cannot be computed again, with the number of the trial in `prefix`."""
+    """Return the paths of all keys of trials that cannot be computed again from their records.
+
+    Args:
+        trials: The stored results.
+        prefix: The path of one trial, with "{}" for its number, for example "line {}.".
+        first_number: The number of the first trial in these paths.
+    """
     keys = []
     for number, trial in enumerate(trials, first_number):
         names = list(RECORDED_FIELDS)

@@ -36,7 +36,9 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1e6
 LOAD_KINDS = ("rate", "concurrency")
 LOWEST_RATE = 1e-3
+"""The lowest rate that a search tries if the options name none: four requests per hour."""
 HIGHEST_LOAD = 1e6
+"""The highest load that a search tries if the options name none."""
 DEFAULT_FIRST_LOAD = 1.0
 MAX_RUN_SPREAD = 0.2
 MIN_PRECISION = 0.002
@@ -151,7 +153,8 @@ class CheckedOptions(NamedTuple):
 def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearch:
     """Return the search that the options ask for, without having run any trial.
 
-    If the options name no load to begin with, a simulated target may know what it can bear.
+    If the options name no load to begin with, a simulated target may know which rate it can bear.
+    The search then begins near that rate.
     """
     options = checked.options
     trial_workload = as_trial_workload(checked.workload, checked.trial_ns)
@@ -164,16 +167,18 @@ def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearc
         seed=experiment.choose_seed(output_dir, checked.workload.seed),
     )
     expected_rate = None
-    if not (options.is_closed_loop or options.start or options.low):
+    has_first_load = bool(options.start or options.low)
+    if not options.is_closed_loop and not has_first_load:
         expected_rate = filling_rate(checked.workload, checked.settings)
     plan = _experiment_plan(invocation, checked, runner.seed)
+    counted_unit = experiment.find_counted_unit(trial_workload)
     return PlannedSearch(
         search=LoadSearch(_search_settings(checked, trial_workload, expected_rate)),
         runner=runner,
         plan=plan,
         trial_s=checked.trial_ns / NS_PER_S,
-        unit=experiment.load_unit(plan, experiment.counted_unit(trial_workload)),
-        is_load_known=expected_rate is not None or bool(options.start or options.low),
+        unit=experiment.load_unit(plan, counted_unit),
+        is_load_known=expected_rate is not None or has_first_load,
     )
 
 
@@ -207,9 +212,21 @@ def check_options(
     options: SearchOptions,
     resume_dir: Path | None,
 ) -> CheckedOptions:
-    """Parse and check all options. Raises LoadgenError with everything that is wrong."""
+    """Parse and check the options of `loadgen search`, and load its workload.
+
+    Each block below collects its error, so that all mistakes are reported at once.
+
+    Args:
+        invocation: The options that all commands have in common.
+        workload_name: The workload as it was typed, or None.
+        options: The options of the search itself.
+        resume_dir: The directory of a search to resume, or None.
+
+    Raises:
+        UserError: The kind of load is not known, so that nothing else can be checked.
+        CombinedError: Everything else that is wrong.
+    """
     _check_load_kind(options.over)
-    # Every block adds its error to `errors`, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
     goal = None
     trial_ns = 0
@@ -221,7 +238,7 @@ def check_options(
         precision = parse_precision(options.precision)
     with collecting(errors):
         checked_workload = _load_workload(invocation, workload_name, options)
-        if not errors:
+        if not errors:  # The goal depends on the settings.
             goal = _build_goal(checked_workload, settings, workload_name or "loadgen search")
         trial_ns = _parse_trial_length(invocation["duration"], checked_workload)
     with collecting(errors):
@@ -276,10 +293,16 @@ def _parse_trial_length(text: str | None, workload: Workload) -> int:
 def _load_workload(
     invocation: Invocation, workload_name: str | None, options: SearchOptions
 ) -> Workload:
-    """Return the workload at the first load. Raises LoadgenError."""
-    load: dict[str, float] = {"request_rate": options.first_load}
+    """Return the workload at the first load, with the SLO of the options. Raises LoadgenError.
+
+    Without --duration it gets a placeholder as its duration, only to be checked. It has no warm-up,
+    because the search adds one to each trial by itself.
+    """
+    load: dict[str, float]
     if options.is_closed_loop:
         load = {"concurrency": max(1, round(options.first_load))}
+    else:
+        load = {"request_rate": options.first_load}
     return invocation.load_workload(
         workload_name,
         slo=_slo_terms(invocation["slo"] or (), options.percentile),
@@ -309,23 +332,28 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     """Return what has to hold at a load for a trial to pass.
 
     Only terms that can be judged with these settings count: without streaming, for example, no time
-    to the first token is known. Terms of tasks and of classes of requests are judged after a trial
-    has run to its end. Raises UserError if nothing can be judged.
+    to the first token is known. Terms of tasks, and of classes of requests with SLOs of their own,
+    are judged after a trial has run to its end. `place` is where an error message says that the SLO
+    is missing.
+
+    Raises UserError if nothing can be judged.
     """
-    slo, not_judged = run_manifest.judge_slo(workload.slo, settings)
-    classes, not_judged_of_classes = run_manifest.judge_classes(workload, settings)
+    slo, reasons_not_judged = run_manifest.judge_slo(workload.slo, settings)
+    classes, reasons_of_classes = run_manifest.judge_classes(workload, settings)
     full_run_terms: tuple[str, ...] = ()
-    if any(plan.slo != slo for plan in classes):
-        # As in a run, each class is judged by its own SLO.
+    has_slo_per_class = any(plan.slo != slo for plan in classes)
+    if has_slo_per_class:
         full_run_terms = tuple(f"class {plan.name}" for plan in classes if plan.slo is not None)
         slo = Slo()
-        not_judged |= not_judged_of_classes
+        reasons_not_judged |= reasons_of_classes
     elif slo is not None and slo.task is not None:
         full_run_terms = ("tasks",)
-    if slo is not None and (slo != Slo() or full_run_terms):
+
+    has_request_terms = slo != Slo()
+    if slo is not None and (has_request_terms or full_run_terms):
         return Goal(slo=slo, full_run_terms=full_run_terms)
-    if not_judged:
-        problem = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
+    if reasons_not_judged:
+        problem = f"nothing of the SLO can be judged. {next(iter(reasons_not_judged))}"
         raise UserError("no_slo", problem, f"--api {settings.api}", "use --slo e2e:500ms")
     hint = "add for example --slo ttft:2s --slo tpot:200ms"
     raise UserError("no_slo", "a search needs an SLO", place, hint)
@@ -382,9 +410,10 @@ def parse_precision(text: str) -> float:
 
 
 def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
-    """Return the length of the trials that show that a load is sustained, in lengths of a trial.
+    """Return the length of sustained-load checks, in lengths of an ordinary trial.
 
-    It is 1 if there are none. Without the option there are, in virtual time.
+    It is 1 if there are none. If --sustain does not say whether there are, only a simulation has
+    them, because they cost it little time.
     """
     is_wanted = settings.virtual if sustain is None else sustain
     return CONFIRMATION_FACTOR if is_wanted else 1.0
@@ -393,26 +422,32 @@ def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
 def _search_settings(
     checked: CheckedOptions, trial_workload: Workload, expected_rate: float | None
 ) -> SearchSettings:
-    """Return the settings of the search. `expected_rate` is the capacity if one is expected."""
+    """Return the settings that determine which loads the search tries, and for how long.
+
+    Args:
+        checked: The options.
+        trial_workload: The workload of a trial, at any load.
+        expected_rate: The rate that the target is expected to bear, or None if it is not known.
+    """
     options = checked.options
     trial_s = checked.trial_ns / NS_PER_S
-    is_closed_loop = options.is_closed_loop
     low, high = _limit_loads(options)
-    start = _first_load(options, expected_rate)
-    sends_closed_loop = any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages)
+    has_closed_loop_stage = any(
+        isinstance(stage.arrival, Closed) for stage in trial_workload.stages
+    )
     return SearchSettings(
         low=low,
         high=high,
-        start=start,
+        start=_first_load(options, expected_rate),
         precision=checked.precision,
         max_trials=options.max_trials,
         max_time_s=checked.max_time_s,
-        is_integer=is_closed_loop or sends_closed_loop,
+        is_integer=options.is_closed_loop or has_closed_loop_stage,
         sustain_length_factor=choose_sustain_factor(options.sustain, checked.settings),
         run_spread=checked.run_spread,
         real_trial_s=None if checked.settings.virtual else trial_s,
         first_step=BRACKET_STEP if expected_rate is None else ESTIMATE_STEP,
-        requires_sustained=not is_closed_loop,
+        requires_sustained=not options.is_closed_loop,
         may_extend_trials=options.sustain is not False,
         trial_load_s=trial_s,
         warmup_s=checked.warmup_ns / NS_PER_S,
@@ -436,13 +471,15 @@ def _limit_loads(options: SearchOptions) -> LoadLimits:
 def _first_load(options: SearchOptions, expected_rate: float | None) -> float | None:
     """Return the load of the first trial, or None to begin between the two limits of the user.
 
-    An expected rate is approached from half a step below, so that the next step passes it.
+    An expected rate is approached from half a step below, measured as a factor. If the rate is
+    right, the first trial passes and the next one, a step higher, fails.
     """
     if options.low is not None and options.high is not None:
         return None
     if expected_rate is None:
         return options.first_load
-    return min(expected_rate / math.sqrt(ESTIMATE_STEP), options.high or math.inf)
+    half_step = math.sqrt(ESTIMATE_STEP)
+    return min(expected_rate / half_step, options.high or math.inf)
 
 
 def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, str]:

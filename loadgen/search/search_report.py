@@ -31,7 +31,6 @@ from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
     CONFIRMED_STOPS,
-    CONFIRMING_KINDS,
     SearchResult,
     TrialResult,
     capacity_and_state,
@@ -84,27 +83,30 @@ class SearchReportInput:
 
 
 def render_search_report(source: SearchReportInput) -> Report:
-    """Return the report of a search."""
+    """Return the report of a search that has ended, as text, Markdown and page.
+
+    Without the runs of the trials, which may have been deleted, it has no throughput curve, and its
+    title does not state the workload and the target.
+    """
     trial_curve = None
     if source.runs:
         trial_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
-    notices = [simulated_notice()] if source.search.simulated else []
-    headline = search_text.describe_result(
+    result_text = search_text.describe_result(
         source.result, source.trials, source.search.term_names, source.unit
     )
-    paragraphs = [Paragraph(headline, _headline_kind(source.result), large=True)]
-    brief = [section("", _title(trial_curve)), _brief_section(source)]
+    headline = [Paragraph(result_text, _headline_kind(source.result), large=True)]
+    notices = [simulated_notice()] if source.search.simulated else []
     for addition in source.additions:
         notices += addition.notices
-        paragraphs += addition.headline()
+        headline += addition.headline()
     return Report(
         title=_title(trial_curve),
         page_title="search" if trial_curve is None else f"{trial_curve.workload}: search",
         generated_by=_describe_version(trial_curve),
         notices=notices,
-        headline=paragraphs,
+        headline=headline,
         sections=_sections(source, trial_curve),
-        brief=brief,
+        brief=[section("", _title(trial_curve)), _brief_section(source)],
     )
 
 
@@ -142,21 +144,25 @@ def _brief_section(source: SearchReportInput) -> Section:
 
 
 def _sections(source: SearchReportInput, trial_curve: SweepCurve | None) -> list[Section]:
-    """Return the sections of the report, from top to bottom."""
+    """Return the sections of the report, from top to bottom.
+
+    `trial_curve` has the trials as load points of a curve of throughput and latency. It is None if
+    their runs are not there.
+    """
     sections = [
-        section("", Tiles(list(_numbers(source))), f"Limited by: {source.limit}"),
+        section("", Tiles(list(_tiles(source))), f"Limited by: {source.limit}"),
         section("Latency against load", Charts(list(_charts_of_terms(source)))),
     ]
     if trial_curve is not None:
         sections.append(section("", sweep_report.measured_facts(trial_curve)))
     for addition in source.additions:
         sections += addition.sections
-    sections += [
-        _trials_section(source),
+    sections.append(_trials_section(source))
+    sections.append(
         search_text.confirmation_section(
             source.result, source.trials, source.unit, simulated=source.search.simulated
-        ),
-    ]
+        )
+    )
     if trial_curve is not None:
         charts = Charts(list(sweep_charts.sweep_charts(trial_curve)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
@@ -180,8 +186,12 @@ def _trials_section(source: SearchReportInput) -> Section:
 # Headline numbers
 
 
-def _numbers(source: SearchReportInput) -> Iterator[Tile]:
-    """Yield the headline numbers: capacity, confirmed load, interval, throughput and effort."""
+def _tiles(source: SearchReportInput) -> Iterator[Tile]:
+    """Yield the numbers at the top of the report, each with its unit and a note.
+
+    They are the capacity, the confirmed load, the load that half of the runs pass with its
+    interval, the throughput at the capacity, and the effort.
+    """
     result = source.result
     trials = source.trials
     unit = source.unit.strip()
@@ -189,8 +199,9 @@ def _numbers(source: SearchReportInput) -> Iterator[Tile]:
     if result.confirmed_load is not None:
         label = search_text.confirmed_load_label(result, trials)
         start = "after a warm-up" if result.warmup_s else "from a cold start"
-        doubt = "" if label == "Confirmed" else "; not shown to be sustained"
-        yield Tile(label, f"{result.confirmed_load:.4g}", unit, f"full-length trial {start}{doubt}")
+        caveat = "" if label == "Confirmed" else "; not shown to be sustained"
+        note = f"full-length trial {start}{caveat}"
+        yield Tile(label, f"{result.confirmed_load:.4g}", unit, note)
     if result.load is not None and result.interval is not None:
         bounds = f"95 % CI {result.interval.low:.4g} to {result.interval.high:.4g}"
         yield Tile("50 % pass", f"{result.load:.4g}", unit, bounds)
@@ -220,19 +231,27 @@ def _describe_limits(
 ) -> Iterator[str]:
     """Yield sentences about what limits the load.
 
-    The first one states why the lowest load failed or was not sustained. If several terms were
-    missed, another one states how many of the failed trials missed each.
+    The first one states why the lowest load failed or was not sustained. If the failed trials
+    missed several terms of the SLO, a second one states how many of them missed each.
+
+    Args:
+        trials: The results of the trials.
+        summaries: The summaries of their runs, by the name of the run.
+        unit: The unit of the loads, as it is written after a number.
     """
     failed = [trial for trial in trials if trial.has_failed]
-    growing = [trial for trial in trials if trial.has_passed and not _may_last(trial)]
+    growing = [trial for trial in trials if trial.has_passed and _is_shown_unsustained(trial)]
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
     if lowest is None:
         return
     yield _describe_lowest_limit(lowest, unit)
-    misses = _misses_by_term(failed, summaries)
-    if sum(any(is_missed) for is_missed in misses.values()) > 1:
+
+    misses_by_term = _misses_by_term(failed, summaries)
+    missed_terms = [term for term, is_missed in misses_by_term.items() if any(is_missed)]
+    if len(missed_terms) > 1:
         counts = [
-            f"{term} in {sum(is_missed)} of {len(is_missed)}" for term, is_missed in misses.items()
+            f"{term} in {sum(is_missed)} of {len(is_missed)}"
+            for term, is_missed in misses_by_term.items()
         ]
         yield f"Failed trials missed {', '.join(counts)}."
 
@@ -265,42 +284,43 @@ def _misses_by_term(
     return misses
 
 
-def _may_last(trial: TrialResult) -> bool:
-    """Return whether the load of a trial may last: no trial at full length showed growth."""
-    return trial.kind not in CONFIRMING_KINDS or trial.sustained is not False
+def _is_shown_unsustained(trial: TrialResult) -> bool:
+    """Return whether a confirmation or sustained-load check showed growth at its load."""
+    return trial.is_confirming and trial.has_growth
 
 
 # Charts
 
 
 def _chart_over_time(source: SearchReportInput) -> Chart:
-    """Return the chart of the load of each trial at the time at which it ended.
+    """Return the chart that shows how the search approached the capacity.
 
-    It shows the outcomes, over the interval of the result.
+    Each trial is a dot at the time at which it ended and at its load, colored by its outcome. A
+    shaded band is the interval of the result, and a line the capacity.
     """
     trials = source.trials
-    unit = source.unit.strip()
     end_times_s = list(accumulate(trial.duration_s for trial in trials))
     loads = [trial.load for trial in trials]
-    interval = source.result.interval
+    path = Series(x=end_times_s, y=loads, color="c6", width=1)
+    is_log = max(loads) > LOG_SCALE_LOADS * min(loads)
+
     bands: tuple[ShadedBand, ...] = ()
     note = "each trial at its end, by outcome"
+    interval = source.result.interval
     if interval is not None:
         bands = (ShadedBand(start=interval.low, end=interval.high, color="good", across=True),)
         note = f"{note}; shaded: the 95 % confidence interval of the 50 % pass load"
-    capacity_load, _ = capacity_and_state(source.result, trials)
+
     marks: tuple[Mark, ...] = ()
+    capacity_load, _ = capacity_and_state(source.result, trials)
     if capacity_load is not None:
         marks = (Mark(y=capacity_load, label=f"{capacity_load:.4g}{source.unit}", color="good"),)
     return Chart(
         title="Trials over time",
         note=note,
         x=Axis(label="time of load so far", format="time", min=0),
-        y=Axis(label=f"load, {unit}, log", log=max(loads) > LOG_SCALE_LOADS * min(loads)),
-        series=(
-            Series(x=end_times_s, y=loads, color="c6", width=1),
-            *_dots_by_outcome(trials, end_times_s, loads),
-        ),
+        y=Axis(label=f"load, {source.unit.strip()}, log", log=is_log),
+        series=(path, *_dots_by_outcome(trials, end_times_s, loads)),
         bands=bands,
         marks=marks,
         wide=True,
@@ -308,29 +328,32 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
 
 
 def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
-    """Yield a chart of each term of the SLO over the load.
+    """Yield for each latency term of the SLO a chart of its latency over the load.
 
-    The term that is met last limits the load.
+    A line is the limit of the term. The term whose latencies reach their limit first limits the
+    load. A term of which no trial has a value is left out.
     """
     trials = source.trials
     terms = next((summary.goodput.slo for summary in source.summaries.values()), ())
     loads = [trial.load for trial in trials]
     for index, term in enumerate(terms):
-        values = [_term_value_ms(source.summaries.get(trial.run_name), index) for trial in trials]
-        known = [value for value in values if value is not None]
-        if not known:
+        latencies_ms = [
+            _term_value_ms(source.summaries.get(trial.run_name), index) for trial in trials
+        ]
+        known_ms = [latency_ms for latency_ms in latencies_ms if latency_ms is not None]
+        if not known_ms:
             continue
-        is_log = max(*known, term.limit_ms) > LOG_SCALE_LATENCIES * min(known)
-        limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
+        is_log = max(*known_ms, term.limit_ms) > LOG_SCALE_LATENCIES * min(known_ms)
         y_axis = Axis(label="ms", unit="ms", min=0)
         if is_log:
             y_axis = Axis(label="ms, log", unit="ms", log=True)
+        limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
         yield Chart(
             title=term.promise,
             note="a point for each trial; one that stopped early shows the latency until then",
             x=Axis(label=f"load, {source.unit.strip()}", pad=True),
             y=y_axis,
-            series=tuple(_dots_by_outcome(trials, loads, values)),
+            series=tuple(_dots_by_outcome(trials, loads, latencies_ms)),
             marks=(limit_mark, *_capacity_marks(source)),
         )
 
@@ -353,7 +376,11 @@ def _term_value_ms(summary: Summary | None, index: int) -> float | None:
 def _dots_by_outcome(
     trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]
 ) -> Iterator[Series]:
-    """Yield the trials as dots in one series for each outcome. Full-length trials have a label."""
+    """Yield the trials as dots, in one series for each outcome, so that each has its color.
+
+    `x` and `y` are the coordinates of the trials. A trial without a `y` has no dot. The dot of a
+    confirmation or of a longer trial has a label, and each links to the page of its run.
+    """
     for outcome, color in OUTCOME_COLORS.items():
         indices = [
             index

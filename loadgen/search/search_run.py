@@ -35,7 +35,7 @@ class SearchRun:
         search: The search.
         runner: Runs its trials.
         plan: What was requested.
-        show: Shows the progress.
+        display: Shows the progress.
         unit: The unit of the loads, as it is written after a number.
         trial_s: The full length of the load of a trial.
         full: Whether every section of the report is printed.
@@ -44,7 +44,7 @@ class SearchRun:
     search: LoadSearch
     runner: TrialRunner
     plan: ExperimentPlan
-    show: RunDisplay
+    display: RunDisplay
     unit: str
     trial_s: float
     full: bool = False
@@ -53,16 +53,17 @@ class SearchRun:
     def run(self, output: Output = "report") -> int:
         """Run trials until the search has ended, print the result and return the exit code.
 
-        Trials that are in the directory already are not run again.
+        Trials that are in the directory already are not run again. If the target, the nodes or the
+        user end the search, its result so far is written and printed all the same. Without any
+        result the exception is raised instead.
         """
         self._resume()
         self._print_start()
-        self.runner.event_handlers = self.show.event_handlers
+        self.runner.event_handlers = self.display.event_handlers
         self.runner.resume_command = experiment.resume_command(self.runner.output_dir, self.plan)
         self.runner.save_progress(self.search)
-        self.show.begin_steps(
-            self.search.settings.max_trials - self._earlier_trial_count, at_most=True
-        )
+        max_trials_left = self.search.settings.max_trials - self._earlier_trial_count
+        self.display.begin_steps(max_trials_left, at_most=True)
         try:
             self._run_trials()
         except TargetError as error:
@@ -74,21 +75,25 @@ class SearchRun:
             self.search.stop("interrupted")
         except KeyboardInterrupt:
             if not self.search.results:
-                raise  # Without any trial there is no result.
+                raise
             self.search.stop("interrupted")
         result = self.runner.save_result(self.search)
         self._print_result(result, output)
         return exit_code(result)
 
     def _resume(self) -> None:
-        """Take the results that the directory has already."""
-        earlier_results = experiment.begin(self.runner.output_dir, self.plan)
+        """Create the directory, or add the results that it has already to the search."""
+        earlier_results = experiment.begin_experiment(self.runner.output_dir, self.plan)
         for result in earlier_results:
             self.search.add_result(result)
         self._earlier_trial_count = len(earlier_results)
 
     def _print_start(self) -> None:
-        """Print what is searched, and how long it is expected to take."""
+        """Print what is searched for, and how long that is expected to take.
+
+        These are up to five lines: the trials that are done, the targets, the objectives, the seed
+        and the expected number of trials with their time and cost.
+        """
         output_dir = self.runner.output_dir
         settings = self.runner.settings
         if self._earlier_trial_count:
@@ -106,7 +111,7 @@ class SearchRun:
         )
         if forecast is not None:
             expected = describe_forecast(forecast, virtual=settings.virtual)
-            cost = self.show.cost_per_time(forecast.seconds, settings)
+            cost = self.display.cost_per_time(forecast.seconds, settings)
             print_status(f"Estimated: {expected}{cost}")
 
     def _run_trials(self) -> None:
@@ -120,11 +125,11 @@ class SearchRun:
             trial = self.search.next_trial()
             if trial is None:
                 return
-            self.show.begin_step(
+            self.display.begin_step(
                 search_text.describe_planned_trial(trial, self.unit), self._estimate_time_left()
             )
             result = self._run_trial(trial)
-            self.show.end_step(search_text.describe_trial_result(result))
+            self.display.end_step(search_text.describe_trial_result(result))
             if has_noted_late_responses:
                 continue
             note = search_text.describe_late_responses(
@@ -144,30 +149,41 @@ class SearchRun:
     def _estimate_time_left(self) -> RemainingSteps:
         """Return the number of trials that are left, and the seconds that they take.
 
-        The time is estimated from the trials of this process, and None before the first of them.
+        The seconds are those of the load that is left, multiplied by the time that this process has
+        needed per second of load so far. They are None before its first trial.
         """
         is_virtual = self.runner.settings.virtual
         # In virtual time, a trial that is decided early takes as long as one that is not.
         runs_to_end = is_virtual or bool(self.runner.goal.full_run_terms)
-        left = estimate_trials_left(self.search, runs_to_end=runs_to_end, trial_s=self.trial_s)
-        own_results = self.search.results[self._earlier_trial_count :]
+        trials_left = estimate_trials_left(
+            self.search, runs_to_end=runs_to_end, trial_s=self.trial_s
+        )
+        new_results = self.search.results[self._earlier_trial_count :]
         if is_virtual:
-            lengths = sum(result.length_factor for result in own_results)
-            done_load_s = self._load_duration_s(len(own_results), lengths)
+            done_lengths = sum(result.length_factor for result in new_results)
+            done_load_s = self._load_duration_s(len(new_results), done_lengths)
         else:
-            done_load_s = sum(result.duration_s for result in own_results)
+            done_load_s = sum(result.duration_s for result in new_results)
         if not done_load_s:
-            return RemainingSteps(left.trials, None)
-        time_per_load_s = self.show.elapsed_s / done_load_s
-        left_s = time_per_load_s * self._load_duration_s(left.trials, left.lengths)
-        return RemainingSteps(left.trials, left_s)
+            return RemainingSteps(trials_left.trials, None)
+        time_per_load_s = self.display.elapsed_s / done_load_s
+        load_left_s = self._load_duration_s(trials_left.trials, trials_left.lengths)
+        return RemainingSteps(trials_left.trials, time_per_load_s * load_left_s)
 
     def _load_duration_s(self, trials: float, lengths: float) -> float:
-        """Return how long trials of these full lengths together send load, warm-ups included."""
+        """Return how long some trials together send load, with the warm-up of each, in seconds.
+
+        `lengths` is the sum of their durations, in full lengths of an ordinary trial.
+        """
         return lengths * self.trial_s + trials * self.search.settings.warmup_s
 
     def _print_result(self, result: SearchResult, output: Output) -> None:
-        """Print the result as `output` says, and how to resume the search."""
+        """Print the result in the requested form.
+
+        - "report": the report on stdout, and where the files are and how to resume on stderr.
+        - "json": the content of `search.json`, on stdout.
+        - "none": one line on stderr that states why the search ended.
+        """
         output_dir = self.runner.output_dir
         if output == "none":
             print_status(f"Search {output_dir}: {search_text.describe_stop(result)}")

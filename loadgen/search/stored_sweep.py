@@ -32,12 +32,13 @@ NOT_FINISHED = ("cut_off", "interrupted", "running")
 """The states of a run that has to run again."""
 
 
-class JudgedSweep(NamedTuple):
-    """A sweep with at least one run.
+class SweepFindings(NamedTuple):
+    """What the runs of a sweep show, of which there is at least one.
 
     Attributes:
         curve: The curve, or the curves of all lengths and targets.
-        trials: The stored results, with the outcome that the curve gives each load point.
+        trials: The stored results of the load points, each with the outcome by the SLO that the
+            curve gives it.
         result: The capacity that they give. Empty for a sweep over several lengths or targets.
     """
 
@@ -46,17 +47,18 @@ class JudgedSweep(NamedTuple):
     result: SearchResult
 
 
-def begin(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
+def begin_sweep(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
     """Create the directory of a sweep, or add load points to an existing one.
 
-    Return the stored plan. Raises UserError if the directory holds anything but this sweep.
+    Return the stored plan, which has the load points of all commands so far, and the seed of the
+    first one. Raises UserError if the directory holds anything but this sweep.
     """
-    experiment.begin(output_dir, plan)
+    experiment.begin_experiment(output_dir, plan)
     stored = experiment.read_plan(output_dir)
-    requested = {point.name: point for point in (*stored.load_points, *plan.load_points)}
+    points_by_name = {point.name: point for point in (*stored.load_points, *plan.load_points)}
     merged = msgspec.structs.replace(
         stored,
-        load_points=tuple(requested.values()),
+        load_points=tuple(points_by_name.values()),
         seed=plan.seed if stored.seed is None else stored.seed,
         command=plan.command,
     )
@@ -68,9 +70,11 @@ def begin(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
 def resume_command(output_dir: Path, plan: ExperimentPlan) -> str:
     """Return the command that resumes a sweep: as it was typed, with its directory.
 
-    Secrets are not stored, so the user has to add those again.
+    Secrets are not stored, so the user has to add those again. If the sweep was not started by
+    `loadgen sweep`, the command is only described.
     """
-    if plan.command[1:2] != ("sweep",):
+    was_started_by_sweep = plan.command[1:2] == ("sweep",)
+    if not was_started_by_sweep:
         return f"the same command, with -o {shlex.quote(str(output_dir))}"
     command = list(plan.command)
     if not any(word.startswith(("-o", "--out")) for word in command):
@@ -78,23 +82,28 @@ def resume_command(output_dir: Path, plan: ExperimentPlan) -> str:
     return shlex.join(command)
 
 
-def judge(
+def analyze_runs(
     output_dir: Path,
     run_dirs: Sequence[Path],
     read_summary: Callable[[Path], Summary] = run_folder.summary,
-) -> JudgedSweep:
-    """Return what the runs of a sweep show, which are at least one.
+) -> SweepFindings:
+    """Return what the runs of a sweep show: the curve, the outcomes and the capacity.
 
-    `read_summary` computes the summary of a run from its records, or reads the stored one.
+    Args:
+        output_dir: The directory of the sweep.
+        run_dirs: The directories of its runs, at least one.
+        read_summary: Returns the summary of a run. By default it is computed from the records.
     """
-    named_summaries = [NamedSummary(run_dir.name, read_summary(run_dir)) for run_dir in run_dirs]
-    curve = read_curve(output_dir, named_summaries)
-    stored = experiment.read_results(output_dir, include_invalid=True)
-    judged = _with_outcomes(stored, curve) if curve.slo else stored
-    if curve.groups:
-        return JudgedSweep(curve, judged, _empty_result())
-    summaries = [run.summary for run in named_summaries]
-    return JudgedSweep(curve, judged, _sweep_result(curve, judged, summaries))
+    runs = [NamedSummary(run_dir.name, read_summary(run_dir)) for run_dir in run_dirs]
+    curve = read_curve(output_dir, runs)
+    trials = experiment.read_results(output_dir, include_invalid=True)
+    if curve.slo:
+        trials = _with_outcomes(trials, curve)
+    has_several_curves = bool(curve.groups)
+    if has_several_curves:
+        return SweepFindings(curve, trials, _empty_result())
+    result = _estimate_capacity(curve, trials, [run.summary for run in runs])
+    return SweepFindings(curve, trials, result)
 
 
 def _with_outcomes(trials: Sequence[TrialResult], curve: SweepCurve) -> list[TrialResult]:
@@ -107,15 +116,18 @@ def _with_outcomes(trials: Sequence[TrialResult], curve: SweepCurve) -> list[Tri
 
 
 def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
-    """Return the curve of the runs of a sweep, with the load points that have not run."""
+    """Return the curve of the runs of a sweep, with the names of the load points that are left.
+
+    Those come from the plan. If the plan is damaged, only the runs show the load points.
+    """
     has_plan = experiment.command_of(output_dir) == "sweep"
-    if not has_plan:  # The plan is damaged, so that only the runs show the load points.
+    if not has_plan:
         return sweep_curve.build_curve(runs)
     plan = experiment.read_plan(output_dir)
-    points = {point.name: point for point in plan.load_points}
-    curve = sweep_curve.build_curve(runs, points)
+    points_by_name = {point.name: point for point in plan.load_points}
+    curve = sweep_curve.build_curve(runs, points_by_name)
     finished = {point.name for point in curve.load_points if point.state not in NOT_FINISHED}
-    not_run = tuple(name for name in points if name not in finished)
+    not_run = tuple(name for name in points_by_name if name not in finished)
     return msgspec.structs.replace(
         curve,
         not_run=not_run,
@@ -127,43 +139,52 @@ def _empty_result() -> SearchResult:
     return LoadSearch(SearchSettings(low=1.0, high=1.0)).result
 
 
-def _sweep_result(
-    curve: SweepCurve, judged: Sequence[TrialResult], summaries: Sequence[Summary]
+def _estimate_capacity(
+    curve: SweepCurve, trials: Sequence[TrialResult], summaries: Sequence[Summary]
 ) -> SearchResult:
-    """Return the capacity that the load points of one curve give, with its interval."""
-    loads = sorted(trial.load for trial in judged) or [1.0]
+    """Return the capacity that the load points of one curve give, with its interval.
+
+    The load points are taken as the trials of a search that tried just these loads, so that the
+    interval has the same meaning as that of `loadgen search`.
+
+    Args:
+        curve: The curve.
+        trials: The results of the load points, with their outcomes by the SLO.
+        summaries: The summaries of their runs.
+    """
+    loads = sorted(trial.load for trial in trials) or [1.0]
     settings = SearchSettings(low=loads[0], high=loads[-1], start=loads[0])
     if not any(summary.target.simulated for summary in summaries):
         # As in a search, a real server varies from run to run, and changes over time.
         durations_s = [summary.window.steady.duration_s for summary in summaries]
-        known_s = [duration_s for duration_s in durations_s if duration_s]
+        known_durations_s = [duration_s for duration_s in durations_s if duration_s]
         settings = msgspec.structs.replace(
-            settings, run_spread=None, real_trial_s=min(known_s, default=None)
+            settings, run_spread=None, real_trial_s=min(known_durations_s, default=None)
         )
-    valid_trials = [trial for trial in judged if trial.is_valid]
+    valid_trials = [trial for trial in trials if trial.is_valid]
     result = LoadSearch(settings, valid_trials).result
-    return msgspec.structs.replace(result, unsustained_load=_growing_load(curve, judged))
+    return msgspec.structs.replace(result, unsustained_load=_growing_load(curve, trials))
 
 
-def _growing_load(curve: SweepCurve, judged: Sequence[TrialResult]) -> float | None:
+def _growing_load(curve: SweepCurve, trials: Sequence[TrialResult]) -> float | None:
     """Return the lowest load above the best one that was not sustained, or None."""
-    growing = sweep_curve.lowest_growing_above_best(curve)
-    if growing is None:
+    growing_point = sweep_curve.lowest_growing_above_best(curve)
+    if growing_point is None:
         return None
-    return next((trial.load for trial in judged if trial.run_name == growing.name), None)
+    return next((trial.load for trial in trials if trial.run_name == growing_point.name), None)
 
 
-def outcome_of(output_dir: Path, sweep: JudgedSweep) -> ExperimentOutcome:
-    """Return what the files of a sweep are derived from."""
-    return ExperimentOutcome(output_dir, sweep.trials, sweep.result, sweep.curve)
+def as_outcome(output_dir: Path, findings: SweepFindings) -> ExperimentOutcome:
+    """Return the findings in the form from which the files of an experiment are derived."""
+    return ExperimentOutcome(output_dir, findings.trials, findings.result, findings.curve)
 
 
-def write(output_dir: Path, sweep: JudgedSweep, workload: Workload) -> None:
+def write_outputs(output_dir: Path, findings: SweepFindings, workload: Workload) -> None:
     """Write the curve as CSV, and the capacity if the sweep gives one."""
-    capacity_files.write_outputs(outcome_of(output_dir, sweep), workload)
+    capacity_files.write_outputs(as_outcome(output_dir, findings), workload)
 
 
-def store_capacity(output_dir: Path, workload: Workload) -> None:
+def save_progress(output_dir: Path, workload: Workload) -> None:
     """Write what the sweep shows so far, for the case that it is killed.
 
     The summaries of the runs are read and not computed again, which would take longer with every
@@ -171,7 +192,8 @@ def store_capacity(output_dir: Path, workload: Workload) -> None:
     """
     run_dirs = _runs_with_summary(output_dir)
     if run_dirs:
-        write(output_dir, judge(output_dir, run_dirs, run_folder.kept_summary), workload)
+        findings = analyze_runs(output_dir, run_dirs, run_folder.kept_summary)
+        write_outputs(output_dir, findings, workload)
 
 
 def _runs_with_summary(output_dir: Path) -> list[Path]:
@@ -183,10 +205,11 @@ def _runs_with_summary(output_dir: Path) -> list[Path]:
 
 
 def facts_without_capacity(output_dir: Path) -> CapacityFacts:
-    """Return why a sweep without a capacity file has no capacity.
+    """Return why a sweep has no capacity file, for commands that need a capacity.
 
-    A sweep that was stopped before its first load point ended has a capacity of that state. A
-    sweep with a single run says nothing, since its directory stands for this run.
+    - No load point ended: a capacity of 0 as a lower bound, with the state "stopped".
+    - One run: nothing, since the directory then stands for this run.
+    - Several lengths or targets, or no SLO: the reason and what to do instead.
     """
     plan = experiment.read_plan(output_dir)
     run_dirs = _runs_with_summary(output_dir)
@@ -202,13 +225,15 @@ def facts_without_capacity(output_dir: Path) -> CapacityFacts:
         return CapacityFacts(stopped)
     if len(run_dirs) == 1:
         return CapacityFacts()
-    name_one = f"or name one of its runs, like {run_dirs[0]}"
-    if len({point.group for point in plan.load_points}) > 1:
+
+    alternative = f"or name one of its runs, like {run_dirs[0]}"
+    has_several_groups = len({point.group for point in plan.load_points}) > 1
+    if has_several_groups:
         return CapacityFacts(
             missing_reason="a sweep over several lengths or targets has no single capacity",
-            hint=f"sweep one of them, {name_one}",
+            hint=f"sweep one of them, {alternative}",
         )
     return CapacityFacts(
         missing_reason="a sweep without an SLO has no capacity",
-        hint=f"sweep again with --slo, {name_one}",
+        hint=f"sweep again with --slo, {alternative}",
     )

@@ -24,18 +24,26 @@ ROUNDING = 1e-9  # relative error of a calculated load
 
 
 def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
-    """Return the loads written as `1,2,4,8`, or as a series `1,2,4,...,512`, in ascending order.
+    """Return the loads of an option: `1,2,4,8`, or a series such as `1,2,4,...,512`.
 
-    A series multiplies if its first numbers do, else it adds. Raises UserError for anything else,
-    with `flag`, for example "--concurrency", in its message.
+    A series multiplies if its first numbers do, else it adds. The loads have to ascend, so that the
+    server is warm for the high ones.
+
+    Args:
+        text: The value of the option.
+        flag: The option, for example "--concurrency", for error messages.
+        kind: Whether the loads are rates or numbers of virtual users.
+
+    Raises UserError if a load is no number, if a series cannot be continued or does not reach its
+    last load, or if the loads are too many or do not ascend.
     """
     place = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
     ellipsis_indices = [index for index, part in enumerate(parts) if part in ELLIPSES]
     loads = [_parse_load(part, place, kind) for part in parts if part not in ELLIPSES]
     if ellipsis_indices:
-        is_before_last = ellipsis_indices == [len(parts) - 2]
-        if not is_before_last or len(loads) < MIN_LOADS_OF_SERIES:
+        has_one_before_last = ellipsis_indices == [len(parts) - 2]
+        if not has_one_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
             raise UserError("invalid_value", "the series of loads cannot be continued", place, hint)
         loads = _continue_series(loads[:-1], loads[-1], place)
@@ -68,16 +76,18 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
 
 
 def combine_point_groups(isl: object, osl: object, targets: Sequence[str]) -> list[PointGroup]:
-    """Return every pair of lengths for every target. `isl` and `osl` are as typed.
+    """Return a group of load points for every pair of lengths and every target.
 
-    Raises UserError.
+    `isl` and `osl` are the input and output lengths as they were typed, or None. Raises UserError
+    for a value that is no list of lengths, and for targets whose directories would have the same
+    name.
     """
-    lengths = itertools.product(
+    combinations = itertools.product(
         targets or ("",), parse_lengths(isl, "--isl"), parse_lengths(osl, "--osl")
     )
     groups = [
-        PointGroup(isl=prompt_length, osl=output_length, target=target)
-        for target, prompt_length, output_length in lengths
+        PointGroup(isl=input_length, osl=output_length, target=target)
+        for target, input_length, output_length in combinations
     ]
     if len({group.directory_prefix for group in groups}) < len(groups):
         raise UserError(

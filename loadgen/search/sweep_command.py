@@ -89,16 +89,16 @@ def sweep(
     if errors:
         raise CombinedError(errors)
     output = _Output(as_json, as_markdown, strict, full)
-    show = create_display(invocation)
+    display = create_display(invocation)
     if dry_run:
         return print_plans(planned.planned_runs, invocation.budget())
     output_dir = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
     sweep = with_output_dir(planned, output_dir)
     runs = expected_runs(sweep, output_dir, repeats_all=invocation["force"])
-    show.announce_runs(runs * (1 if repetition is None else repetition.min_runs))
+    display.announce_runs(runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     resume = f"the same command with --out {output_dir} resumes it"
-    sweep_run = SweepRun(sweep, output_dir, show)
+    sweep_run = SweepRun(sweep, output_dir, display)
     with locked_folder(output_dir), add_resume_hint(output_dir, resume):
         if repetition is not None:
             repeated_sweep = RepeatedSweep(repetition, sweep_run, strict=strict)

@@ -27,24 +27,27 @@ from loadgen.search.sweep_run import TABLE_FILE
 
 
 class StoredSweep(NamedTuple):
-    """A sweep as `report` reads it: judged by its records."""
+    """A sweep that was read from its directory: the summaries of its runs, and their curve."""
 
     runs: tuple[NamedSummary, ...]
     curve: SweepCurve
 
 
 def load(output_dir: Path) -> StoredSweep:
-    """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
-    named = run_directory_kind.computed_summaries(
+    """Read a sweep with the summaries of its runs, computed from their records.
+
+    Raises UserError if it has no run, or if the runs of one curve sent different workloads, which
+    may not be compared.
+    """
+    runs = run_directory_kind.computed_summaries(
         output_dir, run_directory_kind.existing_run_dirs(output_dir)
     )
-    curve = stored_sweep.read_curve(output_dir, named)
-    for group_curve in curve.split():
-        names = {point.name for point in group_curve.load_points}
-        run_directory_kind.check_same_workload(
-            output_dir, [run for run in named if run.name in names]
-        )
-    return StoredSweep(named, curve)
+    curve = stored_sweep.read_curve(output_dir, runs)
+    for curve_of_group in curve.split():
+        names = {point.name for point in curve_of_group.load_points}
+        runs_of_group = [run for run in runs if run.name in names]
+        run_directory_kind.check_same_workload(output_dir, runs_of_group)
+    return StoredSweep(runs, curve)
 
 
 def headline(sweep: StoredSweep) -> str:
@@ -70,23 +73,28 @@ def code(sweep: StoredSweep, strict: bool) -> int:
 def list_row(output_dir: Path) -> ListRow:
     """Return the row of a sweep in the list of results.
 
-    The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
-    says only how far it got; its own page draws it.
+    The row of a sweep with one curve has the metrics of its runs. With several lengths or targets
+    the row only states how many load points are done, because their metrics cannot be compared.
     """
-    named = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
+    runs = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
     if experiment.command_of(output_dir) != "sweep":
-        return run_directory_kind.list_row_of_runs(named, output_dir)
+        return run_directory_kind.list_row_of_runs(runs, output_dir)
     plan = experiment.read_plan(output_dir)
-    if len({point.group for point in plan.load_points}) < 2:
-        return run_directory_kind.list_row_of_runs(named, output_dir)
-    summaries = [summary for _, summary in named]
+    group_count = len({point.group for point in plan.load_points})
+    if group_count < 2:
+        return run_directory_kind.list_row_of_runs(runs, output_dir)
+
+    summaries = [summary for _, summary in runs]
     targets = [plan.target, *(point.target for point in plan.load_points)]
-    is_simulated = any(target.startswith("sim:") for target in targets)
+    distinct_targets = dict.fromkeys(filter(None, targets))
+    # Without a finished run, only the name of a target shows that it is simulated.
+    has_simulated_target = any(target.startswith("sim:") for target in targets)
+    has_simulated_run = any(summary.target.simulated for summary in summaries)
     return ListRow(
-        outcome=f"{len(named)} of {counted_points(len(plan.load_points))}",
+        outcome=f"{len(runs)} of {counted_points(len(plan.load_points))}",
         description=plan.workload,
-        target=", ".join(dict.fromkeys(filter(None, targets))),
-        simulated=is_simulated or any(summary.target.simulated for summary in summaries),
+        target=", ".join(distinct_targets),
+        simulated=has_simulated_target or has_simulated_run,
         started=min((summary.run.started for summary in summaries), default=""),
     )
 
@@ -100,16 +108,16 @@ def capacity_facts(output_dir: Path) -> CapacityFacts:
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a sweep, generated again from its runs."""
+    """Yield the derived files of a sweep, generated again from its runs, for `loadgen verify`."""
     trials = experiment.read_results(output_dir, include_invalid=True)
     yield regenerate_trials(output_dir, trials)
-    judged = stored_sweep.judge(output_dir, run_folder.runs_in(output_dir))
+    findings = stored_sweep.analyze_runs(output_dir, run_folder.runs_in(output_dir))
     reports = capacity_files.render_sweep_reports(
-        sweep_report.sweep_report(judged.curve), TABLE_FILE
+        sweep_report.sweep_report(findings.curve), TABLE_FILE
     )
     for name, content in reports.items():
         yield RegeneratedFile(name, content, RECORDS)
-    yield from regenerate_outputs(stored_sweep.outcome_of(output_dir, judged))
+    yield from regenerate_outputs(stored_sweep.as_outcome(output_dir, findings))
 
 
 FUNCTIONS = ResultFunctions(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LOAD_OPTIONS = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
+ONLY_TARGET = ""
+"""The name of the target of a sweep without --target, as in `LoadPoint.target`."""
 REQUESTS_PER_VIRTUAL_USER = 5
 """The least number of requests of a virtual user, in a closed loop without a specified length."""
 
@@ -77,7 +79,7 @@ class SweepRun(NamedTuple):
 
     sweep: Sweep
     output_dir: Path
-    show: RunDisplay
+    display: RunDisplay
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ class _PointPlanner:
     ) -> tuple[PlannedPoint, ...]:
         """Return the load points with their workloads and settings.
 
-        Raises CombinedError with everything that is wrong at the first lengths at which something
-        is: the errors at other lengths are most often the same.
+        Raises CombinedError with the errors of the first group of load points (a pair of lengths
+        and a target) that has any. Later groups most often have the same errors, so that they are
+        not tried.
         """
         planned: list[PlannedPoint] = []
         errors: list[LoadgenError] = []
@@ -113,24 +116,27 @@ class _PointPlanner:
     def workload_at(self, point: LoadPoint) -> Workload:
         """Return the workload at one load point.
 
-        A closed loop without a specified length gets at least REQUESTS_PER_VIRTUAL_USER requests
-        for each virtual user. Raises UserError for fewer requests than virtual users.
+        A closed loop whose length the options do not name gets at least REQUESTS_PER_VIRTUAL_USER
+        requests for each virtual user, if the workload has fewer.
+
+        Raises UserError if --num-requests is smaller than the number of virtual users.
         """
         options = self._options_at(point)
         workload = self.invocation.load_workload(self.workload_name, **options)
-        measured = (stage for stage in workload.stages if stage.measured)
-        request_count = next((stage.count for stage in measured), None)
+        measured_stages = (stage for stage in workload.stages if stage.measured)
+        request_count = next((stage.count for stage in measured_stages), None)
+        # None for a stage that its duration limits, not the number of its requests.
         if self.load_kind == "request_rate" or request_count is None:
             return workload
-        has_count = self.invocation["num_requests"] is not None
-        if has_count:
+        if self.invocation["num_requests"] is not None:
             _check_request_count(request_count, point.load)
-        has_length = has_count or self.invocation["duration"] is not None
-        enough = REQUESTS_PER_VIRTUAL_USER * point.load
-        if has_length or request_count >= enough:
+            return workload
+        min_request_count = REQUESTS_PER_VIRTUAL_USER * point.load
+        has_duration = self.invocation["duration"] is not None
+        if has_duration or request_count >= min_request_count:
             return workload
         return self.invocation.load_workload(
-            self.workload_name, **options, num_requests=f"{enough:g}"
+            self.workload_name, **options, num_requests=f"{min_request_count:g}"
         )
 
     def _options_at(self, point: LoadPoint) -> dict[str, str | None]:
@@ -144,14 +150,22 @@ class _PointPlanner:
 
 
 def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | None) -> Sweep:
-    """Return the sweep that the options ask for.
+    """Return the sweep that the options ask for: its load points with workloads and settings.
 
-    `target` is the value of --target: the names of several targets. Raises CombinedError with
-    everything that is wrong.
+    Args:
+        invocation: The options that all commands have in common.
+        workload_name: The workload as it was typed, or None.
+        target: The value of --target, the names of several targets, or None.
+
+    Raises:
+        CombinedError: Everything that is wrong with the targets, the loads and the lengths, or
+            else with the workloads.
     """
     is_closed_loop = invocation["concurrency"] is not None
     load_kind: LoadKind = "concurrency" if is_closed_loop else "request_rate"
-    group_options = _options_of_groups(invocation, target)
+    varied_lengths = _varied_length_options(invocation, target)
+
+    # Each block collects its error, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
     settings_by_target: dict[str, Settings] = {}
     loads: tuple[float, ...] = ()
@@ -161,21 +175,21 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
     with collecting(errors):
         loads = _parse_load_option(invocation, load_kind)
     with collecting(errors):
-        targets = [] if target is None else list(settings_by_target)
         groups = combine_point_groups(
-            invocation["input_tokens"] if group_options else None,
-            invocation["output_tokens"] if group_options else None,
-            targets,
+            invocation["input_tokens"] if varied_lengths else None,
+            invocation["output_tokens"] if varied_lengths else None,
+            [] if target is None else list(settings_by_target),
         )
         points = combine_load_points(groups, loads, load_kind)
     if errors:
         raise CombinedError(errors)
+
     planner = _PointPlanner(invocation, workload_name, load_kind)
-    varied_options = (*LOAD_OPTIONS, *group_options)
+    varied_options = (*LOAD_OPTIONS, *varied_lengths)
     return Sweep(
         workload_name=workload_name or str(invocation["trace"] or invocation["dataset"]),
         load_kind=load_kind,
-        target="" if target is not None else settings_by_target[""].display_name,
+        target="" if target is not None else settings_by_target[ONLY_TARGET].display_name,
         options={
             option: str(value)
             for option, value in select_load_options(invocation.options).items()
@@ -185,8 +199,11 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
     )
 
 
-def _options_of_groups(invocation: Invocation, target: str | None) -> tuple[str, ...]:
-    """Return the options of the lengths if the sweep has several lengths or targets."""
+def _varied_length_options(invocation: Invocation, target: str | None) -> tuple[str, ...]:
+    """Return the options of the lengths if load points differ by length or target, else ().
+
+    A single length of a single target is no property of a load point, but of the whole sweep.
+    """
     has_several_lengths = any("," in str(invocation[option] or "") for option in LENGTH_OPTIONS)
     return LENGTH_OPTIONS if target is not None or has_several_lengths else ()
 
@@ -220,12 +237,15 @@ def _check_request_count(request_count: int, virtual_users: float) -> None:
 
 
 def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str, Settings]:
-    """Return the settings for each target of --target by its name; "" without --target.
+    """Return the settings for each target of --target, by its name.
 
-    Raises LoadgenError.
+    Without --target there is one target, with the key ONLY_TARGET. With --targets, the names are
+    those of endpoints in that file, and otherwise they are URLs.
+
+    Raises LoadgenError if a name is repeated, empty or not known, or if there is also a --url.
     """
     if target is None:
-        return {"": invocation.settings()}
+        return {ONLY_TARGET: invocation.settings()}
     place = f"--target {target}"
     names = [part.strip() for part in target.split(",")]
     if len(set(names)) < len(names) or not all(names):

@@ -6,7 +6,6 @@ The runs of a load point thus lie as far apart in time as they can.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -23,15 +22,18 @@ from loadgen.search import experiment
 from loadgen.search.sweep_plan import Sweep, SweepRun
 from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir
 
-if TYPE_CHECKING:
-    pass
-
 
 class RepeatedSweep:
     """A sweep that is repeated until its load points have enough runs."""
 
     def __init__(self, repetition: Repetition, sweep_run: SweepRun, *, strict: bool) -> None:
-        """Start without any repeat. `strict` is that of the exit code of each sweep."""
+        """Prepare to repeat a sweep.
+
+        Args:
+            repetition: How often the sweep is repeated, or how precise its results have to be.
+            sweep_run: The sweep, and the directory in which each repeat gets one of its own.
+            strict: Whether the exit code of each sweep follows --strict.
+        """
         self._repetition = repetition
         self._sweep_run = sweep_run
         self._strict = strict
@@ -41,7 +43,10 @@ class RepeatedSweep:
         }
 
     def run(self, *, as_json: bool) -> int:
-        """Run the repeats, print their summary and return the exit code."""
+        """Run the repeats, print and store their summary, and return the exit code.
+
+        The exit code is the most severe one of all sweeps.
+        """
         output_dir = self._sweep_run.output_dir
         _check_not_a_single_sweep(output_dir)
         has_completed = run_repeats(
@@ -54,17 +59,22 @@ class RepeatedSweep:
         summaries = self._summarize()
         if not summaries:
             return INTERRUPTED
-        document = {"levels": summaries}
-        store.replace(output_dir / FILE, format.document(document))
-        all_runs = [run for runs in self._runs_by_point.values() for run in runs]
-        print_result(
-            document, repeated_sweep_report(summaries, build_curve(all_runs)), as_json=as_json
-        )
-        names = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
-        print_status(f"Results: {output_dir}, with one sweep in each of {names}")
+
+        self._print_summaries(summaries, as_json=as_json)
         if not has_completed:
             return most_severe([*self._exit_codes, INTERRUPTED])
         return most_severe(self._exit_codes)
+
+    def _print_summaries(self, summaries: dict[str, RepeatSummary], *, as_json: bool) -> None:
+        """Store the summaries of the load points, and print them as a report or as JSON."""
+        output_dir = self._sweep_run.output_dir
+        document = {"levels": summaries}
+        store.replace(output_dir / FILE, format.document(document))
+        all_runs = [run for runs in self._runs_by_point.values() for run in runs]
+        report = repeated_sweep_report(summaries, build_curve(all_runs))
+        print_result(document, report, as_json=as_json)
+        repeat_dirs = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
+        print_status(f"Results: {output_dir}, with one sweep in each of {repeat_dirs}")
 
     def _is_complete(self) -> bool:
         """Return whether every load point has enough runs."""
@@ -81,7 +91,7 @@ class RepeatedSweep:
         repeat_dir = self._sweep_run.output_dir / f"r{number}"
         sweep = with_output_dir(self._with_seed_of_repeat(number), repeat_dir)
         with store.remove_on_failure(repeat_dir):
-            outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.show))
+            outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.display))
         print_status(describe_files(repeat_dir))
         self._exit_codes.append(outcome_code(outcome, strict=self._strict))
         for name, runs in self._runs_by_point.items():

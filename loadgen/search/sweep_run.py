@@ -47,18 +47,16 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
 
     Raises TargetError if the target or the nodes are lost, after the files are written.
     """
-    sweep, output_dir, show = sweep_run
-    plan = stored_sweep.begin(output_dir, _experiment_plan(sweep, output_dir))
+    sweep, output_dir, display = sweep_run
+    plan = stored_sweep.begin_sweep(output_dir, _experiment_plan(sweep, output_dir))
     earlier_results = experiment.read_results(output_dir)
-    print_status(f"Reproduce with --seed {plan.seed}")
     points = points_to_run(sweep, output_dir)
+    print_status(f"Reproduce with --seed {plan.seed}")
     if earlier_results:
-        done_count = len(sweep.points) - len(points)
-        verb = "is" if done_count == 1 else "are"
-        total = counted_points(len(sweep.points))
-        print_status(f"Resuming {output_dir}: {done_count} of {total} {verb} done")
-    show.begin_steps(len(points), weights=_relative_durations(points))
-    point_runner = _PointRunner(output_dir, plan, show)
+        print_status(_describe_resumed(sweep, output_dir, points_left=len(points)))
+    display.begin_steps(len(points), weights=_relative_durations(points))
+
+    point_runner = _PointRunner(output_dir, plan, display)
     is_interrupted = False
     target_error: TargetError | None = None
     try:
@@ -67,10 +65,19 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
         is_interrupted = True
     except TargetError as error:
         target_error = error
+
     curve = _write_result(sweep, output_dir)
     if target_error is not None:
         raise target_error
     return SweepOutcome(curve, is_interrupted)
+
+
+def _describe_resumed(sweep: Sweep, output_dir: Path, *, points_left: int) -> str:
+    """Return how many load points of a resumed sweep are done, as a line for the user."""
+    done_count = len(sweep.points) - points_left
+    verb = "is" if done_count == 1 else "are"
+    total = counted_points(len(sweep.points))
+    return f"Resuming {output_dir}: {done_count} of {total} {verb} done"
 
 
 def points_to_run(sweep: Sweep, output_dir: Path) -> list[PlannedPoint]:
@@ -91,7 +98,7 @@ def expected_runs(sweep: Sweep, output_dir: Path, *, repeats_all: bool) -> list[
 
 
 def with_output_dir(sweep: Sweep, output_dir: Path) -> Sweep:
-    """Return the sweep with the settings of runs below a directory.
+    """Return the sweep with settings that store its runs below a directory.
 
     In a closed loop all virtual users start at once, so that their first requests are not typical
     and are left out of the measurement.
@@ -122,7 +129,10 @@ def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
 
 
 def _experiment_plan(sweep: Sweep, output_dir: Path) -> ExperimentPlan:
-    """Return the plan of a sweep, with the seed that its directory was begun with."""
+    """Return what was requested, in the form in which `plan.json` stores it.
+
+    The seed is that of an earlier command with the same directory, if there was one.
+    """
     settings = sweep.settings
     return experiment.ExperimentPlan(
         command_name="sweep",
@@ -149,31 +159,38 @@ def _relative_durations(points: Sequence[PlannedPoint]) -> list[float]:
 class _PointRunner:
     """Runs load points one after the other, and stores after each what a killed sweep leaves."""
 
-    def __init__(self, output_dir: Path, plan: ExperimentPlan, show: RunDisplay) -> None:
-        """Run nothing yet."""
+    def __init__(self, output_dir: Path, plan: ExperimentPlan, display: RunDisplay) -> None:
+        """Prepare to run load points in a directory, and to show their progress."""
         self._output_dir = output_dir
         self._plan = plan
-        self._show = show
+        self._display = display
         # What is learned about a target before its first run is the same for all its load points.
         self._execute: Execute = partial(run.execute, probe_cache={})
 
     def run_all(
         self, points: Sequence[PlannedPoint], earlier_results: Sequence[TrialResult]
     ) -> None:
-        """Run load points. Their numbers continue those of the earlier results."""
+        """Run load points one after the other, each as a trial that runs to its end.
+
+        Their numbers continue those of the earlier results in the directory.
+        """
         last_number = max((result.number for result in earlier_results), default=-1)
         for number, planned in enumerate(points, last_number + 1):
-            self._show.begin_step(f"Load point {planned.point.name}")
+            self._display.begin_step(f"Load point {planned.point.name}")
             trial = PlannedTrial(
                 number=number, load=planned.point.load, kind="level", may_pass_early=False
             )
-            self._trial_runner(planned).run(trial)
+            self._make_trial_runner(planned).run(trial)
             run_dir = self._output_dir / planned.point.name
-            self._show.add_finished(run_folder.kept_summary(run_dir))
-            stored_sweep.store_capacity(self._output_dir, planned.workload)
+            self._display.add_finished(run_folder.kept_summary(run_dir))
+            stored_sweep.save_progress(self._output_dir, planned.workload)
 
-    def _trial_runner(self, planned: PlannedPoint) -> TrialRunner:
-        """Return the runner of one load point, which runs to its full length."""
+    def _make_trial_runner(self, planned: PlannedPoint) -> TrialRunner:
+        """Return the runner of one load point.
+
+        Load points are compared with each other. Each therefore runs to its full length, and all of
+        them have the same arrivals.
+        """
         assert self._plan.seed is not None, "a sweep always has a seed"
         return TrialRunner(
             output_dir=self._output_dir,
@@ -184,20 +201,24 @@ class _PointRunner:
             has_seed_per_trial=False,
             may_end_early=False,
             name_run=lambda _: planned.point.name,
-            event_handlers=self._show.event_handlers,
+            event_handlers=self._display.event_handlers,
             execute=self._execute,
         )
 
 
 def _write_result(sweep: Sweep, output_dir: Path) -> SweepCurve | None:
-    """Write the curve, the capacity, the table and the page. Return None without any run."""
+    """Write the files that are derived from the runs of a sweep, and return its curve.
+
+    The files are `curve.csv`, `capacity.json`, the table, the page and the hashes of all files.
+    Return None if there is no run.
+    """
     run_dirs = run_folder.runs_in(output_dir)
     if not run_dirs:
         return None
-    judged = stored_sweep.judge(output_dir, run_dirs)
-    stored_sweep.write(output_dir, judged, sweep.workload)
-    reports = capacity_files.render_sweep_reports(sweep_report(judged.curve), TABLE_FILE)
+    findings = stored_sweep.analyze_runs(output_dir, run_dirs)
+    stored_sweep.write_outputs(output_dir, findings, sweep.workload)
+    reports = capacity_files.render_sweep_reports(sweep_report(findings.curve), TABLE_FILE)
     for name, content in reports.items():
         store.replace(output_dir / name, content, shared=True)
     checksums.write(output_dir)
-    return judged.curve
+    return findings.curve

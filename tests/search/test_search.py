@@ -84,7 +84,7 @@ def test_the_unit_of_a_load_states_what_it_counts(
     )
     assert (
         experiment.load_unit(plan, counted) == unit
-        and experiment.counted_unit(load(workload)) == counted
+        and experiment.find_counted_unit(load(workload)) == counted
     )
     under_the_table = search_text.describe_units(
         unit
@@ -144,7 +144,7 @@ def test_a_search_whose_endpoint_is_gone_keeps_its_result(
             search=search,
             runner=make_runner(tmp_path, execute=once),
             plan=plan,
-            show=RunDisplay(quiet=True),
+            display=RunDisplay(quiet=True),
             unit="/s",
             trial_s=1,
         ).run()

@@ -185,7 +185,7 @@ def test_every_command_reports_a_search_killed_in_its_first_trial_as_stopped(
             search=search,
             runner=runner,
             plan=plan,
-            show=RunDisplay("off", quiet=True),
+            display=RunDisplay("off", quiet=True),
             unit="/s",
             trial_s=10,
         ).run()
@@ -258,7 +258,9 @@ def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> No
     assert (found.rate_per_s, found.state) == (20.0, "held")
     said = render_confirmation(answer, search.results)
     assert re.search(r"\nCapacity +20/s, passed but not confirmed\n", said)
-    assert "20/s, passed" in search_text.describe_result(answer, search.results, GOAL.request_terms, "/s")
+    assert "20/s, passed" in search_text.describe_result(
+        answer, search.results, GOAL.request_terms, "/s"
+    )
 
 
 def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:

@@ -250,7 +250,7 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
                 run_name=folder.name,
             ),
         )
-    answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path)).result
+    answer = stored_sweep.analyze_runs(tmp_path, run_folder.runs_in(tmp_path)).result
     assert answer.run_spread_source == ("simulated" if simulated else "learned")
     assert (answer.horizon_s is None) is simulated
     assert simulated or answer.horizon_s == pytest.approx(
@@ -420,7 +420,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
                 run_name=f"r{rate:g}",
             ),
         )
-    curve, judged, answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path))
+    curve, judged, answer = stored_sweep.analyze_runs(tmp_path, run_folder.runs_in(tmp_path))
     finding = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
     assert curve.best == best and finding is not None and finding.evidence == best
 
@@ -455,7 +455,7 @@ def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResul
 
 def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert experiment.begin(folder, experiment_plan()) == []
+    assert experiment.begin_experiment(folder, experiment_plan()) == []
     for name in ("c1", "c2", "c3"):
         (folder / name).mkdir()
         (folder / name / "summary.json").write_text("{}")
@@ -467,7 +467,7 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
     ]
     for one in done:
         experiment.append_result(folder, one)
-    assert experiment.begin(folder, experiment_plan()) == [done[0], done[2]], (
+    assert experiment.begin_experiment(folder, experiment_plan()) == [done[0], done[2]], (
         "not what was invalid, nor what is not there any more"
     )
     assert not experiment.new_run_dir(folder, "c2").exists()
@@ -486,22 +486,22 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
 def test_another_experiment_is_refused_in_the_same_directory(
     tmp_path: Path, changed: dict[str, object], said: str
 ) -> None:
-    experiment.begin(tmp_path / "s", experiment_plan())
+    experiment.begin_experiment(tmp_path / "s", experiment_plan())
     with pytest.raises(UserError, match=said):
-        experiment.begin(tmp_path / "s", experiment_plan(**changed))
+        experiment.begin_experiment(tmp_path / "s", experiment_plan(**changed))
 
 
 def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
     run_fixtures.write(tmp_path / "r", rows(1, 20))
     with pytest.raises(UserError, match=r"/r(\n|$)"):
-        experiment.begin(tmp_path / "r", experiment_plan())
+        experiment.begin_experiment(tmp_path / "r", experiment_plan())
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
     with pytest.raises(UserError, match=r"schema 9.* 1"):
-        experiment.begin(tmp_path / "s", experiment_plan())
+        experiment.begin_experiment(tmp_path / "s", experiment_plan())
     (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
     with pytest.raises(UserError, match="`by`"):
-        experiment.begin(tmp_path / "s", experiment_plan())
+        experiment.begin_experiment(tmp_path / "s", experiment_plan())
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -381,8 +381,8 @@ def test_cost_and_size_refuse_a_stopped_sweep_with_the_command_that_resumes_it(
     assert exits(*WITH_SLO, "-o", folder) == 0
     remove_runs(folder, "r4")
     (folder / capacity.CAPACITY_FILE).unlink()
-    found = stored_sweep.judge(folder, [folder / "r1", folder / "r2"])
-    files = capacity_files.render_outputs(stored_sweep.outcome_of(folder, found))
+    found = stored_sweep.analyze_runs(folder, [folder / "r1", folder / "r2"])
+    files = capacity_files.render_outputs(stored_sweep.as_outcome(folder, found))
     stored = capacity.load_capacity(files[capacity.CAPACITY_FILE])
     assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
     (folder / capacity.CAPACITY_FILE).write_bytes(capacity.dump_capacity(stored))
