@@ -254,7 +254,7 @@ def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list
         f"run | 72 "
         f"| {rate_cells[0]} | {rate_cells[1]} | {ratio} | {rate_cells[2]} |"
     )
-    for row in published.mlperf().rows:
+    for row in published.load_systems().rows:
         is_peer = any(gpu in f"{row.submitter} {row.system}" for gpu in ("GB300", "GB200", "B200"))
         if is_peer and row.offline:
             offline, server, interactive = (
@@ -370,7 +370,7 @@ def format_length(result: dict[str, Any]) -> str:
 
 def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
     """Return the text of README.md of the result folder."""
-    single_clock_rate = published.rack(published.nodes().rows).single_clock
+    single_clock_rate = published.compute_rack_rates(published.load_nodes().rows).single_clock
     run_rows = [
         f"| {name} | {result['target_qps']:,.6g} | {format_length(result)} | "
         f"{result['queries']:,} | {format_rounded(result['whole_tokens_per_s'])} | "

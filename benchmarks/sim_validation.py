@@ -239,7 +239,9 @@ def assumed_lengths(system: Preset) -> AssumedLengths:
 
 def published_offline(offline_run: OfflineRun) -> tuple[float, int]:
     """Return published tokens per second and GPU, and the number of GPUs."""
-    row = next(row for row in reference.mlperf().rows if row.submitter == offline_run.submitter)
+    row = next(
+        row for row in reference.load_systems().rows if row.submitter == offline_run.submitter
+    )
     assert row.offline is not None
     return row.offline / row.gpus, row.gpus
 
@@ -288,7 +290,9 @@ def print_fit() -> None:
     The overhead is fitted on GB200 Interactive, the compute share on each Offline run.
     """
     print("## Fit\n")
-    row = next(row for row in reference.latency().rows if (row.run, row.scenario) == FITTED_TPOT)
+    row = next(
+        row for row in reference.load_latencies().rows if (row.run, row.scenario) == FITTED_TPOT
+    )
     base = presets.load_preset("gb200-vm")
     overhead = base.hardware.overhead_ms.value
     for _ in range(3):
@@ -361,7 +365,7 @@ def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
     """Print latencies at published rates, and return the rows for the sensitivity tables."""
     print("## Latency at published rates\n")
     rows, scores, scored_rows = [], [], []
-    for row in [row for row in reference.latency().rows if row.run in PRESET_OF_RUN][
+    for row in [row for row in reference.load_latencies().rows if row.run in PRESET_OF_RUN][
         : SmokeSize.rows
     ]:
         system = presets.load_preset(PRESET_OF_RUN[row.run])
@@ -625,7 +629,9 @@ def find_peak(
 def find_limits(scenario: str) -> reference.PublishedLimit:
     """Return the published limits of a scenario."""
     return next(
-        r for r in reference.limits().rows if (r.benchmark, r.scenario) == ("llama2-70b", scenario)
+        r
+        for r in reference.load_limits().rows
+        if (r.benchmark, r.scenario) == ("llama2-70b", scenario)
     )
 
 
@@ -642,7 +648,7 @@ def print_throughput() -> None:
     )
     slack = {
         (PRESET_OF_RUN[row.run], row.scenario, row.run): row
-        for row in reference.latency().rows
+        for row in reference.load_latencies().rows
         if row.run in PRESET_OF_RUN
     }
     rows, change_rows = [], []
@@ -688,7 +694,7 @@ def print_throughput() -> None:
             )
         change_rows.append((f"{name} {scenario}", *cells))
         published = []
-        for row in reference.mlperf().rows:
+        for row in reference.load_systems().rows:
             matching_preset = next(
                 (
                     preset_name
@@ -743,7 +749,7 @@ def print_rack() -> None:
     rows = []
     peer = next(
         row
-        for row in reference.mlperf().rows
+        for row in reference.load_systems().rows
         if row.submitter == "CoreWeave" and "GB300" in row.system
     ).server
     assert peer is not None

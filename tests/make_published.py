@@ -85,7 +85,7 @@ def _section(
         ),
         Table(head, rows, label_columns=left),
         Bullets(after),
-        Bullets(published.notes_of(source), "warn"),
+        Bullets(published.list_notes(source), "warn"),
     )
 
 
@@ -104,14 +104,14 @@ def _cells(
 
 
 def _nodes() -> Section:
-    source = published.nodes()
-    rack = published.rack(source.rows)
+    source = published.load_nodes()
+    rack = published.compute_rack_rates(source.rows)
     ratio = rack.single_clock / rack.sum_of_rates - 1
     return _section(
         source,
         (),
         (),
-        f"A node reached {rack.least:,.1f} to {rack.most:,.1f} tokens/s, with a mean of "
+        f"A node reached {rack.slowest_node:,.1f} to {rack.fastest_node:,.1f} tokens/s, with a mean of "
         f"{rack.mean:,.1f} and a median of {rack.median:,.1f}. The sum of all nodes is "
         f"{rack.sum_of_rates:,.1f} tokens/s, and {rack.single_clock:,.0f} on a single clock "
         f"({ratio:+.1%}).",
@@ -120,7 +120,7 @@ def _nodes() -> Section:
 
 
 def _mlperf() -> Section:
-    source = published.mlperf()
+    source = published.load_systems()
 
     def rate(value: float | None) -> str:
         return format.NONE if value is None else f"{value:,.0f}"
@@ -168,11 +168,11 @@ def _latency() -> Section:
         ("latency p50 s", "{0.latency_p50_s:g}"),
         ("p99", "{0.latency_p99_s:g}"),
     )
-    return _section(published.latency(), *_cells(columns, published.latency().rows))
+    return _section(published.load_latencies(), *_cells(columns, published.load_latencies().rows))
 
 
 def _limits() -> Section:
-    source = published.limits()
+    source = published.load_limits()
     rows = [
         (
             row.label,
@@ -198,20 +198,20 @@ def _limits() -> Section:
 
 
 def _capacity() -> Section:
-    source = published.profiles()
-    rack = published.rack(published.nodes().rows)
+    source = published.load_profiles()
+    rack = published.compute_rack_rates(published.load_nodes().rows)
     columns = (
         ("profile", "{0.profile.profile}: {0.profile.title}"),
         ("tokens", "{0.profile.tokens:,}"),
         ("output", "{0.profile.output:,}"),
         ("published", "~{0.profile.published_per_s:,.0f}/s"),
-        ("again", "{0.as_published:,.1f}/s"),
-        ("by output", "{0.by_output:,.0f}/s"),
-        ("on one clock", "{0.single_clock:,.0f}/s"),
+        ("again", "{0.per_token:,.1f}/s"),
+        ("by output", "{0.per_output_token:,.0f}/s"),
+        ("on one clock", "{0.per_output_token_on_single_clock:,.0f}/s"),
     )
     return _section(
         source,
-        *_cells(columns, [published.arithmetic(row, rack) for row in source.rows]),
+        *_cells(columns, [published.recompute_profile(row, rack) for row in source.rows]),
         f"again: {rack.sum_of_rates:,.1f} tokens/s divided by input and output tokens, as "
         "published. "
         "by output: divided by the output tokens only. on one clock: the same with "
@@ -221,7 +221,7 @@ def _capacity() -> Section:
 
 
 def _single_results() -> Section:
-    source = published.numbers()
+    source = published.load_numbers()
     rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
     return _section(source, ("figure", "published"), rows, left=2)
 

@@ -26,9 +26,9 @@ def build_file_schema(kind: str) -> dict[str, Any]:
 
             return file_json_schema(Contract, "A contract of loadgen")
         case "prices":
-            from loadgen.pricing.prices import WrittenPrices
+            from loadgen.pricing.prices import PriceDocument
 
-            return file_json_schema(WrittenPrices, "Prices for loadgen")
+            return file_json_schema(PriceDocument, "Prices for loadgen")
         case "targets":
             from loadgen.cli.targets import WrittenTargets
 

@@ -75,8 +75,8 @@ def _build_cost_basis(run: RecordedRun, good_rate: Interval) -> CostBasis:
     return replace(
         basis,
         rates={**basis.rates, GOOD: rate},
-        low=_to_decimal(low_rate) / rate,
-        high=_to_decimal(good_rate.high) / rate,
+        relative_low=_to_decimal(low_rate) / rate,
+        relative_high=_to_decimal(good_rate.high) / rate,
     )
 
 

@@ -107,7 +107,7 @@ def cost(
     from loadgen.cost.comparison import compare_costs
     from loadgen.cost.cost_report import report
     from loadgen.cost.evidence_reader import read_evidence
-    from loadgen.cost.recorded_runs import with_records
+    from loadgen.cost.recorded_runs import with_record_reader
     from loadgen.pricing.price_file import load_prices
     from loadgen.render import html as html_renderer
 
@@ -128,7 +128,7 @@ def cost(
         as_of=None if as_of is None else _parse_day(as_of),
     )
     evidence = [
-        with_records(result) for result in read_evidence(folders, allow_invalid=allow_invalid)
+        with_record_reader(result) for result in read_evidence(folders, allow_invalid=allow_invalid)
     ]
     names = [result.name for result in evidence]
     _check_names(price_names, names, "--price")
@@ -166,12 +166,12 @@ def _price(
     Several prices differ only in commitment, such as "on demand" and "1 year". Each gives a result
     of its own, with the commitment in its name.
     """
-    from loadgen.cost.evidence_reader import gpus_of
+    from loadgen.cost.evidence_reader import resolve_gpu_count
     from loadgen.pricing.priced_result import price_result
     from loadgen.pricing.prices import find_prices
     from loadgen.pricing.step_cost import with_step_costs
 
-    gpu_count = gpus_of(evidence, gpus)
+    gpu_count = resolve_gpu_count(evidence, gpus)
     matching = find_prices(prices, evidence.summary.target, price_name, evidence.name)
     results = []
     for price in matching:

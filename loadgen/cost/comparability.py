@@ -11,7 +11,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.verdict import delivered_output_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.priced_result import PricedResult
-from loadgen.pricing.reasons import note
+from loadgen.pricing.reasons import make_note
 from loadgen.runs.slo_text import list_objectives
 
 CONNECT_DIFFERENCE_MS = 5
@@ -45,7 +45,7 @@ def is_per_token(result: PricedResult) -> bool:
     return isinstance(result.price, PerToken)
 
 
-def slo_words(summary: Summary) -> str:
+def describe_slo(summary: Summary) -> str:
     """Return the SLO as text, such as "TTFT p99 at most 2,000 ms", or "none"."""
     return ", ".join(list_objectives(summary)) or "none"
 
@@ -62,18 +62,18 @@ def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[Rea
     recipe_a, recipe_b = _workload_fingerprints(first, second)
     # Without fingerprints nothing shows that the workloads are the same.
     if recipe_a != recipe_b or not recipe_a:
-        yield note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
+        yield make_note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
     if sorted(list_objectives(summary_a)) != sorted(list_objectives(summary_b)):
-        yield note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b))
+        yield make_note("slo_differs", a=describe_slo(summary_a), b=describe_slo(summary_b))
     delivered_share_a = delivered_output_share(summary_a.verdict)
     delivered_share_b = delivered_output_share(summary_b.verdict)
     if abs(delivered_share_a - delivered_share_b) > SHORTENED:
-        yield note("answers_differ", a=delivered_share_a, b=delivered_share_b)
+        yield make_note("answers_differ", a=delivered_share_a, b=delivered_share_b)
     yield from _token_source_differences(summary_a, summary_b)
     cached_share_a = summary_a.tokens.cached_share
     cached_share_b = summary_b.tokens.cached_share
     if not _is_same_cache(cached_share_a, cached_share_b):
-        yield note("cache_differs", a=cached_share_a, b=cached_share_b)
+        yield make_note("cache_differs", a=cached_share_a, b=cached_share_b)
 
 
 def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterator[ReasonCode]:
@@ -90,7 +90,7 @@ def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterato
         source_a = "+".join(sorted(sources_a))
         source_b = "+".join(sorted(sources_b))
         if source_a != source_b:
-            yield note("count_differs", tokens=kind, a=source_a, b=source_b)
+            yield make_note("count_differs", tokens=kind, a=source_a, b=source_b)
 
 
 def _measurement_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
@@ -99,21 +99,21 @@ def _measurement_differences(first: PricedResult, second: PricedResult) -> Itera
     A price per token does not depend on the rate at which the tokens came. For prices by the hour,
     the rate decides, so both rates must be of one kind: capacities, or rates at a chosen load.
     """
-    if first.evidence.simulated != second.evidence.simulated:
-        yield note("one_simulated")
+    if first.evidence.is_simulated != second.evidence.is_simulated:
+        yield make_note("one_simulated")
     # Tokens cost the same at any load.
     is_by_the_hour = not is_per_token(first) and not is_per_token(second)
     if is_by_the_hour and first.basis.is_capacity != second.basis.is_capacity:
-        yield note("one_at_capacity")
-    if is_by_the_hour and first.evidence.at_once != second.evidence.at_once:
-        yield note("one_at_once")
+        yield make_note("one_at_capacity")
+    if is_by_the_hour and first.evidence.is_offline != second.evidence.is_offline:
+        yield make_note("one_at_once")
     bounded = [result.name for result in (first, second) if has_lower_bound(result)]
     if bounded:
-        yield note("one_lower_bound", offers=bounded)
+        yield make_note("one_lower_bound", offers=bounded)
     confidence_a = first.basis.confidence
     confidence_b = second.basis.confidence
     if confidence_a is not None and confidence_b is not None and confidence_a != confidence_b:
-        yield note("confidence_differs", a=confidence_a, b=confidence_b)
+        yield make_note("confidence_differs", a=confidence_a, b=confidence_b)
 
 
 def _remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
@@ -123,20 +123,20 @@ def _remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
     TTFT, which says nothing about the server itself.
     """
     for result in (first, second):
-        if not result.evidence.valid:
-            yield note("offer_invalid", offer=result.name)
+        if not result.evidence.is_valid:
+            yield make_note("offer_invalid", offer=result.name)
     summary_a = first.evidence.summary
     summary_b = second.evidence.summary
     if summary_a.run.seed != summary_b.run.seed:
-        yield note("seed_differs")
+        yield make_note("seed_differs")
     if summary_a.target.model != summary_b.target.model:
-        yield note("model_differs", a=summary_a.target.model, b=summary_b.target.model)
+        yield make_note("model_differs", a=summary_a.target.model, b=summary_b.target.model)
     if summary_a.target.region != summary_b.target.region:
-        yield note("region_differs", a=summary_a.target.region, b=summary_b.target.region)
+        yield make_note("region_differs", a=summary_a.target.region, b=summary_b.target.region)
     rtt_a = summary_a.rtt_ms
     rtt_b = summary_b.rtt_ms
     if rtt_a is not None and rtt_b is not None and abs(rtt_a - rtt_b) > CONNECT_DIFFERENCE_MS:
-        yield note("connect_differs", a_ms=rtt_a, b_ms=rtt_b)
+        yield make_note("connect_differs", a_ms=rtt_a, b_ms=rtt_b)
 
 
 def _workload_fingerprints(first: PricedResult, second: PricedResult) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from loadgen.cost.sensitivity import Sensitivity, compute_sensitivities
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Prices
-from loadgen.pricing.reasons import note, texts
+from loadgen.pricing.reasons import make_note, render_notes
 from loadgen.pricing.unit_cost import UnitCost
 from loadgen.pricing.units import GOOD, REQUEST, TASK
 
@@ -48,12 +48,12 @@ class CostRatio(Struct, frozen=True, kw_only=True):
     @property
     def differences(self) -> tuple[str, ...]:
         """The differences as sentences."""
-        return texts(self.difference_codes)
+        return render_notes(self.difference_codes)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes as sentences."""
-        return texts(self.note_codes)
+        return render_notes(self.note_codes)
 
 
 class CostComparison(Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
     cost_a = a.costs[unit]
     cost_b = b.costs[unit]
     if cost_a is None or cost_b is None:
-        differences = (*differences, note("no_cost"))
+        differences = (*differences, make_note("no_cost"))
     without_ratio = CostRatio(
         a=a.name,
         b=b.name,

@@ -21,7 +21,7 @@ from loadgen.cost.comparison import CostComparison, CostRatio
 from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Price, Rented
-from loadgen.pricing.reasons import texts
+from loadgen.pricing.reasons import render_notes
 from loadgen.pricing.unit_cost import UnitCost
 from loadgen.pricing.units import UNITS
 
@@ -65,8 +65,8 @@ def render_csv(comparison: CostComparison) -> str:
             "currency": comparison.prices.currency,
             "basis": result.basis.label,
             "comparable": _yes_or_no(not differences),
-            "valid": _yes_or_no(result.evidence.valid),
-            "simulated": _yes_or_no(result.evidence.simulated),
+            "valid": _yes_or_no(result.evidence.is_valid),
+            "simulated": _yes_or_no(result.evidence.is_simulated),
             "sample_prices": _yes_or_no(comparison.prices.sample),
             "price": result.price.name,
             "as_of": result.price.as_of,
@@ -184,10 +184,10 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
         "folder": result.evidence.folder,
         "basis": result.basis.label,
         "confidence": result.basis.confidence,
-        "valid": result.evidence.valid,
-        "simulated": result.evidence.simulated,
+        "valid": result.evidence.is_valid,
+        "simulated": result.evidence.is_simulated,
         "region": result.evidence.summary.target.region,
-        "not_comparable_with_first": texts(differences),
+        "not_comparable_with_first": render_notes(differences),
         "not_comparable_codes": differences,
         **_fields(result, "notes", "note_codes"),
         "lower_bound": has_lower_bound(result),
@@ -200,7 +200,7 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
                 **_fields(class_cost, "tokens_share"),
                 "costs": _costs_json(class_cost.costs),
             }
-            for name, class_cost in result.classes.items()
+            for name, class_cost in result.class_costs.items()
         },
         "steps": {
             name: {
@@ -208,7 +208,7 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
                 "why": step.reason,
                 "price": None if step.price is None else step.price.name,
             }
-            for name, step in result.steps.items()
+            for name, step in result.step_costs.items()
         },
         "power": _energy_json(result),
         "by_year": (
@@ -242,19 +242,23 @@ def _costs_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
 
 
 def _energy_json(result: PricedResult) -> dict[str, Any] | None:
-    if result.power is None:
+    if result.declared_power is None:
         return None
     return _fields(
-        result.power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"
+        result.declared_power,
+        "watts",
+        "joules_per_output_token",
+        "output_tokens_per_s_per_mw",
+        "kwh",
     )
 
 
 def _measured_energy_json(result: PricedResult) -> dict[str, Any] | None:
     """Return the energy that the accelerators used, as JSON values, or None without it."""
-    if result.measured is None:
+    if result.measured_energy is None:
         return None
     return _fields(
-        result.measured,
+        result.measured_energy,
         "watts",
         "joules_per_output_token",
         "joules_per_request",

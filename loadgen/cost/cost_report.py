@@ -14,7 +14,7 @@ from loadgen.cost.comparison import CostComparison
 from loadgen.cost.cost_text import PART_NAMES, PRINTED_UNITS, format_money
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned
-from loadgen.pricing.reasons import texts
+from loadgen.pricing.reasons import render_notes
 from loadgen.pricing.unit_cost import UnitCost
 from loadgen.pricing.units import MACHINES, PARTS
 from loadgen.render import page
@@ -118,7 +118,7 @@ def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> 
     """
     caveats = list(result.notes)
     if differences:
-        caveats.append(f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}")
+        caveats.append(f"NOT COMPARABLE with the first: {'; '.join(render_notes(differences))}")
     return section(
         result.name,
         cost_text.describe_result_price(result),

@@ -16,7 +16,7 @@ from loadgen_sdk.price_file import PerToken
 
 from loadgen.core import format
 from loadgen.core.format import NONE
-from loadgen.cost.comparability import has_lower_bound, slo_words
+from loadgen.cost.comparability import describe_slo, has_lower_bound
 from loadgen.cost.comparison import CostComparison, CostRatio
 from loadgen.cost.yearly_cost import YEARS, compute_yearly_cost
 from loadgen.pricing.priced_result import PricedResult
@@ -196,7 +196,7 @@ def warnings(comparison: CostComparison) -> Iterator[Notice]:
     They are about what makes the amounts useless as they are: a simulated server, a missed SLO, a
     capacity of which only a lower bound is known, or prices that are only a sample.
     """
-    simulated = [result.name for result in comparison.results if result.evidence.simulated]
+    simulated = [result.name for result in comparison.results if result.evidence.is_simulated]
     if simulated:
         names = ", ".join(simulated)
         text = f"Results come from a performance model, not from real hardware: {names}."
@@ -349,7 +349,7 @@ def describe_measurement(result: PricedResult) -> str:
     """
     summary = result.evidence.summary
     capacity = result.evidence.capacity
-    slo = slo_words(summary)
+    slo = describe_slo(summary)
     source = _describe_source(result)
     workload = summary.run.workload or summary.run.name
     if capacity is not None:
@@ -359,7 +359,7 @@ def describe_measurement(result: PricedResult) -> str:
         requests = format.counted(summary.requests.ok, "request")
         quantity = f"{requests} of {workload}, priced by their tokens"
     else:
-        window = MEASUREMENT_WINDOW if result.evidence.at_once else STEADY_STATE_WINDOW
+        window = MEASUREMENT_WINDOW if result.evidence.is_offline else STEADY_STATE_WINDOW
         quantity = f"{_describe_request_rate(result)} of {workload} completed in the {window}"
     return f"{result.basis.label}: {quantity}; SLO: {slo}; from {source}"
 
@@ -403,10 +403,10 @@ def _describe_request_rate(result: PricedResult) -> str:
     if not rate:
         return NONE
     text = f"{format.quantity(float(rate))}/s"
-    if basis.low is None or basis.high is None:
+    if basis.relative_low is None or basis.relative_high is None:
         return text
-    low = format.quantity(float(rate * basis.low))
-    high = format.quantity(float(rate * basis.high))
+    low = format.quantity(float(rate * basis.relative_low))
+    high = format.quantity(float(rate * basis.relative_high))
     return f"{text} (95 % CI {low} to {high})"
 
 
@@ -417,9 +417,9 @@ def describe_standing(result: PricedResult) -> str:
     """
     note_codes = {note.code for note in result.note_codes}
     labels = [result.basis.label]
-    if result.evidence.simulated:
+    if result.evidence.is_simulated:
         labels.append("simulated")
-    if not result.evidence.valid:
+    if not result.evidence.is_valid:
         labels.append("INVALID")
     if is_slo_missed(result):
         labels.append("SLO missed")
@@ -495,7 +495,7 @@ def class_table(comparison: CostComparison) -> Table:
     units = [unit for unit in _known_units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
     rows = []
     for result in comparison.results:
-        for class_name, class_cost in result.classes.items():
+        for class_name, class_cost in result.class_costs.items():
             costs = [
                 _format_cost(class_cost.costs[unit], PRINTED_UNITS[unit].quantity) for unit in units
             ]
@@ -517,8 +517,8 @@ def step_table(comparison: CostComparison) -> Table:
     """
     rows: list[tuple[str, str, str]] = []
     for result in comparison.results:
-        steps = result.steps.values()
-        for name, step in result.steps.items():
+        steps = result.step_costs.values()
+        for name, step in result.step_costs.items():
             price_name = step.reason if step.price is None else step.price.name
             rows.append((f"{result.name}: {name}", format_money(step.per_task), price_name))
         known_costs = [step.per_task for step in steps if step.per_task is not None]
@@ -558,7 +558,7 @@ def power_table(comparison: CostComparison) -> Table:
     unit = PRINTED_UNITS[comparison.unit]
     rows = []
     for result in comparison.results:
-        power = result.power
+        power = result.declared_power
         if power is None:
             continue
         kwh = power.kwh[comparison.unit]
@@ -588,7 +588,7 @@ def measured_energy_table(comparison: CostComparison) -> Table:
     """
     rows = []
     for result in comparison.results:
-        energy = result.measured
+        energy = result.measured_energy
         if energy is None:
             continue
         rows.append(

@@ -63,7 +63,7 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     return tuple(evidence)
 
 
-def gpus_of(evidence: Evidence, requested: int | None) -> int | None:
+def resolve_gpu_count(evidence: Evidence, requested: int | None) -> int | None:
     """Return the GPUs that a result used: what its run recorded, or else the number requested.
 
     Raises:
@@ -109,9 +109,9 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
         name=name,
         folder=str(folder),
         summaries=summaries,
-        at_once=all(map(_is_offline, counted_runs, summaries)),
+        is_offline=all(map(_is_offline, counted_runs, summaries)),
         run_folders=tuple(map(str, counted_runs)),
-        left_out=tuple(run.name for run in finished_runs if run not in counted_runs),
+        excluded_repeats=tuple(run.name for run in finished_runs if run not in counted_runs),
     )
 
 

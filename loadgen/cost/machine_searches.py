@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import selectors
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SIMULATED = "sim:"
 READ_BYTES = 1 << 16
+HASH_DIGITS = 6
+"""Hexadecimal digits of the hash in the name of a search folder, enough to tell a few apart."""
 
 RunCommand = Callable[[list[str]], int]
 """Runs a command of loadgen by its arguments and returns its exit code."""
@@ -31,28 +34,34 @@ class SearchCommand(NamedTuple):
     arguments: list[str]
 
 
-def search_command(source: str, profile: str, slo: Sequence[str]) -> SearchCommand:
-    """Return the search of a simulated machine.
+def build_search_command(source: str, profile: str, slo: Sequence[str]) -> SearchCommand:
+    """Return the `loadgen search` command that finds the capacity of a simulated machine.
 
-    Its folder is that of every search of the same workload, SLO and machine by the same version of
-    loadgen: a finished search is reused, and a stopped one is resumed.
+    The same workload, SLO, machine and version of loadgen always give the same folder. So if the
+    search is run again, a finished one is reused and a stopped one is resumed.
+
+    Args:
+        source: The machine, such as "sim:gb300-vm".
+        profile: A packaged workload or the path of a workload file.
+        slo: The terms of the SLO, such as "ttft:2s:p95".
     """
     from loadgen.core.execution.host_facts import loadgen_version
 
-    folder = search_folder(source, profile, slo, loadgen_version())
+    folder = derive_search_folder(source, profile, slo, loadgen_version())
     arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
     for term in slo:
         arguments += ["--slo", term]
     return SearchCommand(folder, arguments)
 
 
-def search_folder(
+def derive_search_folder(
     source: str, profile: str, slo: Sequence[str], version: str, trial_ns: int | None = None
 ) -> Path:
-    """Return where the search of a machine by a version of loadgen is stored.
+    """Return the folder of the search of a simulated machine, such as results/size-rag-h100-3fa2b1.
 
-    The name contains a hash of everything that the result depends on, including the files that the
-    workload and the preset of the machine name.
+    The name ends with a hash of everything that the result depends on, so that a result is reused
+    only if a new search would repeat it. That includes the content of all files that the workload
+    and the preset of the machine refer to.
 
     Args:
         source: The machine, such as "sim:gb300-vm".
@@ -78,14 +87,14 @@ def search_folder(
         str(trial_ns),
         read_workload_text(profile),
         request_fingerprint(workload, ""),
-        simulated_target(source).identity,
+        find_simulated_target(source).identity,
     ]
-    key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:6]
+    digest = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:HASH_DIGITS]
     machine = Path(source.removeprefix(SIMULATED)).stem
-    return Path("results") / f"size-{Path(profile).stem}-{machine}-{key}"
+    return Path("results") / f"size-{Path(profile).stem}-{machine}-{digest}"
 
 
-def simulated_target(source: str) -> KnownTarget:
+def find_simulated_target(source: str) -> KnownTarget:
     """Return the facts on a simulated machine that are known before any request.
 
     They include its preset, model and `identity`, a hash of everything that decides how it behaves.
@@ -105,37 +114,50 @@ def simulated_target(source: str) -> KnownTarget:
 
 
 def run_searches(searches: Mapping[str, SearchCommand], run_command: RunCommand) -> None:
-    """Run several searches by their sources, as many at once as there are cores.
+    """Run several searches in parallel, one process per core, so that their results are stored.
 
-    This only saves time: the caller runs each search again in any case, which then finds the
-    result in its folder. So nothing is done here if searches could not run at once, or if this
-    process cannot fork because it has threads. Each line of output begins with the source.
+    This is only an optimisation. `size_sources.run_search` later runs each search again, which is
+    fast if its result is stored, and reports its errors. So this function does nothing if there is
+    only one core or one search, or if the process cannot fork because it has threads.
+
+    Args:
+        searches: The searches by their sources. Each line of their output begins with the source.
+        run_command: Runs a command of loadgen in this process.
     """
     # Two sources may be the same search, whose folder only one process may write to.
     search_by_folder = {search.folder: (source, search) for source, search in searches.items()}
     cores = len(os.sched_getaffinity(0))
-    searches_at_once = min(cores, len(search_by_folder))
-    if searches_at_once < 2 or not child_process.can_fork():
-        return
-    _SearchPool(cores, run_command).run(list(search_by_folder.values()))
+    is_parallel = cores > 1 and len(search_by_folder) > 1
+    if is_parallel and child_process.can_fork():
+        _SearchPool(cores, run_command).run_all(list(search_by_folder.values()))
 
 
 class _SearchPool:
-    """Runs searches in forked processes and prints their lines."""
+    """Runs searches in forked processes, a limited number at a time, and prints their output.
 
-    def __init__(self, size: int, run_command: RunCommand) -> None:
-        self._size = size
+    Args:
+        max_processes: How many searches may run at a time.
+        run_command: Runs a command of loadgen in a forked process.
+    """
+
+    def __init__(self, max_processes: int, run_command: RunCommand) -> None:
+        self._max_processes = max_processes
         self._run_command = run_command
         self._running: dict[str, child_process.ForkedProcess] = {}
         self._incomplete_lines: dict[str, bytes] = {}
 
-    def run(self, waiting: list[tuple[str, SearchCommand]]) -> None:
-        """Run all searches. If this is interrupted, running searches are killed."""
+    def run_all(self, searches: Sequence[tuple[str, SearchCommand]]) -> None:
+        """Run searches, given with their sources, until all have ended.
+
+        If this is interrupted, for example by Ctrl-C, the running searches are killed.
+        """
+        pending = deque(searches)
         with selectors.DefaultSelector() as outputs:
             try:
-                while waiting or self._running:
-                    while waiting and len(self._running) < self._size:
-                        self._start(*waiting.pop(0), outputs)
+                while pending or self._running:
+                    while pending and len(self._running) < self._max_processes:
+                        source, search = pending.popleft()
+                        self._start(source, search, outputs)
                     for key, _ in outputs.select():
                         self._read_output(key, outputs)
             finally:
@@ -153,14 +175,16 @@ class _SearchPool:
         self._running[source] = process
 
     def _read_output(self, key: selectors.SelectorKey, outputs: selectors.BaseSelector) -> None:
-        """Print the complete lines that a search has written, or end it at the end of its output.
+        """Print the complete lines that a search has written since the last call.
 
-        A read may end within a line, so the last piece is kept until the rest of it arrives.
+        A read may end within a line, so the last piece is kept until the rest of it arrives. At the
+        end of its output, the search is removed from the running ones.
         """
         source = key.data
         data = os.read(key.fd, READ_BYTES)
-        *lines, incomplete = (self._incomplete_lines.get(source, b"") + data).split(b"\n")
-        self._incomplete_lines[source] = incomplete
+        output = self._incomplete_lines.get(source, b"") + data
+        *lines, incomplete_line = output.split(b"\n")
+        self._incomplete_lines[source] = incomplete_line
         for line in lines:
             print_status(f"{source}: {line.decode(errors='replace')}")
         if not data:  # end of file: the process has ended
@@ -169,12 +193,14 @@ class _SearchPool:
 
 
 def _run_in_child(search: SearchCommand, run_command: RunCommand) -> None:
-    """Run a search in a forked process. Its progress goes to the parent, its report nowhere.
+    """Run a search in a forked process, whose standard output is a pipe to the parent.
 
-    The parent runs the same search afterwards, prints the report, and meets any error again.
+    Progress, which a search writes to standard error, is redirected to that pipe. The report is
+    discarded and errors are suppressed, because the parent runs the same search again afterwards.
     """
+    stdout_fd = 1
     with (
-        open(1, "w", encoding="utf-8", buffering=1, closefd=False) as progress,
+        open(stdout_fd, "w", encoding="utf-8", buffering=1, closefd=False) as progress,
         open(os.devnull, "w", encoding="utf-8") as discarded,
         contextlib.redirect_stderr(progress),
         contextlib.redirect_stdout(discarded),

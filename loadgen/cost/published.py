@@ -1,7 +1,7 @@
 """Published measurements as data, and the same numbers recomputed.
 
 The tables are packaged in `data/reference/`. Each has its source, date, quality and notes. Whoever
-shows a number must show its notes, which `notes_of` returns.
+shows a number must show its notes, which `list_notes` returns.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class PublishedTable(
     rows: tuple[R, ...]
 
 
-def _table_loader(name: str, row_type: type[R]) -> Callable[[], PublishedTable[R]]:
-    """Return a function that returns a packaged table, which is read once."""
+def _create_table_loader(name: str, row_type: type[R]) -> Callable[[], PublishedTable[R]]:
+    """Return a function that reads a packaged table on its first call and then returns it again."""
 
     @cache
     def load_table() -> PublishedTable[R]:
@@ -166,36 +166,41 @@ def _table_loader(name: str, row_type: type[R]) -> Callable[[], PublishedTable[R
     return load_table
 
 
-nodes = _table_loader("nodes", PublishedNode)
-mlperf = _table_loader("mlperf", System)
-latency = _table_loader("latency", Latency)
-limits = _table_loader("limits", PublishedLimit)
-profiles = _table_loader("profiles", Profile)
-numbers = _table_loader("figures", PublishedNumber)
+load_nodes = _create_table_loader("nodes", PublishedNode)
+load_systems = _create_table_loader("mlperf", System)
+load_latencies = _create_table_loader("latency", Latency)
+load_limits = _create_table_loader("limits", PublishedLimit)
+load_profiles = _create_table_loader("profiles", Profile)
+load_numbers = _create_table_loader("figures", PublishedNumber)
 
 
 @cache
-def notes() -> dict[str, str]:
+def load_notes() -> dict[str, str]:
     """Return the texts of all notes by their keys."""
     return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
 
 
-def notes_of(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
-    """Return the notes of a table and of its rows, each text once.
+def list_notes(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
+    """Return the notes that must be shown below a table, each text once.
 
-    The note of a row starts with the label of the row, unless it is also a note of the table.
+    The notes of the table come first. The note of a row starts with the label of the row, unless it
+    is also a note of the table.
 
     Args:
         table: The table.
-        rows: The rows whose notes are added to those of the table, by default all rows.
+        rows: The rows that are shown, by default all rows of the table.
     """
-    texts = dict.fromkeys(notes()[key] for key in table.notes)
-    for row in table.rows if rows is None else rows:
+    note_texts = load_notes()
+    shown_texts = [note_texts[key] for key in table.notes]
+    shown_rows = table.rows if rows is None else rows
+    for row in shown_rows:
         for key in row.notes:
-            text = notes()[key]
-            if text not in texts:
-                texts[f"{row.label}: {text}" if row.label else text] = None
-    return list(texts)
+            text = note_texts[key]
+            if text not in shown_texts:
+                labelled_text = f"{row.label}: {text}" if row.label else text
+                shown_texts.append(labelled_text)
+    unique_texts = dict.fromkeys(shown_texts)
+    return list(unique_texts)
 
 
 def _table_bytes(name: str) -> bytes:
@@ -206,34 +211,34 @@ class PublishedRack(msgspec.Struct, frozen=True, kw_only=True):
     """The rates of a rack of 18 nodes, in tokens per second.
 
     Attributes:
-        least: The rate of the slowest node.
-        most: The rate of the fastest node.
+        slowest_node: The rate of the slowest node.
+        fastest_node: The rate of the fastest node.
         mean: The mean rate of a node.
         median: The median rate of a node.
         sum_of_rates: The sum of the rates of all nodes, each over its own run.
         single_clock: All tokens divided by the length of the longest run.
     """
 
-    least: float
-    most: float
+    slowest_node: float
+    fastest_node: float
     mean: float
     median: float
     sum_of_rates: float
     single_clock: float
 
 
-def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
-    """Return the rates of a rack from the runs of its nodes.
+def compute_rack_rates(nodes: Iterable[PublishedNode]) -> PublishedRack:
+    """Compute the token rates of a rack from the separate runs of its nodes.
 
     Each node was timed on its own clock, so there are two rates of the rack. The sum of the nodes'
-    rates assumes that all were busy at the same time. The rate on a single clock counts the time
-    until the last node had finished.
+    rates assumes that all were busy at the same time. The rate on a single clock divides all tokens
+    by the time until the last node had finished.
 
     The length of a run is its samples divided by its samples per second. That is finer than
     `run_s`, which has whole seconds. (The logs give 1,030,088 tokens/s on a single clock, these
     rounded numbers 3 less.)
     """
-    nodes_of_rack = list(rows)
+    nodes_of_rack = list(nodes)
     node_rates = [node.tokens_per_s for node in nodes_of_rack]
     run_times_s = [node.samples / node.samples_per_s for node in nodes_of_rack]
     total_tokens = sum(
@@ -242,8 +247,8 @@ def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
     )
     longest_run_s = max(run_times_s)
     return PublishedRack(
-        least=min(node_rates),
-        most=max(node_rates),
+        slowest_node=min(node_rates),
+        fastest_node=max(node_rates),
         mean=fmean(node_rates),
         median=median(node_rates),
         sum_of_rates=sum(node_rates),
@@ -251,31 +256,32 @@ def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
     )
 
 
-class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the capacity table, recomputed in interactions per second of a rack.
+class RecomputedProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The capacity of a rack for one profile, recomputed in interactions per second.
 
     Attributes:
-        profile: The row.
-        as_published: The rate divided by input and output tokens, which is how the table was made.
-        by_output: The rate divided by output tokens.
-        single_clock: The rate on a single clock divided by output tokens.
+        profile: The row of the published capacity table.
+        per_token: The sum of the nodes' rates, divided by the input and output tokens of an
+            interaction. This is how the published table was computed.
+        per_output_token: The same rate, divided by the output tokens alone.
+        per_output_token_on_single_clock: The rate on a single clock, divided by the output tokens.
     """
 
     profile: Profile
-    as_published: float
-    by_output: float
-    single_clock: float
+    per_token: float
+    per_output_token: float
+    per_output_token_on_single_clock: float
 
 
-def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
-    """Return a row of the capacity table recomputed from the rates of a rack.
+def recompute_profile(profile: Profile, rates: PublishedRack) -> RecomputedProfile:
+    """Recompute a row of the published capacity table from the rates of a rack, in three ways.
 
-    The rates of a rack count output tokens. The table divided them by input and output tokens
-    together, so the results by output tokens alone are higher.
+    The rates of a rack count output tokens only. The table divided them by input and output tokens
+    together, so the capacities by output tokens alone are higher than the published ones.
     """
-    return Arithmetic(
+    return RecomputedProfile(
         profile=profile,
-        as_published=rates.sum_of_rates / profile.tokens,
-        by_output=rates.sum_of_rates / profile.output,
-        single_clock=rates.single_clock / profile.output,
+        per_token=rates.sum_of_rates / profile.tokens,
+        per_output_token=rates.sum_of_rates / profile.output,
+        per_output_token_on_single_clock=rates.single_clock / profile.output,
     )

@@ -13,11 +13,12 @@ from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.prompt_lengths import RunRecords
 
 
-def with_records(evidence: Evidence) -> Evidence:
-    """Return evidence that can read the records of its runs from their folders."""
+def with_record_reader(evidence: Evidence) -> Evidence:
+    """Return evidence that can read the records of its runs from their folders when needed."""
     return replace(evidence, read_runs=partial(_read_runs, evidence.run_folders))
 
 
 def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
+    """Return the records of each run, with the manifest that describes them."""
     runs = [store.read_run(Path(folder)) for folder in folders]
     return [RunRecords(run.rows, run.manifest) for run in runs]

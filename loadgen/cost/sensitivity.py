@@ -127,7 +127,7 @@ def _inputs(result: PricedResult) -> Iterator[_Input]:
     if isinstance(price, PerToken):
         for token_field, name in _TOKEN_INPUTS.items():
             yield _Input(name, ("basis", token_field))
-    elif result.basis.low is None:
+    elif result.basis.relative_low is None:
         yield _Input("measured rate", ("basis", "rates"))
     if result.utilization != 1:
         yield _Input("utilization", ("utilization",))

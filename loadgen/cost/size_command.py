@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from loadgen.cost.machine_searches import SearchCommand
     from loadgen.cost.size_result import Sizing
     from loadgen.cost.size_sources import SourceCapacity, SourceRequest
-    from loadgen.cost.sizing import Need, Size
+    from loadgen.cost.sizing import Demand, Size
     from loadgen.pricing.evidence import Evidence
     from loadgen.pricing.prices import Price, Prices
 
@@ -191,9 +191,17 @@ def size(
     from loadgen.core.execution.host_facts import loadgen_version
     from loadgen.cost.size_result import Sizing, to_sized_source
     from loadgen.cost.size_sources import SourceRequest, describe_published_capacity
-    from loadgen.cost.size_text import report
+    from loadgen.cost.size_text import create_report
 
-    need = _parse_need(users, think, rate, answer, spare, hours_per_day, machines_per_rack)
+    demand = _parse_demand(
+        users=users,
+        think=think,
+        rate=rate,
+        response_time=answer,
+        spare_machines=spare,
+        hours_per_day=hours_per_day,
+        machines_per_rack=machines_per_rack,
+    )
     _check_options(sources, slo=slo, contract=contract)
     if price and prices is None and not accept_sample_prices:
         raise UserError(
@@ -208,21 +216,27 @@ def size(
 
         price_list = load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
     request = SourceRequest(profile, slo or [], gpus, allow_invalid, invocation.run_command_line)
-    sizer = _Sizer(request, need, price_list, parse_price_names(price or [], sources))
-    sized = sizer.size_all(sources, gpus_per_machine)
+    sizer = _Sizer(
+        request,
+        demand,
+        prices=price_list,
+        price_names=parse_price_names(price or [], sources),
+        gpus_per_machine=gpus_per_machine,
+    )
+    sized = sizer.size_all(sources)
     workload = sized[0].size.source.workload
     remarks = [] if price_list is None else _price_remarks(price_list)
     result = Sizing(
         currency=currency,
-        need=need,
-        sizes=tuple(to_sized_source(each.size, each.evidence, need) for each in sized),
+        demand=demand,
+        sizes=tuple(to_sized_source(size, evidence, demand) for size, evidence in sized),
         workload=workload,
         remarks=(*remarks, *describe_published_capacity(workload)),
         version=loadgen_version(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    print_result(result, report(result), as_json=as_json, full=full)
-    _store(result, out or default_output_folder(f"size-{workload}"))
+    print_result(result, create_report(result), as_json=as_json, full=full)
+    _write_result(result, out or default_output_folder(f"size-{workload}"))
     if contract is not None:
         _write_contract(contract, sized[0], profile)
     return OK
@@ -236,27 +250,39 @@ class _SizedMachines(NamedTuple):
 
 
 class _Sizer:
-    """Computes the machines that a demand needs from several sources."""
+    """Computes the machines that a demand needs from several sources.
+
+    A source is a result folder, `sim:PRESET` (a simulated machine, whose search takes minutes), or
+    `published:SYSTEM` (a published rate).
+
+    Args:
+        request: The conditions under which the capacity of a source is looked for.
+        demand: The load that the machines must serve.
+        prices: The prices, or None to compute no costs.
+        price_names: The names of the prices that the user chose, by source.
+        gpus_per_machine: GPUs of a machine, or None to take those of the price or of the source.
+    """
 
     def __init__(
         self,
         request: SourceRequest,
-        need: Need,
+        demand: Demand,
+        *,
         prices: Prices | None,
         price_names: dict[str, str],
+        gpus_per_machine: int | None,
     ) -> None:
         self._request = request
-        self._need = need
+        self._demand = demand
         self._prices = prices
         self._price_names = price_names
+        self._gpus_per_machine = gpus_per_machine
 
-    def size_all(
-        self, sources: Sequence[str], gpus_per_machine: int | None
-    ) -> list[_SizedMachines]:
+    def size_all(self, sources: Sequence[str]) -> list[_SizedMachines]:
         """Return the machines of each source, in order.
 
-        Result folders are read before machines are searched, so that errors are reported before
-        minutes of search.
+        Stored and published sources are computed before simulated machines are searched, so that
+        most errors are reported before minutes of search. All errors are reported at once.
 
         Raises:
             CombinedError: Everything that is wrong with the sources.
@@ -265,14 +291,14 @@ class _Sizer:
         from loadgen.cost.size_sources import is_simulated_machine
 
         simulated_machines = [source for source in sources if is_simulated_machine(source)]
-        stored_sources = [source for source in sources if not is_simulated_machine(source)]
+        other_sources = [source for source in sources if not is_simulated_machine(source)]
         errors: list[LoadgenError] = []
         searches = self._prepare_searches(simulated_machines, errors)
-        sized = self._size_each(stored_sources, gpus_per_machine, errors)
+        sized = self._size_each(other_sources, errors)
         if searches and not errors:
-            # The searches leave their results in folders, which `_size` then reads.
+            # The searches leave their results in folders, which `_size_source` then reads.
             run_searches(searches, self._request.run_command)
-            sized |= self._size_each(list(searches), gpus_per_machine, errors)
+            sized.update(self._size_each(list(searches), errors))
         if errors:
             raise CombinedError(errors)
         return [sized[source] for source in sources]
@@ -280,81 +306,90 @@ class _Sizer:
     def _prepare_searches(
         self, simulated_machines: Sequence[str], errors: list[LoadgenError]
     ) -> dict[str, SearchCommand]:
-        """Return the search of each simulated machine, by its source. Nothing is searched yet.
+        """Return the search command of each simulated machine, by its source, without running it.
 
-        Errors, such as an unknown machine or a missing price, are added to `errors`.
+        Errors that can be known before a search, such as an unknown machine or a missing price, are
+        added to `errors`.
         """
-        from loadgen.cost.machine_searches import search_command
-        from loadgen.cost.size_sources import expected_target
+        from loadgen.cost.machine_searches import build_search_command
+        from loadgen.cost.size_sources import predict_target_facts
 
         searches: dict[str, SearchCommand] = {}
         for source in simulated_machines:
             with collecting(errors):
-                searches[source] = search_command(source, self._request.profile, self._request.slo)
+                searches[source] = build_search_command(
+                    source, self._request.profile, self._request.slo
+                )
                 if self._prices is not None:
                     # The price is looked up only to report now that there is none.
-                    self._find_price(source, expected_target(source))
+                    self._find_price_of_target(self._prices, source, predict_target_facts(source))
         return searches
 
     def _size_each(
-        self, sources: Sequence[str], gpus_per_machine: int | None, errors: list[LoadgenError]
+        self, sources: Sequence[str], errors: list[LoadgenError]
     ) -> dict[str, _SizedMachines]:
         """Return the machines of each source. A source with an error adds it to `errors`."""
         sized: dict[str, _SizedMachines] = {}
         for source in sources:
             with collecting(errors):
-                sized[source] = self._size(source, gpus_per_machine)
+                sized[source] = self._size_source(source)
         return sized
 
-    def _size(self, source: str, gpus_per_machine: int | None) -> _SizedMachines:
-        """Return the machines of one source.
+    def _size_source(self, source: str) -> _SizedMachines:
+        """Find the capacity of one source and its price, and return the machines that it needs.
 
-        A machine has the GPUs that the user names, else those of its price, else those of the
-        source.
+        The size of a machine is what the user specified, else the GPUs of the machine that the
+        price is for, else the GPUs that were measured.
         """
         from loadgen.cost.size_sources import find_capacity
         from loadgen.cost.sizing import size_machines
+        from loadgen.pricing.prices import Owned, Rented
 
         capacity = find_capacity(source, self._request)
         price = None
         if self._prices is not None:
-            price = self._price_of(source, capacity)
-        # A price per token has no GPUs.
-        gpus_of_price = getattr(price, "gpus", None)
+            price = self._find_price_of_source(self._prices, source, capacity)
+
+        gpus_per_machine = self._gpus_per_machine
+        if gpus_per_machine is None and isinstance(price, Rented | Owned):
+            gpus_per_machine = price.gpus
+        if gpus_per_machine is None:
+            gpus_per_machine = capacity.rate.gpus
+
         size = size_machines(
             capacity.rate,
-            self._need,
-            gpus_per_machine=gpus_per_machine or gpus_of_price or capacity.rate.gpus,
+            self._demand,
+            gpus_per_machine=gpus_per_machine,
             price=price,
             evidence=capacity.evidence,
         )
         return _SizedMachines(size, capacity.evidence)
 
-    def _price_of(self, source: str, capacity: SourceCapacity) -> Price:
-        """Return the price of a source: that of its recorded target, or the one the user names.
+    def _find_price_of_source(self, prices: Prices, source: str, capacity: SourceCapacity) -> Price:
+        """Return the price for the target that was measured, or the price that the user chose.
 
-        Raises UserError for a published rate without a named price: it has no target to find one
-        by.
+        Raises UserError for a published rate without a chosen price, because no target was measured
+        whose instance type a price could be found by.
         """
         from loadgen.core.results.manifest import TargetFacts
 
-        assert self._prices is not None
         if capacity.evidence is not None:
-            return self._find_price(source, capacity.evidence.summary.target)
+            return self._find_price_of_target(prices, source, capacity.evidence.summary.target)
         if source in self._price_names:
-            return self._find_price(source, TargetFacts())
+            unknown_target = TargetFacts()
+            return self._find_price_of_target(prices, source, unknown_target)
         raise UserError(
             "no_figure",
             "a published rate has no instance type to find its price by",
             source,
-            f"--price '{source}=NAME', one of: {', '.join(self._prices.locations)}",
+            f"--price '{source}=NAME', one of: {', '.join(prices.locations)}",
         )
 
-    def _find_price(self, source: str, target: TargetFacts) -> Price:
+    def _find_price_of_target(self, prices: Prices, source: str, target: TargetFacts) -> Price:
+        """Return the price that the user chose for a source, else the one for its target."""
         from loadgen.cost.size_sources import find_source_price
 
-        assert self._prices is not None
-        return find_source_price(self._prices, target, self._price_names.get(source, ""), source)
+        return find_source_price(prices, target, self._price_names.get(source, ""), source)
 
 
 def _price_remarks(prices: Prices) -> list[str]:
@@ -367,14 +402,16 @@ def _price_remarks(prices: Prices) -> list[str]:
     return remarks
 
 
-def _store(result: Sizing, folder: Path) -> None:
-    """Write the result and its page to a folder.
+def _write_result(result: Sizing, folder: Path) -> None:
+    """Write `size.json`, the HTML page and the checksums of both to a folder.
+
+    The folder is created if it does not exist. Its paths are printed as a status.
 
     Raises UserError if the folder holds the result of another command or cannot be written.
     """
     from loadgen.core.results import checksums, files
     from loadgen.cost.size_result import FILE
-    from loadgen.cost.size_text import report
+    from loadgen.cost.size_text import create_report
     from loadgen.render import html
 
     stored_kind = result_kinds.kind_of(folder)
@@ -390,7 +427,7 @@ def _store(result: Sizing, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         files.refuse_links(folder)
         files.replace(folder / FILE, format.document(result))
-        files.replace(page, html.render(report(result)).encode())
+        files.replace(page, html.render(create_report(result)).encode())
         checksums.write(folder)
     except OSError as error:
         raise UserError(
@@ -424,10 +461,11 @@ def _check_options(
         _check_contract_option(contract, sources)
 
 
-def _check_contract_option(file: Path, sources: Sequence[str]) -> None:
-    """Raise UserError if no contract could be written to a file.
+def _check_contract_option(contract_path: Path, sources: Sequence[str]) -> None:
+    """Raise UserError if `--contract` cannot be honoured, before anything is searched.
 
-    A contract holds one measured machine to its SLO, so it needs one source that is no publication.
+    A contract holds one machine to the SLO under which it was measured, so it needs exactly one
+    source, which is no published rate. An existing file is not overwritten.
     """
     from loadgen.cost.size_sources import is_published
 
@@ -438,21 +476,30 @@ def _check_contract_option(file: Path, sources: Sequence[str]) -> None:
             "--contract",
             "give one folder, or sim:PRESET",
         )
-    if file.exists():
-        raise UserError("file_exists", "the file exists", f"--contract {file}", "give another name")
-    if not file.parent.is_dir():
+    if contract_path.exists():
+        raise UserError(
+            "file_exists", "the file exists", f"--contract {contract_path}", "give another name"
+        )
+    if not contract_path.parent.is_dir():
         raise UserError(
             "unwritable_file",
             "its folder does not exist",
-            f"--contract {file}",
-            f"mkdir {file.parent}",
+            f"--contract {contract_path}",
+            f"mkdir {contract_path.parent}",
         )
 
 
-def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
-    """Write the contract that one of the machines has to meet.
+def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) -> None:
+    """Write the contract that one of the machines has to meet, and print how to validate it.
 
-    Raises UserError if the source was measured without an SLO, or no machine was counted.
+    Args:
+        contract_path: The file to write.
+        sized: The machines of the source, and the measurements whose SLO the contract requires.
+        profile: A packaged workload or the path of a workload file.
+
+    Raises:
+        UserError: The source was measured without an SLO, or has a price per token, which gives no
+            number of machines.
     """
     from loadgen.core.results import files
     from loadgen.cost.contract_file import render_contract
@@ -460,42 +507,56 @@ def _write_contract(file: Path, sized: _SizedMachines, profile: str) -> None:
     from loadgen.runs.slo_text import list_objectives
 
     size, evidence = sized
-    if not size.carrying:
-        raise _no_contract("a price per token has no machines", file)
+    if not size.serving_machines:
+        raise _missing_contract_terms("a price per token has no machines", contract_path)
     if evidence is None or not list_objectives(evidence.summary):
-        raise _no_contract("the source was measured without an SLO", file)
-    workload = os.path.relpath(profile, file.parent) if Path(profile).is_file() else profile
+        raise _missing_contract_terms("the source was measured without an SLO", contract_path)
+    # A contract names a workload file relative to its own folder.
+    workload = profile
+    if Path(profile).is_file():
+        workload = os.path.relpath(profile, contract_path.parent)
     text = render_contract(size, evidence.summary, workload)
     try:
-        files.replace(file, text.encode())
+        files.replace(contract_path, text.encode())
     except OSError as error:
         raise UserError(
-            "unwritable_file", f"cannot be written: {error.strerror}", f"--contract {file}"
+            "unwritable_file", f"cannot be written: {error.strerror}", f"--contract {contract_path}"
         ) from None
-    name = size.source.name
-    url = name if is_simulated_machine(name) else "https://MACHINE"
-    print_status(f"Contract: loadgen validate {shlex.quote(str(file))} --url {url}")
+    source = size.source.name
+    url = source if is_simulated_machine(source) else "https://MACHINE"
+    print_status(f"Contract: loadgen validate {shlex.quote(str(contract_path))} --url {url}")
 
 
-def _no_contract(reason: str, file: Path) -> UserError:
-    """Return the error for a contract that cannot be written."""
-    return UserError("no_figure", reason, f"--contract {file}", "search with --slo first")
+def _missing_contract_terms(reason: str, contract_path: Path) -> UserError:
+    """Return the error for a result from which no contract follows."""
+    return UserError("no_figure", reason, f"--contract {contract_path}", "search with --slo first")
 
 
-def _parse_need(
+def _parse_demand(
+    *,
     users: str | None,
     think: str,
     rate: str | None,
-    answer: str | None,
-    spare: int,
+    response_time: str | None,
+    spare_machines: int,
     hours_per_day: float,
     machines_per_rack: int | None,
-) -> Need:
-    """Return the demand that the options describe, as users or as a rate.
+) -> Demand:
+    """Return the demand that the options of the command describe: a number of users, or a rate.
 
-    Raises UserError if both or neither of them is given, or a value cannot be read.
+    Args:
+        users: Concurrent users, such as "5k", or None for a rate.
+        think: Time between a response and the next request of a user, such as "30s".
+        rate: Requests per second or minute, such as "600/min", or None for users.
+        response_time: Mean response time, for a source that does not have it.
+        spare_machines: How many machines may fail while the others still serve the demand.
+        hours_per_day: How long the demand lasts.
+        machines_per_rack: Machines in a rack, or None if racks are not counted.
+
+    Raises:
+        UserError: Both or neither of `users` and `rate` are given, or a value cannot be read.
     """
-    from loadgen.cost.sizing import Need
+    from loadgen.cost.sizing import Demand
 
     if (users is None) == (rate is None):
         raise UserError(
@@ -509,19 +570,21 @@ def _parse_need(
         raise UserError(
             "invalid_value", f'"{rate}" must be a rate above 0', "--rate", "like 50 or 600/min"
         )
-    return Need(
+    return Demand(
         users=parse_option("--users", users, units.count),
         think_s=parse_option("--think", think, units.seconds) or 0.0,
         rate_per_s=rate_per_s,
-        answer_s=parse_option("--answer", answer, units.seconds),
-        spare=spare,
+        response_s=parse_option("--answer", response_time, units.seconds),
+        spare_machines=spare_machines,
         hours_per_day=hours_per_day,
         machines_per_rack=machines_per_rack,
     )
 
 
 def parse_price_names(options: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
-    """Return the names of `--price SOURCE=NAME` by source. A single source may be left out.
+    """Return the name of the price that `--price SOURCE=NAME` chooses for each source.
+
+    The option may be repeated. With a single source, `--price NAME` is enough.
 
     Raises:
         UserError: An option has another form, or a source has two prices.

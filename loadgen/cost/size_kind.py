@@ -17,14 +17,14 @@ def load(folder: Path) -> Sizing:
 
 
 def list_row(folder: Path) -> ListRow:
-    """Return the row of a result in the list of results."""
+    """Return the row that represents a result of `loadgen size` in the list of results."""
     sizing = load(folder)
     return ListRow(
-        outcome=size_text.outcome(sizing),
-        description=f"{sizing.workload} · {size_text.describe_need(sizing.need)}",
+        outcome=size_text.describe_outcome(sizing),
+        description=f"{sizing.workload} · {size_text.describe_demand(sizing.demand)}",
         target=", ".join(size.source.name for size in sizing.sizes),
         started=sizing.created,
-        simulated=any(size.simulated for size in sizing.sizes),
+        simulated=any(size.is_simulated for size in sizing.sizes),
     )
 
 
@@ -32,7 +32,7 @@ FUNCTIONS = ResultFunctions(
     load=load,
     list_row=list_row,
     schema=Sizing,
-    headline=size_text.headline,
-    report=size_text.report,
+    headline=size_text.create_headline,
+    report=size_text.create_report,
     document=format.document,
 )

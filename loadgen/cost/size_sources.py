@@ -23,16 +23,16 @@ from loadgen.core.run_folder import refuse_shard
 from loadgen.core.slo import Slo
 from loadgen.core.workload.flags import read_flags
 from loadgen.cost import published
-from loadgen.cost.capacity_planning import MeasuredRate, measured_rate_of
-from loadgen.cost.evidence_reader import gpus_of, read_evidence
+from loadgen.cost.capacity_planning import MeasuredRate, derive_measured_rate
+from loadgen.cost.evidence_reader import read_evidence, resolve_gpu_count
 from loadgen.cost.machine_searches import (
     SIMULATED,
     RunCommand,
-    search_command,
-    simulated_target,
+    build_search_command,
+    find_simulated_target,
 )
-from loadgen.cost.recorded_runs import with_records
-from loadgen.cost.sizing import published_rate
+from loadgen.cost.recorded_runs import with_record_reader
+from loadgen.cost.sizing import convert_published_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.prices import Price, Prices, find_prices
 from loadgen.repeated.capacity import CAPACITY_FILE, load_capacity
@@ -76,10 +76,10 @@ def is_simulated_machine(source: str) -> bool:
 
 
 def find_capacity(source: str, request: SourceRequest) -> SourceCapacity:
-    """Return the capacity of one source, at which it can be used for the requested workload.
+    """Return the rate at which one source can serve the requested workload, and its evidence.
 
-    A published rate is converted. A simulated machine is searched, which takes minutes, and its
-    search is then read like any other result folder.
+    A published rate is converted. A simulated machine is searched, which takes minutes unless the
+    search is already stored, and its result is then read like any other result folder.
 
     Raises:
         UserError: The source does not exist, is of another workload, or was measured under another
@@ -88,21 +88,35 @@ def find_capacity(source: str, request: SourceRequest) -> SourceCapacity:
     if is_published(source):
         rate = find_published_rate(source.removeprefix(PUBLISHED), request.profile)
         return SourceCapacity(rate, None)
-    folder = Path(source)
+
     if is_simulated_machine(source):
         folder = run_search(source, request.profile, request.slo, request.run_command)
-    refuse_shard(folder)
-    warn_if_changed(folder)
-    evidence = read_evidence([folder], allow_invalid=request.allow_invalid)[0]
-    if not is_simulated_machine(source):
+        evidence = _read_result_folder(folder, request)
+    else:
+        evidence = _read_result_folder(Path(source), request)
         _check_same_slo(request.slo, evidence, source)
-    evidence = with_records(evidence)
-    rate = measured_rate_for(evidence, workload_name(request.profile), request.gpus)
+    rate = derive_rate_for_workload(evidence, read_workload_name(request.profile), request.gpus)
     return SourceCapacity(replace(rate, name=source), evidence)
 
 
+def _read_result_folder(folder: Path, request: SourceRequest) -> Evidence:
+    """Return the measurements in a result folder, with access to the records of their requests.
+
+    A folder whose files were changed since they were written is read, with a warning.
+
+    Raises:
+        UserError: The folder has no usable result, or only that of one node of a cluster.
+    """
+    refuse_shard(folder)
+    warn_if_changed(folder)
+    (evidence,) = read_evidence([folder], allow_invalid=request.allow_invalid)
+    return with_record_reader(evidence)
+
+
 def find_source_price(prices: Prices, target: TargetFacts, price_name: str, source: str) -> Price:
-    """Return the price of a source.
+    """Return the one price of a source: the price that the user chose, or the one for its target.
+
+    Prices that differ only in commitment, such as "on demand" and "1 year", are ambiguous here.
 
     Args:
         prices: The prices to choose from.
@@ -111,7 +125,7 @@ def find_source_price(prices: Prices, target: TargetFacts, price_name: str, sour
         source: The source, as error messages name it.
 
     Raises:
-        UserError: There is no price, or several.
+        UserError: No price matches, or several do.
     """
     matching = find_prices(prices, target, price_name, source)
     if len(matching) > 1:
@@ -124,21 +138,27 @@ def find_source_price(prices: Prices, target: TargetFacts, price_name: str, sour
     return matching[0]
 
 
-def expected_target(source: str) -> TargetFacts:
+def predict_target_facts(source: str) -> TargetFacts:
     """Return the facts on its target that the search of a simulated machine will record.
 
     They are needed before the search, to report a missing price before minutes of searching.
     """
-    target = simulated_target(source)
+    target = find_simulated_target(source)
     model = target.context.model if target.context else ""
     return TargetFacts(name=target.name, model=model, simulated=True)
 
 
-def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> MeasuredRate:
-    """Return the measured rate of evidence for a workload.
+def derive_rate_for_workload(evidence: Evidence, workload: str, gpus: int | None) -> MeasuredRate:
+    """Return the rate that evidence shows, after checking that it can be used for a workload.
+
+    Args:
+        evidence: The measurements.
+        workload: The name of the workload that the machines must serve.
+        gpus: The number of GPUs that the user specified, for a run that recorded none.
 
     Raises:
-        UserError: The evidence is of another workload, or its number of GPUs is not known.
+        UserError: The evidence is of another workload, its number of GPUs is not known, or it
+            shows no rate that could be used for users.
     """
     measured_workload = evidence.summary.run.workload
     if measured_workload != workload:
@@ -148,7 +168,7 @@ def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> Me
             evidence.folder,
             f"use {measured_workload}, or a result of {workload}",
         )
-    gpu_count = gpus_of(evidence, gpus)
+    gpu_count = resolve_gpu_count(evidence, gpus)
     if gpu_count is None:
         raise UserError(
             "missing_option",
@@ -156,20 +176,19 @@ def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> Me
             evidence.folder,
             "--gpus 4",
         )
-    return measured_rate_of(evidence, gpu_count)
+    return derive_measured_rate(evidence, gpu_count)
 
 
 def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCommand) -> Path:
-    """Search a simulated machine, or reuse an equal search, and return the folder of its result.
+    """Search the capacity of a simulated machine and return the folder of the result.
 
-    Only the progress of the search is shown, because `loadgen size` has a report of its own. A
-    search that was stopped early may still leave a capacity, as a lower bound. A search that ends
-    with "SLO missed" found no load that passes.
+    A stored search of the same inputs is reused. Only the progress of the search is shown, because
+    `loadgen size` has a report of its own.
 
     Raises:
         UserError: No capacity was found.
     """
-    search = search_command(source, profile, slo)
+    search = build_search_command(source, profile, slo)
     print_status(f"Searching: loadgen {shlex.join(search.arguments)}")
     with (
         open(os.devnull, "w", encoding="utf-8") as discarded,
@@ -178,7 +197,10 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
         exit_code = run_command(search.arguments)
     capacity_file = search.folder / CAPACITY_FILE
     has_capacity = capacity_file.is_file()
-    if exit_code == OK or (exit_code != SLO_MISSED and has_capacity):
+    # A search that was stopped early may leave a capacity, as a lower bound. With the exit code
+    # SLO_MISSED, `capacity.json` only says why no load passed.
+    has_lower_bound = has_capacity and exit_code != SLO_MISSED
+    if exit_code == OK or has_lower_bound:
         return search.folder
     reason = "the search did not finish"
     if has_capacity:
@@ -191,8 +213,12 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
     )
 
 
-def workload_name(profile: str) -> str:
-    """Return the `name` in a workload file, or the name of a packaged workload.
+def read_workload_name(profile: str) -> str:
+    """Return the name of a workload, by which results of the same workload are recognised.
+
+    Args:
+        profile: A packaged workload, whose name this is, or the path of a workload file with a key
+            `name`.
 
     Raises:
         CombinedError: The file has errors.
@@ -202,20 +228,27 @@ def workload_name(profile: str) -> str:
 
     if not Path(profile).is_file():
         return profile
-    document, errors = read_yaml(read_workload_text(profile), profile, {})
+    without_variables: dict[str, str] = {}
+    document, errors = read_yaml(read_workload_text(profile), profile, without_variables)
     if errors:
         raise CombinedError(errors)
     return str(document.get("name", profile))
 
 
 def find_published_rate(name: str, profile: str) -> MeasuredRate:
-    """Return the published Server rate of the system whose name contains a text.
+    """Return the published rate of a system, converted to requests of a workload.
+
+    It is the rate of the Server scenario of MLPerf, whose requests have a latency limit.
+
+    Args:
+        name: A part of the name of the system, such as "GB300".
+        profile: The workload. Its published number of output tokens converts the token rate.
 
     Raises:
-        UserError: No system, or several, have such a name, or the workload has no published
-            lengths.
+        UserError: No system, or several, have such a name, the system has no Server rate, or the
+            workload has no published lengths.
     """
-    profiles = {row.profile: row for row in published.profiles().rows}
+    profiles = {row.profile: row for row in published.load_profiles().rows}
     if profile not in profiles:
         raise UserError(
             "unknown_name",
@@ -224,7 +257,7 @@ def find_published_rate(name: str, profile: str) -> MeasuredRate:
             did_you_mean(profile, list(profiles)),
         )
     system = _find_published_system(name)
-    return published_rate(
+    return convert_published_rate(
         system.label,
         system.server,
         gpus=system.gpus,
@@ -237,87 +270,88 @@ def find_published_rate(name: str, profile: str) -> MeasuredRate:
 def _find_published_system(name: str) -> published.System:
     """Return the one published system whose label contains a text, in upper or lower case.
 
-    Of several such systems, those with a Server rate are preferred: an Offline rate has no limit on
-    latency, so it cannot be used for users.
+    Systems with a Server rate are preferred. An Offline rate has no limit on latency, so it says
+    nothing about how many users a system can serve.
 
     Raises:
         UserError: No system has such a label, or several have.
     """
-    all_systems = published.mlperf().rows
+    all_systems = published.load_systems().rows
     matching = [system for system in all_systems if name.lower() in system.label.lower()]
     matching_with_rate = [system for system in matching if system.server is not None]
     candidates = matching_with_rate or matching
     if len(candidates) == 1:
         return candidates[0]
-    suggested = candidates or all_systems
-    labels = "; ".join(system.label for system in suggested if system.server is not None)
-    problem = f'unknown published system "{name}"'
-    if candidates:
-        problem = f'several published systems match "{name}"'
-    raise UserError(
-        "ambiguous" if candidates else "unknown_name",
-        problem,
-        f"{PUBLISHED}{name}",
-        f"give a part of one of: {labels}",
-    )
+    suggestions = candidates or all_systems
+    labels = "; ".join(system.label for system in suggestions if system.server is not None)
+    place = f"{PUBLISHED}{name}"
+    hint = f"give a part of one of: {labels}"
+    if not candidates:
+        raise UserError("unknown_name", f'unknown published system "{name}"', place, hint)
+    raise UserError("ambiguous", f'several published systems match "{name}"', place, hint)
 
 
 def describe_published_capacity(workload: str) -> list[str]:
-    """Return sentences that compare the published capacity for a workload with its source.
+    """Return a remark on the capacity that was published for a workload, if there is one.
 
-    The table of published capacities was computed from the Offline rates of a rack. Returns an
-    empty list if the table has no row for the workload.
+    The published table divided the Offline rate of a rack by all tokens of an interaction. The
+    remark states that number and the one that follows from output tokens alone. The list is empty
+    if the table has no row for the workload.
     """
-    rack_rates = published.rack(published.nodes().rows)
-    recomputed_rows = [
-        published.arithmetic(row, rack_rates)
-        for row in published.profiles().rows
-        if row.profile == workload
-    ]
-    return [
-        f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second for a rack of "
-        f"72 GPUs ({row.by_output:,.0f} by output tokens alone), from an Offline rate without a "
-        "limit on latency: what that arithmetic ignores is in docs/evidence/published.md"
-        for row in recomputed_rows
-    ]
+    rack_rates = published.compute_rack_rates(published.load_nodes().rows)
+    remarks = []
+    for row in published.load_profiles().rows:
+        if row.profile != workload:
+            continue
+        recomputed = published.recompute_profile(row, rack_rates)
+        remarks.append(
+            f"published for {workload}: ~{row.published_per_s:,.0f} per second for a rack of 72 "
+            f"GPUs ({recomputed.per_output_token:,.0f} by output tokens alone), from an Offline "
+            "rate without a limit on latency: what that arithmetic ignores is in "
+            "docs/evidence/published.md"
+        )
+    return remarks
 
 
 def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None:
     """Check that a stored result was measured under the SLO that the user requests, if any.
 
-    A capacity is the highest rate under one SLO. It says nothing about another SLO, so `--slo`
-    cannot be applied to a stored result afterwards.
+    A capacity is the highest rate under one SLO and says nothing about another SLO, so `--slo`
+    cannot change a stored result. It is accepted only if it states the SLO of the result.
 
     Raises:
         CombinedError: The text of an SLO term is wrong.
         UserError: The result was measured under another SLO.
     """
-    from loadgen.cost.comparability import slo_words
+    from loadgen.cost.comparability import describe_slo
 
     flags = read_flags(slo=tuple(slo))
     if flags.errors:
         raise CombinedError(flags.errors)
     if not slo:
         return
-    # A term that extends the SLO of a workload (`--slo +...`) is no SLO to compare with.
-    requested = flags.replacement_slo if flags.added_slo is None else None
-    if requested is not None and _is_measured_slo(requested, evidence.summary.goodput):
-        return
+    # A term that extends the SLO of a workload (`--slo +...`) is no complete SLO to compare with.
+    if flags.added_slo is None and flags.replacement_slo is not None:
+        if _is_same_slo(flags.replacement_slo, evidence.summary.goodput):
+            return
     raise UserError(
         "no_effect",
-        f"the result was measured under another SLO: {slo_words(evidence.summary)}",
+        f"the result was measured under another SLO: {describe_slo(evidence.summary)}",
         f"--slo, {source}",
         "remove --slo, or search again with loadgen search --slo",
     )
 
 
-def _is_measured_slo(requested: Slo, goodput: Goodput) -> bool:
-    """Return True if an SLO has the limits and the goodput share under which a run was judged."""
+def _is_same_slo(requested: Slo, measured: Goodput) -> bool:
+    """Return True if an SLO has the limits and the required share of the SLO of a run.
+
+    The order of the terms does not matter.
+    """
     from loadgen.core.stats.quantiles import milliseconds
 
-    measured_limits = {(term.metric, term.quantile): term.limit_ms for term in goodput.slo}
+    measured_limits = {(term.metric, term.quantile): term.limit_ms for term in measured.slo}
     requested_limits = {
         (term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms
     }
-    is_same_share = requested.goodput_share == goodput.share_limit
-    return is_same_share and requested_limits == measured_limits
+    has_same_share = requested.goodput_share == measured.share_limit
+    return has_same_share and requested_limits == measured_limits

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from loadgen.core import format
 from loadgen.cost.cost_text import compare_owned_and_rented
 from loadgen.cost.size_result import SizedSource, Sizing
-from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Need
+from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Demand
 from loadgen.pricing.estimate import Estimate, format_interval
-from loadgen.pricing.reasons import texts
+from loadgen.pricing.reasons import render_notes
 from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
@@ -53,145 +53,160 @@ HEADINGS_OF_SERIOUS_NOTES = {
 """Notes that make a number of machines useless, with the heading of their warning."""
 
 
-def report(sizing: Sizing) -> Report:
-    """Return the whole report of a size: the answer for each source, then what it depends on."""
-    need = describe_need(sizing.need)
-    answers = [
-        Paragraph(f"{answer(size, sizing.need, sizing.currency)}.", large=True)
+def create_report(sizing: Sizing) -> Report:
+    """Return the report of a result of `loadgen size`.
+
+    It starts with one sentence for each source: how many machines it needs and what they cost. The
+    sections below say how the sources compare and which assumptions the numbers depend on.
+    """
+    demand = describe_demand(sizing.demand)
+    headline = [
+        Paragraph(
+            f"{describe_machines_and_cost(size, sizing.demand, sizing.currency)}.", large=True
+        )
         for size in sizing.sizes
     ]
     return Report(
-        title=f"{sizing.workload} · {need}",
-        page_title=f"{sizing.workload}: machines for {need}",
+        title=f"{sizing.workload} · {demand}",
+        page_title=f"{sizing.workload}: machines for {demand}",
         generated_by=f"loadgen {sizing.version} report of a size",
-        notices=list(_warnings(sizing.sizes)),
-        headline=answers,
+        notices=list(_list_warnings(sizing.sizes)),
+        headline=headline,
         sections=[
-            _summary_section(sizing),
-            _comparison_section(sizing),
-            _assumptions_heading(sizing),
-            *(_source_section(size, sizing.need) for size in sizing.sizes),
+            _build_tiles_section(sizing),
+            _build_comparison_section(sizing),
+            _build_assumptions_heading(sizing),
+            *(_build_source_section(size, sizing.demand) for size in sizing.sizes),
             section("Remarks", Bullets(sizing.remarks)),
         ],
-        brief=[section("", *answers), *_brief_sections(sizing)],
+        brief=[section("", *headline), *_build_brief_sections(sizing)],
     )
 
 
-def _brief_sections(sizing: Sizing) -> Iterator[Section]:
-    """Yield what a terminal prints below the answer: a short table, and what a loss means."""
-    rows = [row for row in _rows_to_show(sizing) if row.is_brief]
-    yield section("", _table_of_sources(sizing, rows))
+def _build_brief_sections(sizing: Sizing) -> Iterator[Section]:
+    """Yield what a terminal prints by default below the headline.
+
+    This is a short table of the sources, the utilization that is left when the spare machines have
+    failed, and a warning if the sources are not comparable.
+    """
+    brief_rows = [row for row in _list_shown_rows(sizing) if row.is_brief]
+    yield section("", _build_source_table(sizing, brief_rows))
+
     has_several_sources = len(sizing.sizes) > 1
-    losses = []
+    utilizations = []
     for size in sizing.sizes:
-        if size.carrying and size.used is not None:
-            prefix = f"{size.source.name}: " if has_several_sources else ""
-            losses.append(f"{prefix}{describe_utilization(size, sizing.need, size.carrying)}")
-    slos = {size.slo for size in sizing.sizes if size.slo}
-    caveat = DIFFERENT_SLOS if len(slos) > 1 else ""
-    yield section("", *losses, Paragraph(caveat, "warn"))
+        if size.serving_machines is None:
+            continue  # A price per token has no machines that could fail.
+        prefix = f"{size.source.name}: " if has_several_sources else ""
+        utilization = describe_utilization(size, sizing.demand, size.serving_machines)
+        utilizations.append(f"{prefix}{utilization}")
+    yield section("", *utilizations, Paragraph(_warn_of_different_slos(sizing), "warn"))
 
 
-def headline(sizing: Sizing) -> str:
-    """Return one sentence for the list of results: the answer of the first source.
+def create_headline(sizing: Sizing) -> str:
+    """Return one sentence for the list of results: machines and cost of the first source.
 
     It starts with a mark if nothing was measured, and ends with the number of other sources.
     """
     first = sizing.sizes[0]
     mark = ""
-    if first.simulated:
+    if first.is_simulated:
         mark += "SIMULATED, "
-    if first.estimate:
+    if first.is_published:
         mark += "ESTIMATE from published rates, "
-    more = ""
+    other_sources = ""
     if len(sizing.sizes) > 1:
-        more = f"; {format.counted(len(sizing.sizes) - 1, 'other source')}"
-    return f"{mark}{answer(first, sizing.need, sizing.currency)}{more}."
+        other_sources = f"; {format.counted(len(sizing.sizes) - 1, 'other source')}"
+    result = describe_machines_and_cost(first, sizing.demand, sizing.currency)
+    return f"{mark}{result}{other_sources}."
 
 
-def describe_need(need: Need) -> str:
+def describe_demand(demand: Demand) -> str:
     """Return the demand as text, such as "5,000 users" or "50/s"."""
-    if need.users is None:
-        return f"{format.quantity(need.rate_per_s)}/s"
-    return format.counted(need.users, "user")
+    if demand.users is None:
+        return f"{format.quantity(demand.rate_per_s)}/s"
+    return format.counted(demand.users, "user")
 
 
-def outcome(sizing: Sizing) -> str:
-    """Return the number of machines of each source, in a few words."""
+def describe_outcome(sizing: Sizing) -> str:
+    """Return the number of machines of each source, in a few words, for the list of results."""
     counts = []
     for size in sizing.sizes:
         if size.machines is None:
             counts.append("none (price per token)")
         else:
-            counts.append(f"{_at_most(size)}{size.machines:,}")
+            counts.append(f"{_at_most_prefix(size)}{size.machines:,}")
     return f"machines: {', '.join(counts)}"
 
 
-def answer(size: SizedSource, need: Need, currency: str) -> str:
+def describe_machines_and_cost(size: SizedSource, demand: Demand, currency: str) -> str:
     """Return how many machines a source needs and what they cost, as a sentence without full stop.
 
     For example: "sim:gb300-vm: 12 machines (11 + 1 spare, 48 GPUs) serve 5,000 users of rag: USD
-    122,640 per month, 0.92 per 1,000 requests".
+    122,640 per month, 0.92 per 1,000 requests". A source with a price per token has no machines.
     """
-    demand = describe_need(need)
-    if need.users is None:
-        demand = f"{format.quantity(size.demand_per_s)}/s"
-    machines = "a price per token can serve"
-    if size.machines is not None:
+    if size.machines is None:
+        subject_and_verb = "a price per token can serve"
+    else:
         verb = "serves" if size.machines == 1 else "serve"
-        machines = f"{_describe_size(size, need, size.machines)} {verb}"
+        subject_and_verb = f"{_describe_machine_count(size, demand, size.machines)} {verb}"
+
     cost = ""
-    if size.per_month is not None and size.per_thousand is not None:
-        cost = (
-            f": {currency} {_format_whole_amount(size.per_month)} per month, "
-            f"{_format_small_amount(size.per_thousand)} per 1,000 {size.source.kind}"
-        )
-    return f"{size.source.name}: {machines} {demand} of {size.source.workload}{cost}"
+    if size.cost_per_month is not None and size.cost_per_thousand is not None:
+        per_month = _format_whole_amount(size.cost_per_month)
+        per_thousand = _format_small_amount(size.cost_per_thousand)
+        noun = size.source.interaction_noun
+        cost = f": {currency} {per_month} per month, {per_thousand} per 1,000 {noun}"
+
+    source = size.source
+    return f"{source.name}: {subject_and_verb} {describe_demand(demand)} of {source.workload}{cost}"
 
 
-def _describe_size(size: SizedSource, need: Need, machines: int) -> str:
+def _describe_machine_count(size: SizedSource, demand: Demand, machines: int) -> str:
     """Return the machines with the spare ones, their GPUs and the interval, as text.
 
     For example "12 machines (11 + 1 spare, 48 GPUs)".
     """
-    details = [format.counted(machines * size.gpus_per_machine, "GPU")]
-    if need.spare and size.carrying is not None:
-        details.insert(0, f"{size.carrying:,} + {need.spare:,} spare")
-    if _machine_interval(size):
-        details.append(_machine_interval(size))
+    details = []
+    if demand.spare_machines and size.serving_machines is not None:
+        details.append(f"{size.serving_machines:,} + {demand.spare_machines:,} spare")
+    details.append(format.counted(machines * size.gpus_per_machine, "GPU"))
+    interval = _format_machine_interval(size)
+    if interval:
+        details.append(interval)
     count = format.counted(machines, "machine")
-    return f"{_at_most(size)}{count} ({', '.join(details)})"
+    return f"{_at_most_prefix(size)}{count} ({', '.join(details)})"
 
 
-def _machine_interval(size: SizedSource) -> str:
+def _format_machine_interval(size: SizedSource) -> str:
     """Return the numbers of machines at the ends of the interval of the rate, if they differ."""
-    if size.low is None or size.low == size.high:
+    if size.machines_low is None or size.machines_low == size.machines_high:
         return ""
-    return f"95 % CI {size.low} to {size.high}"
+    return f"95 % CI {size.machines_low} to {size.machines_high}"
 
 
-def _describe_machines(count: int, gpus: int) -> str:
+def _describe_machine_type(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _at_most(size: SizedSource) -> str:
+def _at_most_prefix(size: SizedSource) -> str:
     """Return "at most " if the capacity, and so the number of machines, is only bounded."""
-    return "at most " if size.source.lower_bound else ""
+    return "at most " if size.source.is_lower_bound else ""
 
 
-def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
+def _list_warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
     """Yield the warnings to show before the numbers of machines.
 
     They name the sources that were simulated or published instead of measured, and those whose load
     missed its SLO or cannot be sustained.
     """
-    simulated_names = [size.source.name for size in sizes if size.simulated]
+    simulated_names = [size.source.name for size in sizes if size.is_simulated]
     if simulated_names:
         yield simulated_notice(
             "Results come from a performance model, not from real hardware: "
             f"{', '.join(simulated_names)}."
         )
-    published_names = [size.source.name for size in sizes if size.estimate]
+    published_names = [size.source.name for size in sizes if size.is_published]
     if published_names:
         yield Notice(
             "ESTIMATE",
@@ -199,63 +214,75 @@ def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
             f"confidence interval: {', '.join(published_names)}.",
         )
     for size in sizes:
-        yield from _warnings_of_source(size)
+        yield from _list_source_warnings(size)
 
 
-def _warnings_of_source(size: SizedSource) -> Iterator[Notice]:
-    """Yield a warning for each note that makes the number of machines useless.
+def _list_source_warnings(size: SizedSource) -> Iterator[Notice]:
+    """Yield a warning for each note that makes the number of machines of a source useless.
 
-    They are in the order of `HEADINGS_OF_SERIOUS_NOTES`, the worst first.
+    Such notes are those of `HEADINGS_OF_SERIOUS_NOTES`, and they come in its order, the worst
+    first.
     """
     for code, heading in HEADINGS_OF_SERIOUS_NOTES.items():
         for note in size.note_codes:
             if note.code == code:
-                (sentence,) = texts([note])
+                (sentence,) = render_notes([note])
                 yield Notice(heading, f"{size.source.name}: {sentence}")
 
 
-def _summary_section(sizing: Sizing) -> Section:
-    """Return the section below the answer: large numbers of a single source.
+def _build_tiles_section(sizing: Sizing) -> Section:
+    """Return the section below the headline, with the main numbers as tiles.
 
-    Sources that were measured under different SLOs are not comparable, so there is a warning.
+    Only a single source has tiles, because several are compared in a table. Sources that were
+    measured under different SLOs are not comparable, so there is a warning.
     """
-    has_one_source = len(sizing.sizes) == 1
-    tiles = Tiles(list(_tiles(sizing.sizes[0], sizing.currency)) if has_one_source else ())
+    tiles: list[Tile] = []
+    if len(sizing.sizes) == 1:
+        tiles = list(_build_tiles(sizing.sizes[0], sizing.currency))
+    return section("", Tiles(tiles), Paragraph(_warn_of_different_slos(sizing), "warn"))
+
+
+def _warn_of_different_slos(sizing: Sizing) -> str:
+    """Return a warning if the sources were measured under different SLOs, otherwise ""."""
     slos = {size.slo for size in sizing.sizes if size.slo}
-    warning = DIFFERENT_SLOS if len(slos) > 1 else ""
-    return section("", tiles, Paragraph(warning, "warn"))
+    return DIFFERENT_SLOS if len(slos) > 1 else ""
 
 
-def _comparison_section(sizing: Sizing) -> Section:
-    """Return the section with bars and a table of all sources.
+def _build_comparison_section(sizing: Sizing) -> Section:
+    """Return the section that compares all sources, with bars on the page and a table.
 
-    A caveat says what is not comparable if some machines are owned and others are rented.
+    If some machines are owned and others are rented, a warning says that their costs are not
+    directly comparable.
     """
     machine_bars = Bars(
-        rows=list(_machine_bars(sizing)), title="Machines", number=_format_whole, legend=LEGEND
+        rows=_build_machine_bars(sizing), title="Machines", number=_format_whole, legend=LEGEND
     )
     cost_bars = Bars(
-        rows=list(_cost_bars(sizing)),
+        rows=list(_build_cost_bars(sizing)),
         title=f"{sizing.currency} per month",
         low=0.0,
         number=_format_whole,
         legend=LEGEND,
     )
-    priced = [size for size in sizing.sizes if size.price is not None]
-    owned = [size.source.name for size in priced if size.price and size.price.owned]
-    rented = [size.source.name for size in priced if size.price and not size.price.owned]
+    owned: list[str] = []
+    rented: list[str] = []
+    for size in sizing.sizes:
+        if size.price is not None:
+            same_ownership = owned if size.price.is_owned else rented
+            same_ownership.append(size.source.name)
     return section(
         "Comparison of the sources" if len(sizing.sizes) > 1 else "Metrics",
         machine_bars if machine_bars.rows else "",
         cost_bars if cost_bars.rows else "",
-        _comparison_table(sizing),
+        _build_source_table(sizing, _list_shown_rows(sizing)),
         Paragraph(compare_owned_and_rented(owned, rented), "warn"),
     )
 
 
-def _assumptions_heading(sizing: Sizing) -> Section:
-    is_rented = any(size.price is not None and size.price.rented for size in sizing.sizes)
-    return section("Assumptions", Paragraph(HOURS_PAID if is_rented else "", "soft"))
+def _build_assumptions_heading(sizing: Sizing) -> Section:
+    """Return the heading of the assumptions, with the one that all machines share."""
+    is_paid_by_hour = any(size.price is not None and size.price.is_hourly for size in sizing.sizes)
+    return section("Assumptions", Paragraph(HOURS_PAID if is_paid_by_hour else "", "soft"))
 
 
 class _Row(NamedTuple):
@@ -274,18 +301,13 @@ class _Row(NamedTuple):
     is_brief: bool = False
 
 
-def _comparison_table(sizing: Sizing) -> Table:
-    """Return the table with all rows and a column for each source."""
-    return _table_of_sources(sizing, _rows_to_show(sizing))
-
-
-def _rows_to_show(sizing: Sizing) -> list[_Row]:
+def _list_shown_rows(sizing: Sizing) -> list[_Row]:
     """Return the rows of the table of sources, without those about money if there are no prices."""
     has_prices = any(size.price is not None for size in sizing.sizes)
-    return [row for row in _rows(sizing) if has_prices or not row.is_about_money]
+    return [row for row in _list_rows(sizing) if has_prices or not row.is_about_money]
 
 
-def _table_of_sources(sizing: Sizing, rows: Sequence[_Row]) -> Table:
+def _build_source_table(sizing: Sizing, rows: Sequence[_Row]) -> Table:
     """Return a table with a column for each source."""
     return Table(
         ("", *(size.source.name for size in sizing.sizes)),
@@ -294,76 +316,78 @@ def _table_of_sources(sizing: Sizing, rows: Sequence[_Row]) -> Table:
     )
 
 
-def _rows(sizing: Sizing) -> Iterator[_Row]:
-    """Yield the rows of the table of sources.
+def _list_rows(sizing: Sizing) -> Iterator[_Row]:
+    """Yield every row that the table of sources can have.
 
-    The first source gives the noun of an interaction, such as "requests" or "conversations", for
-    all of them, because every source is sized for one workload.
+    All sources are sized for one workload, so the first source says for all of them what an
+    interaction is, such as "requests" or "conversations".
     """
-    source = sizing.sizes[0].source
-    noun = source.kind
+    first_source = sizing.sizes[0].source
+    noun = first_source.interaction_noun
     currency = sizing.currency
     yield _Row(
         "Machines incl. spare",
-        lambda size: format_interval(size.machines, size.low, size.high, format.count),
+        lambda size: format_interval(
+            size.machines, size.machines_low, size.machines_high, format.count
+        ),
     )
-    yield _Row("Machines without spare", lambda size: format.count(size.carrying))
-    machines_per_rack = sizing.need.machines_per_rack
+    yield _Row("Machines without spare", lambda size: format.count(size.serving_machines))
+    machines_per_rack = sizing.demand.machines_per_rack
     if machines_per_rack is not None:
         yield _Row(
             f"Racks of {format.counted(machines_per_rack, 'machine')}",
-            lambda size: format.count(_racks(size, machines_per_rack)),
+            lambda size: format.count(_count_racks(size, machines_per_rack)),
         )
-    yield _Row("GPUs", lambda size: format.count(_gpus(size)))
+    yield _Row("GPUs", lambda size: format.count(_count_gpus(size)))
     yield _Row("Utilization", _format_utilization, is_brief=True)
     yield _Row(f"Demand, {noun}/s", lambda size: format.quantity(size.demand_per_s), is_brief=True)
     yield _Row(f"Capacity of a machine, {noun}/s", _format_machine_rate, is_brief=True)
-    yield _Row(f"Mean latency of {source.answer}", _format_response_time)
+    yield _Row(f"Mean latency of {first_source.response_noun}", _format_response_time)
     yield _Row(
         "GPU-hours per month",
-        lambda size: format.count(_gpu_hours_per_month(size)),
+        lambda size: format.count(_count_gpu_hours_per_month(size)),
         is_about_money=True,
     )
     yield _Row(
         f"{currency} per month",
-        lambda size: _format_whole_amount(size.per_month),
+        lambda size: _format_whole_amount(size.cost_per_month),
         is_about_money=True,
     )
     yield _Row(
         f"{currency} per 1,000 {noun}",
-        lambda size: _format_small_amount(size.per_thousand),
+        lambda size: _format_small_amount(size.cost_per_thousand),
         is_about_money=True,
     )
 
 
-def _racks(size: SizedSource, machines_per_rack: int) -> int | None:
+def _count_racks(size: SizedSource, machines_per_rack: int) -> int | None:
     if size.machines is None:
         return None
     return math.ceil(size.machines / machines_per_rack)
 
 
-def _gpus(size: SizedSource) -> int | None:
+def _count_gpus(size: SizedSource) -> int | None:
     if size.machines is None:
         return None
     return size.machines * size.gpus_per_machine
 
 
-def _gpu_hours_per_month(size: SizedSource) -> int | None:
+def _count_gpu_hours_per_month(size: SizedSource) -> int | None:
     """Return the GPU-hours that are paid, or None if nothing is paid by the hour."""
-    gpus = _gpus(size)
-    if size.price is None or not size.price.rented or gpus is None:
+    gpus = _count_gpus(size)
+    if size.price is None or not size.price.is_hourly or gpus is None:
         return None
     return gpus * int(HOURS_PER_MONTH)
 
 
 def _format_utilization(size: SizedSource) -> str:
-    prefix = "" if size.used is None else _at_most(size)
-    return prefix + format.percent(size.used)
+    prefix = "" if size.utilization is None else _at_most_prefix(size)
+    return prefix + format.percent(size.utilization)
 
 
 def _format_machine_rate(size: SizedSource) -> str:
-    rate = size.per_machine
-    prefix = "at least " if size.source.lower_bound else ""
+    rate = size.machine_rate
+    prefix = "at least " if size.source.is_lower_bound else ""
     return prefix + format_interval(rate.mid, rate.low, rate.high)
 
 
@@ -371,17 +395,17 @@ def _format_response_time(size: SizedSource) -> str:
     return format.duration(size.response_s) if size.response_s else format.NONE
 
 
-def _format_whole_amount(money: Estimate[Decimal] | None) -> str:
-    if money is None:
+def _format_whole_amount(amount: Estimate[Decimal] | None) -> str:
+    if amount is None:
         return format.NONE
-    return format_interval(money.mid, money.low, money.high, _format_whole)
+    return format_interval(amount.mid, amount.low, amount.high, _format_whole)
 
 
-def _format_small_amount(money: Estimate[Decimal] | None) -> str:
-    if money is None:
+def _format_small_amount(amount: Estimate[Decimal] | None) -> str:
+    if amount is None:
         return format.NONE
     return format_interval(
-        money.mid, money.low, money.high, lambda amount: format.quantity(float(amount))
+        amount.mid, amount.low, amount.high, lambda value: format.quantity(float(value))
     )
 
 
@@ -389,138 +413,155 @@ def _format_whole(value: float | Decimal) -> str:
     return f"{value:,.0f}"
 
 
-def _source_section(size: SizedSource, need: Need) -> Section:
-    """Return what was measured, the assumptions, the price and the caveats of one source."""
+def _build_source_section(size: SizedSource, demand: Demand) -> Section:
+    """Return the section on one source: measurement, price, assumptions and caveats.
+
+    The notes on a published rate are left out, because a warning above says that it is an estimate.
+    """
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
-    rate = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
-    evidence = named_facts(
+    rate = f"{format.quantity(source.rate.mid)} {source.unit}/s on {gpus}"
+    price = "" if size.price is None else f"{size.price.name}, {size.price.description}"
+    facts = named_facts(
         Measured=f"{rate}, {source.basis}",
         SLO=size.slo,
         Evidence=source.folder,
-        Price="" if size.price is None else f"{size.price.name}, {size.price.dated}",
+        Price=price,
     )
-    assumptions = Bullets(list(_assumptions(size, need)))
-    caveats = Bullets(() if size.estimate else size.notes, "warn")
-    return section(source.name, evidence, assumptions, caveats, is_subsection=True)
+    assumptions = Bullets(list(_list_assumptions(size, demand)))
+    caveats = Bullets(() if size.is_published else size.notes, "warn")
+    return section(source.name, facts, assumptions, caveats, is_subsection=True)
 
 
-def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
+def _list_assumptions(size: SizedSource, demand: Demand) -> Iterator[str]:
     """Yield a sentence for each assumption behind the number of machines of a source.
 
     They let a reader recompute the number: the demand of the users, the scaling from the measured
-    to the rented machines, and the load that is left after the spare machines have failed.
+    to the rented machines, and the load of each machine after the spare ones have failed.
     """
     source = size.source
-    if need.users is not None and size.response_s:
+    if demand.users is not None and size.response_s:
+        cycle_s = size.response_s + demand.think_s
         yield (
-            f"each user waits {format.duration(size.response_s)} for {source.answer} and then "
-            f"thinks for {need.think_s:g} s: {need.users:,} users / "
-            f"{size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)}/s"
+            f"each user waits {format.duration(size.response_s)} for {source.response_noun} and "
+            f"then thinks for {demand.think_s:g} s: {demand.users:,} users / "
+            f"{cycle_s:.3g} s = {format.quantity(size.demand_per_s)}/s"
         )
-    if size.machines is not None and size.gpus_per_machine != source.gpus:
+    is_rate_scaled = size.machines is not None and size.gpus_per_machine != source.gpus
+    if is_rate_scaled:
         yield (
             f"the rate is scaled from {format.counted(source.gpus, 'GPU')} to "
             f"{size.gpus_per_machine}, assuming independent machines and a router without cost; "
             "the interval is scaled too, because all machines share the error of one measurement"
         )
-    if size.carrying and size.used is not None:
-        yield _describe_failure(size, need, size.carrying)
-    if size.estimate:
+    if size.serving_machines is not None:
+        yield _describe_load_after_failure(size, demand, size.serving_machines)
+    if size.is_published:
         yield (
             "the published rate in tokens/s is divided by the output tokens of this workload, "
             "although its lengths and limits differ; measure with loadgen search before you buy"
         )
-    if size.price is not None and need.hours_per_day != HOURS_PER_DAY:
-        yield f"the load lasts {need.hours_per_day:g} hours per day"
+    is_idle_paid = size.price is not None and demand.hours_per_day != HOURS_PER_DAY
+    if is_idle_paid:
+        yield f"the load lasts {demand.hours_per_day:g} hours per day"
 
 
-def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
-    """Return what each machine has to serve after the spare ones have failed, and how to verify it.
+def _describe_load_after_failure(size: SizedSource, demand: Demand, serving_machines: int) -> str:
+    """Return a sentence on the load of each machine after the spare machines have failed.
 
-    A contract for one machine requires that rate. Close to the capacity, it takes a long load to
-    decide whether a machine meets it.
+    It also says how to verify on one machine that it serves this load: by a contract. A load close
+    to the capacity has to last long until it is clear whether a machine sustains it.
     """
-    rate_per_machine = size.demand_per_s / serving
-    rate = f"{format.quantity(rate_per_machine)} {size.source.kind}/s per machine"
-    contract = "--contract FILE writes a contract for this rate, for loadgen validate"
-    is_nearly_full = _utilization_after_loss(size, serving) > NEARLY_FULL
-    if is_nearly_full and not size.source.lower_bound:
-        contract += "; near the capacity it needs a long load, which --dry-run forecasts"
-    return f"{describe_utilization(size, need, serving)} {rate}; {contract}"
+    rate_per_machine = size.demand_per_s / serving_machines
+    rate_text = f"{format.quantity(rate_per_machine)} {size.source.interaction_noun}/s per machine"
+    hint = "--contract FILE writes a contract for this rate, for loadgen validate"
+    is_nearly_full = _compute_utilization_after_loss(size, serving_machines) > NEARLY_FULL
+    if is_nearly_full and not size.source.is_lower_bound:
+        hint += "; near the capacity it needs a long load, which --dry-run forecasts"
+    return f"{describe_utilization(size, demand, serving_machines)} {rate_text}; {hint}"
 
 
-def _utilization_after_loss(size: SizedSource, serving: int) -> float:
+def _compute_utilization_after_loss(size: SizedSource, serving_machines: int) -> float:
     """Return the fraction of their capacity that the machines use after the spare ones failed."""
-    return size.demand_per_s / serving / size.per_machine.mid
+    return size.demand_per_s / serving_machines / size.machine_rate.mid
 
 
-def describe_utilization(size: SizedSource, need: Need, serving: int) -> str:
+def describe_utilization(size: SizedSource, demand: Demand, serving_machines: int) -> str:
     """Return the utilization of the machines, after a loss and normally, as a sentence.
 
     For example: "After losing 1 machine: 83.3 % utilization (55.6 % normally)."
     """
-    after_loss = f"{_at_most(size)}{format.percent(_utilization_after_loss(size, serving))}"
-    if not need.spare:
+    fraction_after_loss = _compute_utilization_after_loss(size, serving_machines)
+    after_loss = f"{_at_most_prefix(size)}{format.percent(fraction_after_loss)}"
+    if not demand.spare_machines:
         return f"Utilization {after_loss}, without spare machines."
-    lost = format.counted(need.spare, "machine")
+    lost = format.counted(demand.spare_machines, "machine")
     normal = _format_utilization(size)
     return f"After losing {lost}: {after_loss} utilization ({normal} normally)."
 
 
-def _tiles(size: SizedSource, currency: str) -> Iterator[Tile]:
+def _build_tiles(size: SizedSource, currency: str) -> Iterator[Tile]:
     """Yield the large numbers at the top of the page of a single source."""
-    yield Tile("Machines", format.count(size.machines), "", _machine_interval(size))
-    yield Tile("Without spare", format.count(size.carrying), "", "machines for the load")
+    yield Tile("Machines", format.count(size.machines), "", _format_machine_interval(size))
+    yield Tile("Without spare", format.count(size.serving_machines), "", "machines for the load")
     yield Tile("Utilization", _format_utilization(size), "", "of the capacity of all machines")
-    yield Tile("Capacity of a machine", _format_machine_rate(size), "/s", size.source.kind)
-    if size.per_month is not None:
-        per_thousand = f"{_format_small_amount(size.per_thousand)} per 1,000"
-        yield Tile("Per month", _format_whole_amount(size.per_month), currency, per_thousand)
+    yield Tile(
+        "Capacity of a machine", _format_machine_rate(size), "/s", size.source.interaction_noun
+    )
+    if size.cost_per_month is not None:
+        per_thousand = f"{_format_small_amount(size.cost_per_thousand)} per 1,000"
+        yield Tile("Per month", _format_whole_amount(size.cost_per_month), currency, per_thousand)
 
 
-def _machine_bars(sizing: Sizing) -> Iterator[Bar]:
-    """Yield a bar with the machines of each source, if several sources have machines."""
-    sizes = [size for size in sizing.sizes if size.machines is not None]
-    if len(sizes) < 2:
-        return
-    for size in sizes:
-        assert size.machines is not None
-        label = _describe_machines(size.machines, size.gpus_per_machine)
-        machines = float(size.machines)
-        segments = _bar_segments(machines, float(sizing.need.spare))
-        yield Bar(size.source.name, label, segments, _whisker(size.low, size.high))
+def _build_machine_bars(sizing: Sizing) -> list[Bar]:
+    """Return a bar with the machines of each source that has machines.
+
+    The spare machines are a segment of another color. A single bar compares nothing, so the list is
+    empty then.
+    """
+    bars = []
+    for size in sizing.sizes:
+        if size.machines is None:
+            continue
+        label = _describe_machine_type(size.machines, size.gpus_per_machine)
+        segments = _build_bar_segments(float(size.machines), float(sizing.demand.spare_machines))
+        whisker = _build_whisker(size.machines_low, size.machines_high)
+        bars.append(Bar(size.source.name, label, segments, whisker))
+    return bars if len(bars) > 1 else []
 
 
-def _cost_bars(sizing: Sizing) -> Iterator[Bar]:
+def _build_cost_bars(sizing: Sizing) -> Iterator[Bar]:
     """Yield a bar with the cost per month of each source that has a price.
 
     The cost is divided between the serving and the spare machines by their numbers.
     """
     for size in sizing.sizes:
-        money = size.per_month
-        if money is None:
+        cost = size.cost_per_month
+        if cost is None:
             continue
-        total = float(money.mid)
+        total = float(cost.mid)
         spare_cost = 0.0
         if size.machines is not None and size.price is not None:
-            spare_cost = total * sizing.need.spare / size.machines
+            spare_cost = total * sizing.demand.spare_machines / size.machines
         label = f"{sizing.currency} {_format_whole(total)}"
         yield Bar(
             size.source.name,
             label,
-            _bar_segments(total, spare_cost),
-            _whisker(money.low, money.high),
+            _build_bar_segments(total, spare_cost),
+            _build_whisker(cost.low, cost.high),
         )
 
 
-def _bar_segments(total: float, spare: float) -> list[tuple[float, float, str, str]]:
+def _build_bar_segments(total: float, spare: float) -> list[tuple[float, float, str, str]]:
     """Return the serving and the spare part of a bar: start, end, color and label of each."""
     serving = total - spare
     return [(0.0, serving, SERVING_COLOR, SERVING), (serving, total, SPARE_COLOR, SPARE)]
 
 
-def _whisker(low: int | Decimal | None, high: int | Decimal | None) -> tuple[float, float] | None:
+def _build_whisker(
+    low: int | Decimal | None, high: int | Decimal | None
+) -> tuple[float, float] | None:
+    """Return the ends of the interval line of a bar, or None without an interval."""
     if low is None or high is None:
         return None
     return float(low), float(high)

@@ -6,7 +6,9 @@ Pure. `capacity_planning` scales rates, and `loadgen.pricing` computes the hourl
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import NamedTuple
 
+import msgspec
 from loadgen_sdk.price_file import PerToken
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,14 +16,14 @@ from msgspec.structs import replace
 from loadgen.core.errors import UserError
 from loadgen.cost.capacity_planning import (
     MeasuredRate,
-    interactions_per_s,
-    machines_needed,
+    compute_interactions_per_s,
+    count_needed_machines,
     scale_rate,
 )
-from loadgen.pricing.cost_basis import tasks_of
+from loadgen.pricing.cost_basis import find_task_sessions
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.evidence import Evidence, count_interactions
-from loadgen.pricing.machine_cost import hourly_cost, load_energy_cost_per_hour
+from loadgen.pricing.machine_cost import compute_hourly_cost, compute_load_energy_cost_per_hour
 from loadgen.pricing.priced_result import compute_basis_for_price
 from loadgen.pricing.prices import Owned, Price, Rented
 from loadgen.pricing.unit_cost import compute_unit_cost
@@ -32,17 +34,17 @@ HOURS_PER_DAY = 24
 THOUSAND = Decimal(1000)
 
 
-class Need(Struct, frozen=True, kw_only=True):
-    """The demand: users who think between their interactions, or a rate of interactions.
+class Demand(Struct, frozen=True, kw_only=True):
+    """The load that the machines must serve: concurrent users, or a rate of interactions.
 
-    The field names are keys of `size.json`.
+    It is stored in `size.json`, where `response_s` and `spare_machines` have shorter keys.
 
     Attributes:
-        users: Concurrent users, or None for a rate.
-        think_s: Time between a response and the next request of a user.
-        rate_per_s: Interactions per second, or None for users.
-        answer_s: How long a response takes, if the source does not say.
-        spare: How many machines may fail while the others still serve the demand.
+        users: Concurrent users, or None if the demand is a rate.
+        think_s: Time between a response and the next request of the same user.
+        rate_per_s: Interactions per second, or None if the demand is in users.
+        response_s: Mean response time that the user states, for a source that has none.
+        spare_machines: How many machines may fail while the others still serve the demand.
         hours_per_day: How long the demand lasts. Machines are paid around the clock.
         machines_per_rack: Machines in a rack, or None if racks are not counted.
     """
@@ -50,8 +52,8 @@ class Need(Struct, frozen=True, kw_only=True):
     users: int | None = None
     think_s: float = 0.0
     rate_per_s: float | None = None
-    answer_s: float | None = None
-    spare: int = 1
+    response_s: float | None = msgspec.field(default=None, name="answer_s")
+    spare_machines: int = msgspec.field(default=1, name="spare")
     hours_per_day: float = 24.0
     machines_per_rack: int | None = None
 
@@ -59,48 +61,48 @@ class Need(Struct, frozen=True, kw_only=True):
 class Size(Struct, frozen=True, kw_only=True):
     """The machines that a demand needs from one source, and what they cost under one price.
 
-    The field names are keys of `size.json`.
-
     Attributes:
         source: The measured rate of the source.
         price: The price, or None without prices.
         gpus_per_machine: GPUs of one machine.
-        per_machine: Interactions per second that one machine serves.
+        machine_rate: Interactions per second that one machine serves.
         demand_per_s: Interactions per second of the demand.
         response_s: How long a response takes, or None if it is not known.
-        carrying: Machines that serve the demand, without spare ones. This and the following fields
-            are None for a price per token.
-        machines: All machines, with spare ones.
-        low: All machines at the upper end of the interval of the rate.
-        high: All machines at the lower end of the interval of the rate.
-        used: The demand as a fraction of the capacity of all machines.
-        per_month: Cost per month, or None without a price.
         interactions_per_month: Interactions per month.
+        serving_machines: Machines that serve the demand, without spare ones. This and the following
+            four fields are None for a price per token, which has no machines.
+        machines: All machines, with spare ones.
+        machines_low: All machines if one serves the rate at the upper end of its interval.
+        machines_high: All machines if one serves the rate at the lower end of its interval.
+        utilization: The demand as a fraction of the capacity of all machines.
+        cost_per_month: Cost per month, or None without a price.
     """
 
     source: MeasuredRate
     price: Price | None
     gpus_per_machine: int
-    per_machine: Estimate[float]
+    machine_rate: Estimate[float]
     demand_per_s: float
     response_s: float | None
-    carrying: int | None = None
+    interactions_per_month: Decimal
+    serving_machines: int | None = None
     machines: int | None = None
-    low: int | None = None
-    high: int | None = None
-    used: float | None = None
-    per_month: Estimate[Decimal] | None = None
-    interactions_per_month: Decimal = Decimal(0)
+    machines_low: int | None = None
+    machines_high: int | None = None
+    utilization: float | None = None
+    cost_per_month: Estimate[Decimal] | None = None
 
     @property
-    def per_thousand(self) -> Estimate[Decimal] | None:
+    def cost_per_thousand(self) -> Estimate[Decimal] | None:
         """The cost of a thousand interactions, idle hours and spare machines included."""
-        if self.per_month is None:
+        if self.cost_per_month is None:
             return None
-        return self.per_month.map(lambda amount: amount / self.interactions_per_month * THOUSAND)
+        return self.cost_per_month.map(
+            lambda amount: amount / self.interactions_per_month * THOUSAND
+        )
 
 
-def published_rate(
+def convert_published_rate(
     name: str,
     tokens_per_s: float | None,
     *,
@@ -109,20 +111,22 @@ def published_rate(
     workload: str,
     publication: str,
 ) -> MeasuredRate:
-    """Return a published Server rate as interactions of a workload, by their output tokens.
+    """Convert a published token rate to requests per second of a workload.
 
-    The result is an estimate: the published load has other lengths and limits, and no interval.
+    Only rates of the Server scenario of MLPerf are usable, because it limits latency. The rate is
+    divided by the mean output tokens of the workload. That is a rough estimate without an interval:
+    the published load has other lengths and other latency limits.
 
     Args:
         name: The name of the published system.
-        tokens_per_s: The published rate in output tokens per second, or None if there is none.
+        tokens_per_s: Its Server rate in output tokens per second, or None if it has none.
         gpus: The number of GPUs of the system.
-        output_tokens: The mean output tokens of the workload.
+        output_tokens: The mean output tokens of a request of the workload.
         workload: The name of the workload.
         publication: Where the rate was published.
 
     Raises:
-        UserError: There is no Server rate.
+        UserError: The system has no Server rate.
     """
     if tokens_per_s is None:
         raise UserError(
@@ -136,7 +140,7 @@ def published_rate(
         folder=publication,
         basis="published Server rate, by output tokens",
         rate=Estimate(mid=tokens_per_s / output_tokens),
-        noun="requests",
+        unit="requests",
         gpus=gpus,
         response_s=0.0,
         workload=workload,
@@ -145,61 +149,73 @@ def published_rate(
 
 def size_machines(
     source: MeasuredRate,
-    need: Need,
+    demand: Demand,
     *,
     gpus_per_machine: int,
     price: Price | None,
     evidence: Evidence | None,
 ) -> Size:
-    """Return the machines that a demand needs from one source, and what they cost.
+    """Compute how many machines a demand needs from one source, and what they cost per month.
+
+    A price per token gives a cost but no machines, and machines without a price have no cost.
 
     Args:
         source: The measured or published rate.
-        need: The demand.
+        demand: The load that the machines must serve.
         gpus_per_machine: GPUs that are rented, and fail, as one machine.
         price: The price, or None to compute no cost.
         evidence: The measurements of the source, or None for a published rate.
 
     Raises:
-        UserError: The demand is in users and the length of a response is not known.
+        UserError: The demand is in users and the response time is not known, or the price is per
+            token and the source has no token counts.
     """
-    demand_per_s, response_s = _demand(source, need)
-    active_fraction = to_decimal(need.hours_per_day) / HOURS_PER_DAY
-    interactions_per_hour = to_decimal(demand_per_s) * SECONDS_PER_HOUR
+    demand_rate = _compute_demand_rate(source, demand)
+    active_fraction = to_decimal(demand.hours_per_day) / HOURS_PER_DAY
+    interactions_per_hour = to_decimal(demand_rate.interactions_per_s) * SECONDS_PER_HOUR
     interactions_per_month = interactions_per_hour * HOURS_PER_MONTH * active_fraction
     size = Size(
         source=source,
         price=price,
         gpus_per_machine=gpus_per_machine,
-        per_machine=scale_rate(source.rate, gpus_per_machine / source.gpus),
-        demand_per_s=demand_per_s,
-        response_s=response_s,
+        machine_rate=scale_rate(source.rate, gpus_per_machine / source.gpus),
+        demand_per_s=demand_rate.interactions_per_s,
+        response_s=demand_rate.response_s,
         interactions_per_month=interactions_per_month,
     )
-    usage_cost = Decimal(0)
-    if price is not None:
-        usage_cost_per_interaction = _usage_cost_per_interaction(price, evidence, source)
-        usage_cost = usage_cost_per_interaction * interactions_per_month
-    if isinstance(price, PerToken):
-        return replace(size, per_month=Estimate(mid=usage_cost))
-    size = _with_machine_counts(size, need.spare)
     if price is None:
-        return size
-    return replace(size, per_month=_machine_cost(size, price, active_fraction, usage_cost))
+        return _with_machine_counts(size, demand.spare_machines)
+
+    interaction_cost = _compute_usage_cost_per_interaction(price, evidence, source)
+    usage_cost = interaction_cost * interactions_per_month
+    if isinstance(price, PerToken):
+        return replace(size, cost_per_month=Estimate(mid=usage_cost))
+
+    size = _with_machine_counts(size, demand.spare_machines)
+    cost = _estimate_cost_per_month(size, price, active_fraction, usage_cost)
+    return replace(size, cost_per_month=cost)
 
 
-def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
-    """Return the interactions per second, and how long a response takes if it is known.
+class _DemandRate(NamedTuple):
+    """A demand in interactions per second, and the response time, which may not be known."""
 
-    A demand in users depends on the response time: a user who waits longer asks less often. The
-    user's `--answer` replaces a response time that the source does not have.
+    interactions_per_s: float
+    response_s: float | None
+
+
+def _compute_demand_rate(source: MeasuredRate, demand: Demand) -> _DemandRate:
+    """Return the demand as a rate, with the response time of the source or of `--answer`.
+
+    The rate of a number of users follows from the response time: a user who waits longer asks less
+    often. A demand that is already a rate needs no response time.
 
     Raises:
         UserError: The demand is in users and the response time is not known.
     """
-    response_s = source.response_s or need.answer_s
-    if need.rate_per_s:
-        return need.rate_per_s, response_s
+    # A source without a response time has 0.
+    response_s = source.response_s or demand.response_s
+    if demand.rate_per_s:
+        return _DemandRate(demand.rate_per_s, response_s)
     if not response_s:
         raise UserError(
             "no_figure",
@@ -207,90 +223,126 @@ def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
             "--answer",
             "--answer 20s, or --rate instead of --users",
         )
-    return interactions_per_s(need.users or 0, need.think_s, response_s), response_s
+    users = demand.users or 0
+    return _DemandRate(compute_interactions_per_s(users, demand.think_s, response_s), response_s)
 
 
-def _with_machine_counts(size: Size, spare: int) -> Size:
-    """Return the size with the machines for the demand and the spare ones, and their interval.
+def _with_machine_counts(size: Size, spare_machines: int) -> Size:
+    """Return a copy of the size with its numbers of machines and their interval filled in.
 
     The faster one machine is, the fewer are needed. So the upper end of the rate gives the lower
     end of the number of machines.
     """
-    rate = size.per_machine
-    serving = machines_needed(size.demand_per_s, rate.mid)
-    machines = serving + spare
-    low = None
-    high = None
+    rate = size.machine_rate
+    serving_machines = count_needed_machines(size.demand_per_s, rate.mid)
+    machines = serving_machines + spare_machines
+
+    machines_low = None
     if rate.high is not None:
-        low = machines_needed(size.demand_per_s, rate.high) + spare
+        machines_low = count_needed_machines(size.demand_per_s, rate.high) + spare_machines
+    machines_high = None
     if rate.low is not None:
-        high = machines_needed(size.demand_per_s, rate.low) + spare
+        machines_high = count_needed_machines(size.demand_per_s, rate.low) + spare_machines
+
     return replace(
         size,
-        carrying=serving,
+        serving_machines=serving_machines,
         machines=machines,
-        low=low,
-        high=high,
-        used=size.demand_per_s / (machines * rate.mid),
+        machines_low=machines_low,
+        machines_high=machines_high,
+        utilization=size.demand_per_s / (machines * rate.mid),
     )
 
 
-def _machine_cost(
+class _MonthlyCostModel(NamedTuple):
+    """What the cost of a month is computed from, beside the number of machines.
+
+    Attributes:
+        demand_per_s: Interactions per second while the demand lasts.
+        active_fraction: The fraction of the month in which the demand lasts.
+        machine_per_hour: What a machine costs per hour, used or not.
+        load_energy_per_hour: What the energy costs that full load adds to a machine per hour.
+        usage_cost: What the interactions of a month cost beside machines, such as egress.
+    """
+
+    demand_per_s: float
+    active_fraction: Decimal
+    machine_per_hour: Decimal
+    load_energy_per_hour: Decimal
+    usage_cost: Decimal
+
+    def compute_cost(self, machines: int, machine_rate_per_s: float) -> Decimal:
+        """Return the cost of a month with some machines, each of which can serve a rate.
+
+        Energy follows the load, which is counted in fully loaded machines: 2.5 of them use the
+        energy of two and a half machines under full load, on however many machines that is.
+        """
+        loaded_machines = to_decimal(self.demand_per_s / machine_rate_per_s) * self.active_fraction
+        machine_cost = machines * self.machine_per_hour
+        energy_cost = loaded_machines * self.load_energy_per_hour
+        return (machine_cost + energy_cost) * HOURS_PER_MONTH + self.usage_cost
+
+
+def _estimate_cost_per_month(
     size: Size, price: Rented | Owned, active_fraction: Decimal, usage_cost: Decimal
 ) -> Estimate[Decimal]:
-    """Return the cost per month of the machines and of the interactions, with its interval.
+    """Return the cost per month of machines that are paid by the hour, with its interval.
 
-    Machines are paid around the clock. The energy that load adds is paid in proportion to the load,
-    which is counted in fully loaded machines: 2.5 means the energy of two and a half of them.
+    The interval follows from that of the measured rate: fast machines are few and cheap, so the
+    upper end of the rate gives the lower end of the cost.
 
     Args:
         size: The machines. Their numbers are known.
         price: The price of one machine, or of one GPU.
         active_fraction: The fraction of the time in which the demand lasts.
-        usage_cost: What all interactions of a month cost beside the time of machines.
+        usage_cost: What all interactions of a month cost beside machines, such as egress.
     """
+    assert size.machines is not None
     # A price that does not say how many GPUs a machine has is the price of one GPU.
     priced_units = 1 if price.gpus is not None else size.gpus_per_machine
-    per_hour = hourly_cost(price) * priced_units
-    load_energy = load_energy_cost_per_hour(price.energy) * priced_units
+    model = _MonthlyCostModel(
+        demand_per_s=size.demand_per_s,
+        active_fraction=active_fraction,
+        machine_per_hour=compute_hourly_cost(price) * priced_units,
+        load_energy_per_hour=compute_load_energy_cost_per_hour(price.energy) * priced_units,
+        usage_cost=usage_cost,
+    )
+    rate = size.machine_rate
+    low = None
+    if size.machines_low is not None and rate.high is not None:
+        low = model.compute_cost(size.machines_low, rate.high)
+    high = None
+    if size.machines_high is not None and rate.low is not None:
+        high = model.compute_cost(size.machines_high, rate.low)
+    return Estimate(mid=model.compute_cost(size.machines, rate.mid), low=low, high=high)
 
-    def cost_per_month(machines: int, machine_rate_per_s: float) -> Decimal:
-        loaded_machines = to_decimal(size.demand_per_s / machine_rate_per_s) * active_fraction
-        per_hour_with_load = machines * per_hour + loaded_machines * load_energy
-        return per_hour_with_load * HOURS_PER_MONTH + usage_cost
 
-    assert size.machines is not None
-    rate = size.per_machine
-    low = None if size.low is None or rate.high is None else cost_per_month(size.low, rate.high)
-    high = None if size.high is None or rate.low is None else cost_per_month(size.high, rate.low)
-    return Estimate(mid=cost_per_month(size.machines, rate.mid), low=low, high=high)
-
-
-def _usage_cost_per_interaction(
+def _compute_usage_cost_per_interaction(
     price: Price, evidence: Evidence | None, source: MeasuredRate
 ) -> Decimal:
-    """Return what an interaction costs beside the time of machines: tokens of an API, and egress.
+    """Return what an interaction costs beside machine hours: tokens of an API, and egress.
 
-    An interaction is what the demand counts: a task, a single request or a conversation.
+    An interaction is what the demand counts: a task, a single request or a conversation. A
+    published rate has no measured bytes, so its machines have no such cost.
 
     Raises:
         UserError: The price is per token and the source is a published rate, without any tokens.
     """
     if evidence is None:
-        _check_price_of_published(price, source)
+        _refuse_token_price(price, source)
         return Decimal(0)
     basis = compute_basis_for_price(evidence, price)
-    unit = TASK if tasks_of(evidence.summary) is not None else REQUEST
-    unit_cost = compute_unit_cost(basis, price, source.gpus, unit)
+    priced_unit = REQUEST if find_task_sessions(evidence.summary) is None else TASK
+    unit_cost = compute_unit_cost(basis, price, source.gpus, priced_unit)
     if unit_cost is None:
         return Decimal(0)
     usage_amounts = [
         amount for part, amount in unit_cost.parts.items() if part not in PARTS_BY_TIME
     ]
-    return _units_per_interaction(evidence) * sum(usage_amounts, Decimal(0))
+    return _count_units_per_interaction(evidence) * sum(usage_amounts, Decimal(0))
 
 
-def _check_price_of_published(price: Price, source: MeasuredRate) -> None:
+def _refuse_token_price(price: Price, source: MeasuredRate) -> None:
     """Raise UserError for a price per token: a published rate has no tokens to price."""
     if isinstance(price, PerToken):
         raise UserError(
@@ -301,13 +353,13 @@ def _check_price_of_published(price: Price, source: MeasuredRate) -> None:
         )
 
 
-def _units_per_interaction(evidence: Evidence) -> Decimal:
+def _count_units_per_interaction(evidence: Evidence) -> Decimal:
     """Return how many priced units, which are tasks or requests, an interaction consists of.
 
     It is 1 for tasks and for single requests. In a mix of conversations and single requests, whose
     cost is per request, it is the mean number of requests of an interaction.
     """
     summary = evidence.summary
-    if summary.sessions is None or tasks_of(summary) is not None:
+    if summary.sessions is None or find_task_sessions(summary) is not None:
         return Decimal(1)
     return Decimal(summary.requests.decided) / count_interactions(summary)

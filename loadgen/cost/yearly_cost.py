@@ -14,9 +14,9 @@ from loadgen_sdk.price_file import PerToken
 from msgspec import Struct
 
 from loadgen.pricing.machine_cost import (
-    hourly_cost_parts,
-    load_energy_cost_per_hour,
-    machines_paid,
+    compute_hourly_cost_parts,
+    compute_load_energy_cost_per_hour,
+    count_paid_machines,
 )
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Rented
@@ -72,12 +72,12 @@ def _running_cost_per_year(
     the machines are used, and egress for each request.
     """
     assert result.gpus is not None, "a result priced by machines has GPUs"
-    hourly_parts = hourly_cost_parts(price)
+    hourly_parts = compute_hourly_cost_parts(price)
     hourly_parts.pop("capital", None)
-    load_energy = load_energy_cost_per_hour(price.energy) * result.utilization
+    load_energy = compute_load_energy_cost_per_hour(price.energy) * result.utilization
     per_hour = sum(hourly_parts.values(), Decimal(0)) + load_energy
     egress = request_cost.parts.get(EGRESS, Decimal(0)) * requests_per_year
-    return per_hour * machines_paid(price, result.gpus) * HOURS_PER_YEAR + egress
+    return per_hour * count_paid_machines(price, result.gpus) * HOURS_PER_YEAR + egress
 
 
 def _cost_of_owned_machines(
@@ -89,7 +89,7 @@ def _cost_of_owned_machines(
     paid n years from now is worth amount / (1 + discount) ** n today.
     """
     assert result.gpus is not None, "a result priced by machines has GPUs"
-    capital = price.capital * machines_paid(price, result.gpus)
+    capital = price.capital * count_paid_machines(price, result.gpus)
     purchase_years = list(_purchase_years(price.years, years))
     paid = tuple(
         running_cost + capital * purchase_years.count(year) for year in range(1, years + 1)

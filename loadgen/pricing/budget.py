@@ -55,21 +55,32 @@ class Budget(Struct):
         )
 
     def forecast_cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
-        """Return what a load will cost, the highest of several commitments.
+        """Return what a load is expected to cost, before it is sent.
 
-        Returns None if the length of the load is not known, or its number of requests where prices
-        are per token.
+        If several prices apply, which differ only in commitment, the highest cost counts.
+
+        Args:
+            load: The expected length, requests and tokens of the load.
+            targets: The servers that the load is sent to. The first one decides the price.
+
+        Returns:
+            The cost, or None if it cannot be known: the length of the load is open, or the number
+            of its requests is and the price is per token.
 
         Raises:
             UserError: No price is found, or the price is by the hour and the number of GPUs is not
                 known.
         """
-        if load.seconds is None or (load.requests is None and not targets[0].shape):
+        if load.seconds is None:
             return None
+        is_request_count_open = load.requests is None
+        if is_request_count_open and not targets[0].shape:
+            return None  # A target without an instance type has a price per token.
         prices = find_prices(self.prices, targets[0])
-        is_by_the_hour = all(isinstance(price, Rented | Owned) for price in prices)
-        if load.requests is None and not is_by_the_hour:
+        is_paid_by_hour = all(isinstance(price, Rented | Owned) for price in prices)
+        if is_request_count_open and not is_paid_by_hour:
             return None
+
         # The cost is computed per request and multiplied again. If the number of requests is not
         # known, the load counts as one request, because an hour costs as much with any number.
         request_count = to_decimal(1.0 if load.requests is None else load.requests)
@@ -77,7 +88,7 @@ class Budget(Struct):
         if not request_count or not seconds:
             return Decimal(0)
         basis = _forecast_basis(load, request_count, seconds)
-        # Targets that do not say their GPUs count as 0. A sum of 0 means that none of them does.
+        # Targets that do not name their GPUs count as 0. A sum of 0 means that none of them does.
         gpus = sum(target.gpus or 0 for target in targets) or None
         costs_per_request = [
             _forecast_request_cost(price, basis, load.input_tokens, gpus) for price in prices
@@ -88,13 +99,19 @@ class Budget(Struct):
 def _forecast_request_cost(
     price: Price, basis: CostBasis, mean_prompt_tokens: float, gpus: int | None
 ) -> Decimal:
-    """Return the expected cost of a request under a price.
+    """Return the expected cost of one request under a price.
+
+    Args:
+        price: The price.
+        basis: The expected quantities of the load.
+        mean_prompt_tokens: The mean prompt length, on which the price may depend.
+        gpus: The GPUs of all targets, or None if they are not known.
 
     Raises:
         UserError: The price is by the hour and the number of GPUs is not known.
     """
-    mean_price = _price_of_mean_prompt(price, mean_prompt_tokens)
-    unit_cost = compute_unit_cost(basis, mean_price, gpus, REQUEST)
+    price_for_length = _select_price_for_prompt(price, mean_prompt_tokens)
+    unit_cost = compute_unit_cost(basis, price_for_length, gpus, REQUEST)
     if unit_cost is None:
         raise UserError(
             "missing_option",
@@ -106,7 +123,7 @@ def _forecast_request_cost(
 
 
 def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) -> CostBasis:
-    """Return the quantities of a load as they are expected.
+    """Return the expected quantities of a load, in the form in which measured ones are priced.
 
     Nothing is expected to come from a cache, which makes the forecast rather too high than too low.
     """
@@ -118,14 +135,14 @@ def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) ->
         input_tokens=request_count * to_decimal(load.input_tokens),
         cached_tokens=Decimal(0),
         written_tokens=None,
-        cached_known=False,
+        is_cached_known=False,
         output_tokens=request_count * to_decimal(load.output_tokens),
         bytes_out=Decimal(0),
     )
 
 
-def _price_of_mean_prompt(price: Price, mean_prompt_tokens: float) -> Price:
-    """Return the price for prompts of a mean length, if the price changes with the length.
+def _select_price_for_prompt(price: Price, mean_prompt_tokens: float) -> Price:
+    """Return the price that applies to prompts of a length, if the price depends on it.
 
     A forecast has only the mean length. If some prompts are shorter than the length at which the
     price changes and others are longer, its cost is only an estimate.

@@ -11,16 +11,16 @@ from loadgen_sdk.price_file import PerToken
 
 from loadgen.core.metrics.summary import Summary
 from loadgen.pricing.cost_basis import CostBasis
-from loadgen.pricing.machine_cost import machines_paid
+from loadgen.pricing.machine_cost import count_paid_machines
 from loadgen.pricing.prices import Energy, Price
 from loadgen.pricing.unit_cost import round_amount
 from loadgen.pricing.units import KILO, MILLION, OUTPUT, REQUEST, SECONDS_PER_HOUR, to_decimal
 
 
-class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """Power and energy at the measured rate, according to the price file.
+class DeclaredPower(msgspec.Struct, frozen=True, kw_only=True):
+    """Power and energy at the measured rate, by the watts that the price file declares.
 
-    The cost includes their price.
+    The cost of a result includes this energy.
 
     Attributes:
         watts: Of all machines that are paid for, with PUE.
@@ -44,7 +44,7 @@ class MeasuredEnergy(msgspec.Struct, frozen=True, kw_only=True):
         watts: Mean power.
         joules_per_output_token: Energy per output token.
         joules_per_request: Energy per request, or None if it is not known.
-        error: Relative error of the energy.
+        error: Relative error of the energy, such as 0.02.
         money: What the energy of a unit costs with PUE, by unit. None without a price per kWh.
     """
 
@@ -55,8 +55,10 @@ class MeasuredEnergy(msgspec.Struct, frozen=True, kw_only=True):
     money: Mapping[str, Decimal | None]
 
 
-def compute_power(basis: CostBasis, price: Price, gpus: int | None) -> Power | None:
-    """Return the power and energy by the price file, also if the price includes them.
+def compute_declared_power(
+    basis: CostBasis, price: Price, gpus: int | None
+) -> DeclaredPower | None:
+    """Return the power of all paid machines, and the energy of each unit, by the price file.
 
     The price file declares the power of one machine under load. It is multiplied by the PUE, which
     adds the cooling of the data centre, and by the machines that are paid. Returns None if the
@@ -68,40 +70,45 @@ def compute_power(basis: CostBasis, price: Price, gpus: int | None) -> Power | N
     if not millions_of_tokens_per_s:
         return None
     tokens_per_s = millions_of_tokens_per_s * MILLION
-    watts = price.energy.watts * price.energy.pue * machines_paid(price, gpus)
+    watts = price.energy.watts * price.energy.pue * count_paid_machines(price, gpus)
     kwh_per_s = watts / KILO / SECONDS_PER_HOUR
-    return Power(
+    kwh_per_unit: dict[str, Decimal | None] = {}
+    for unit, units_per_s in basis.rates.items():
+        kwh_per_unit[unit] = kwh_per_s / units_per_s if units_per_s else None
+    return DeclaredPower(
         watts=watts,
         joules_per_output_token=watts / tokens_per_s,
         output_tokens_per_s_per_mw=tokens_per_s / (watts / MILLION),
-        kwh={unit: kwh_per_s / rate if rate else None for unit, rate in basis.rates.items()},
+        kwh=kwh_per_unit,
     )
 
 
 def average_measured_energy(
     summaries: Sequence[Summary], energy_price: Energy | None
 ) -> MeasuredEnergy | None:
-    """Return the mean energy over the runs, or None if one of them has no complete measurement.
+    """Return the mean energy that the accelerators of the runs used.
 
-    A mean over some of the runs would not belong to their counts. Its error is the largest of the
-    runs' relative errors.
+    Returns None if one of the runs has no complete measurement: a mean over some of the runs would
+    not match the other numbers of the result, which are over all of them. The relative error of
+    the mean is the largest of the runs' relative errors.
+
+    Args:
+        summaries: The summaries of the runs.
+        energy_price: The price of energy and the PUE, or None if there is none.
     """
-    energies = [
-        summary.energy
-        for summary in summaries
-        if summary.energy is not None
-        and summary.energy.watts
-        and summary.energy.joules
-        and summary.energy.joules_per_output_token
-    ]
+    energies = [summary.energy for summary in summaries if summary.energy is not None]
     if not energies or len(energies) < len(summaries):
         return None
-    watts = _mean([energy.watts for energy in energies])
-    joules_per_token = _mean([energy.joules_per_output_token for energy in energies])
-    joules_per_request = _mean([energy.joules_per_request for energy in energies])
-    assert watts is not None and joules_per_token is not None
-    # Runs without joules were left out above.
-    relative_errors = [(energy.error_j or 0.0) / (energy.joules or 1.0) for energy in energies]
+    watts = _mean_if_complete([energy.watts for energy in energies])
+    joules_per_token = _mean_if_complete([energy.joules_per_output_token for energy in energies])
+    joules_per_request = _mean_if_complete([energy.joules_per_request for energy in energies])
+    relative_errors = []
+    for energy in energies:
+        if not energy.joules:
+            return None
+        relative_errors.append((energy.error_j or 0.0) / energy.joules)
+    if watts is None or joules_per_token is None:
+        return None
     return MeasuredEnergy(
         watts=watts,
         joules_per_output_token=joules_per_token,
@@ -114,12 +121,12 @@ def average_measured_energy(
     )
 
 
-def lowest_measured_watts(measured: MeasuredEnergy, energy_price: Energy) -> Decimal:
+def compute_lowest_measured_watts(measured: MeasuredEnergy, energy_price: Energy) -> Decimal:
     """Return the measured power less its error, with PUE."""
     return measured.watts * (1 - measured.error) * energy_price.pue
 
 
-def _mean(values: Sequence[float | None]) -> Decimal | None:
+def _mean_if_complete(values: Sequence[float | None]) -> Decimal | None:
     """Return the mean, or None if a value is missing or zero."""
     known = [value for value in values if value]
     if len(known) < len(values):

@@ -16,7 +16,7 @@ T = TypeVar("T", float, Decimal)
 
 
 class Estimate(Struct, Generic[T], frozen=True, kw_only=True):
-    """A value with its 95 % interval.
+    """A value with its 95 % confidence interval, from `low` to `high`.
 
     Both ends are None if nothing was repeated. The field names are keys of `size.json`.
     """
@@ -35,15 +35,17 @@ class Estimate(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def estimate_rate(rates: Sequence[float]) -> Estimate[float]:
-    """Return the mean of the rates of independent repeats, with Student's 95 % interval.
+    """Return the mean of the rates of independent repeats, with a confidence interval.
 
-    One rate has no interval. The interval of few, scattered rates may reach below zero, which is
-    not possible for a rate, so the smallest measured rate is its lower end then.
+    The interval is Student's t interval of a mean. A single rate has none. With few, scattered
+    rates the interval may reach below zero, which no rate can be, so its lower end is then the
+    smallest measured rate.
     """
-    mean, low, high = replications(rates, CONFIDENCE)
+    interval = replications(rates, CONFIDENCE)
     if len(rates) < 2:
-        return Estimate(mid=mean)
-    return Estimate(mid=mean, low=low if low > 0 else min(rates), high=high)
+        return Estimate(mid=interval.value)
+    low = interval.low if interval.low > 0 else min(rates)
+    return Estimate(mid=interval.value, low=low, high=interval.high)
 
 
 def format_interval(

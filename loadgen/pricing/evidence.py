@@ -15,7 +15,7 @@ from loadgen.core.metrics.part_summaries import StepSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords
-from loadgen.pricing.reasons import note
+from loadgen.pricing.reasons import make_note
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, describe_horizon
 from loadgen.repeated.run_warnings import describe_work_warnings
 
@@ -29,10 +29,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         summaries: The summary of one run or of each of its repeats. With a capacity, the summary of
             the run that confirms it.
         capacity: The result of a search, if there is one.
-        at_once: True if all requests were due at once, as in an Offline run. Such a run has no
-            steady-state window, so its rates are those of the measurement window.
+        is_offline: True if all requests were due at once, as in the Offline scenario of MLPerf.
+            Such a run has no steady-state window, so its rates are those of the measurement window.
         run_folders: The folders of the summaries, in the same order.
-        left_out: Names of INVALID repeats, which are not among the summaries.
+        excluded_repeats: Names of INVALID repeats, which are not among the summaries.
         read_runs: Reads the records of the runs, or None if they are not available.
     """
 
@@ -40,9 +40,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     summaries: tuple[Summary, ...]
     capacity: Capacity | None = None
-    at_once: bool = False
+    is_offline: bool = False
     run_folders: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    excluded_repeats: tuple[str, ...] = ()
     read_runs: Callable[[], Sequence[RunRecords]] | None = None
 
     @property
@@ -51,12 +51,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return self.summaries[0]
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         """True if every run is VALID."""
         return all(summary.verdict.valid for summary in self.summaries)
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """True if a simulated server was measured."""
         return any(summary.target.simulated for summary in self.summaries)
 
@@ -76,7 +76,7 @@ def count_interactions(summary: Summary) -> int:
     return summary.sessions.count + single_requests
 
 
-def mean_interaction_duration_ms(summary: Summary) -> float | None:
+def compute_mean_interaction_ms(summary: Summary) -> float | None:
     """Return how long an interaction takes on average, or None if it is not known.
 
     An interaction is a single request or a whole conversation. A conversation lasts from its first
@@ -99,29 +99,29 @@ def mean_interaction_duration_ms(summary: Summary) -> float | None:
     return total_ms / interaction_count if interaction_count else None
 
 
-def without_separate_endpoints(summary: Summary) -> Summary:
+def exclude_separate_endpoints(summary: Summary) -> Summary:
     """Return the summary without the tokens and bytes of steps that separate endpoints serve.
 
     A step of a task, such as the computation of embeddings, may be sent to a separate endpoint.
     That endpoint has another price, so `step_cost` prices these tokens.
     """
-    steps = [step for step in summary.steps if step.targets]
-    if not steps:
+    separate_steps = [step for step in summary.steps if step.targets]
+    if not separate_steps:
         return summary
-    tokens = msgspec.structs.replace(
-        summary.tokens,
-        **{name: _subtract_steps(summary, steps, name) for name in _TOKEN_FIELDS},
-    )
-    received = summary.bytes.received - sum(step.bytes.received for step in steps)
+    remaining_tokens = {
+        field: _subtract_steps(summary, separate_steps, field) for field in _SUMMED_TOKEN_FIELDS
+    }
+    separate_bytes = sum(step.bytes.received for step in separate_steps)
+    remaining_bytes = summary.bytes.received - separate_bytes
     return msgspec.structs.replace(
         summary,
-        tokens=tokens,
-        bytes=msgspec.structs.replace(summary.bytes, received=received),
+        tokens=msgspec.structs.replace(summary.tokens, **remaining_tokens),
+        bytes=msgspec.structs.replace(summary.bytes, received=remaining_bytes),
     )
 
 
 # The fields of `TokenSummary` that are sums over all requests, so that steps can be subtracted.
-_TOKEN_FIELDS = (
+_SUMMED_TOKEN_FIELDS = (
     "input",
     "cached",
     "cache_written",
@@ -136,9 +136,15 @@ _TOKEN_FIELDS = (
 def _subtract_steps(
     summary: Summary, steps: Sequence[StepSummary], field: str
 ) -> float | int | None:
-    """Return a field of the run's tokens without the steps, or None if the run did not count it.
+    """Return a token count or token rate of a run without that of some of its steps.
 
-    A step that did not count it is taken as 0.
+    Args:
+        summary: The run.
+        steps: The steps to subtract. A step that did not count these tokens is taken as 0.
+        field: The field of `TokenSummary`, such as "cached".
+
+    Returns:
+        The difference, or None if the run did not count these tokens.
     """
     total: float | int | None = getattr(summary.tokens, field)
     if total is None:
@@ -146,117 +152,122 @@ def _subtract_steps(
     return total - sum(getattr(step.tokens, field) or 0 for step in steps)
 
 
-def evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
+def list_evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Yield the notes to show beside every number that follows from this evidence.
 
     They say how valid the measurement is, whether it met its SLO, how certain its capacity is, and
-    whether the load can be sustained.
+    whether the server can sustain the load.
     """
-    yield from _measurement_notes(evidence)
+    yield from _list_validity_notes(evidence)
     summaries = evidence.summaries
-    if any(summary.goodput.met is False for summary in summaries):
-        yield note("slo_missed_at_capacity" if evidence.capacity else "slo_missed")
+    is_slo_missed = any(summary.goodput.met is False for summary in summaries)
+    if is_slo_missed:
+        yield make_note("slo_missed_at_capacity" if evidence.capacity else "slo_missed")
     if evidence.capacity is not None:
-        yield from _capacity_notes(evidence.capacity)
+        yield from _list_capacity_notes(evidence.capacity)
     if any(summary.goodput.undecided for summary in summaries):
-        yield note("slo_undecided")
-    # An Offline run is not judged, because all its requests were due at once.
-    if not evidence.at_once:
-        yield from _sustained_notes(evidence)
-    if evidence.at_once:
-        yield note("at_once")
-    elif not summaries[0].goodput.has_slo:
-        yield note("no_slo")
+        yield make_note("slo_undecided")
+
+    if evidence.is_offline:
+        # All requests were due at once, so whether the load can be sustained is no question.
+        yield make_note("at_once")
+        return
+    yield from _list_sustained_notes(evidence)
+    if not summaries[0].goodput.has_slo:
+        yield make_note("no_slo")
 
 
-def _measurement_notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield the notes on how far the runs behind the evidence can be relied on.
+def _list_validity_notes(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield the notes on whether the runs behind the evidence can be relied on.
 
-    Repeats of a run share many reasons and caveats, so each is named once. A warning that is also a
-    caveat of the verdict is not repeated.
+    They name, in this order: a simulated server, the reasons of an INVALID verdict, repeats that
+    were excluded, the caveats of a VALID verdict, and warnings about the work that was done, unless
+    a caveat says the same. Repeats of a run share many of these texts, so each is named once.
     """
     summaries = evidence.summaries
-    if evidence.simulated:
-        yield note("simulated", error=format.shares(MODEL_ERROR))
-    if not evidence.valid:
+    if evidence.is_simulated:
+        yield make_note("simulated", error=format.shares(MODEL_ERROR))
+    if not evidence.is_valid:
         verdicts = [summary.verdict for summary in summaries]
-        yield note(
+        yield make_note(
             "invalid",
             reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
             codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
         )
-    if evidence.left_out:
-        run_count = len(evidence.left_out) + len(summaries)
-        yield note("repeats_left_out", names=list(evidence.left_out), runs=run_count)
+    if evidence.excluded_repeats:
+        run_count = len(evidence.excluded_repeats) + len(summaries)
+        yield make_note("repeats_left_out", names=list(evidence.excluded_repeats), runs=run_count)
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
-        yield note("reserved", caveats=_unique(caveats))
-    warnings = [text for summary in summaries for text in describe_work_warnings(summary)]
-    new_warnings = [text for text in _unique(warnings) if text not in caveats]
-    if new_warnings:
-        yield note("other_work", warnings=new_warnings)
+        yield make_note("reserved", caveats=_unique(caveats))
+    work_warnings = [text for summary in summaries for text in describe_work_warnings(summary)]
+    further_warnings = [text for text in _unique(work_warnings) if text not in caveats]
+    if further_warnings:
+        yield make_note("other_work", warnings=further_warnings)
 
 
-def _capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
-    """Yield the notes on a capacity that is only a lower bound, and on its interval.
+def _list_capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
+    """Yield the notes that say how certain the capacity that a search found is.
 
-    The capacity is the load that passed at full length. Its interval follows from all trials of the
-    search, so the capacity may be an end of the interval.
+    There is a note if the capacity is only a lower bound, if it equals an end of its confidence
+    interval, and on the length of time that the interval holds for. The capacity is the load that
+    passed at full length, but its interval follows from all trials, so the two may coincide.
     """
     if capacity.lower_bound:
-        yield note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
+        yield make_note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
     if capacity.low_per_s is None or capacity.high_per_s is None:
         return
     ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
     equal_ends = [end for end, rate in ends.items() if rate == capacity.rate_per_s]
     if equal_ends:
-        yield note("at_an_end", ends=equal_ends)
+        yield make_note("at_an_end", ends=equal_ends)
     if capacity.horizon_s is not None:
-        yield note(
+        yield make_note(
             "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)
         )
 
 
-def _sustained_notes(evidence: Evidence) -> Iterator[ReasonCode]:
+def _list_sustained_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Yield a note if it is not known that the server can sustain the load behind the numbers.
 
     A load is sustained if its queue does not grow, so that it could go on for any length of time.
     """
     if evidence.capacity is None:
-        yield from _sustained_notes_on_runs(evidence.summaries)
+        yield from _list_sustained_notes_on_runs(evidence.summaries)
     elif evidence.capacity.method == "search":
-        yield from _sustained_notes_on_search(evidence.capacity)
+        yield from _list_sustained_notes_on_search(evidence.capacity)
 
 
-def _sustained_notes_on_search(capacity: Capacity) -> Iterator[ReasonCode]:
-    """Yield a note if a search did not confirm its capacity, or not as a load that lasts.
+def _list_sustained_notes_on_search(capacity: Capacity) -> Iterator[ReasonCode]:
+    """Yield a note if it is not certain that the capacity that a search found can be sustained.
 
-    A confirmation is a run at full length. Its result may leave open whether the load can be
-    sustained, and `sustained_reason` says why.
+    A search confirms its capacity by a run at full length. There is one note if this run is missing
+    and another if its result leaves open whether the load can be sustained.
     """
     if capacity.confirmed is False:
-        yield note("unconfirmed")
+        yield make_note("unconfirmed")
         return
     if capacity.sustained or not capacity.sustained_reason:
         return
     reason = capacity.sustained_reason
     if capacity.resume_command:
         reason += f"; the search was stopped, {capacity.resume_hint}"
-    yield note("not_sustained", why=reason)
+    yield make_note("not_sustained", why=reason)
 
 
-def _sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[ReasonCode]:
-    """Yield one note for all repeats: the first overload, or else the first open judgment.
+def _list_sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[ReasonCode]:
+    """Yield a note if a run did not sustain its load, or else if a run was too short to tell.
 
-    A run is judged as sustained, as not sustained, or (None) as too short to tell.
+    Repeats have one note between them, with the reason of the first such run.
     """
     judgments = [summary.sustainable for summary in summaries]
     overloaded = [judgment for judgment in judgments if judgment.sustained is False]
+    # None means that the run was too short to tell.
     undecided = [judgment for judgment in judgments if judgment.sustained is None]
     if overloaded:
-        yield note("overloaded", why=overloaded[0].why)
+        yield make_note("overloaded", why=overloaded[0].why)
     elif undecided:
-        yield note("not_sustained", why=undecided[0].why)
+        yield make_note("not_sustained", why=undecided[0].why)
 
 
 def _unique(texts: Sequence[str]) -> list[str]:

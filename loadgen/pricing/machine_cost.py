@@ -9,7 +9,7 @@ from loadgen.pricing.prices import Energy, Owned, Rented
 from loadgen.pricing.units import HOURS_PER_YEAR, KILO, MONTHS_PER_YEAR
 
 
-def machines_paid(price: Rented | Owned, gpus: int) -> Decimal:
+def count_paid_machines(price: Rented | Owned, gpus: int) -> Decimal:
     """Return the number of machines that a run on `gpus` GPUs pays for.
 
     Rented machines are paid whole: a run on 6 GPUs pays for one machine of 8. Of machines that were
@@ -23,7 +23,7 @@ def machines_paid(price: Rented | Owned, gpus: int) -> Decimal:
     return Decimal(math.ceil(gpus / price.gpus))
 
 
-def hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
+def compute_hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
     """Return the parts of the hourly cost of one machine, such as "rent", without zero parts.
 
     Power is a part as far as it is paid at all hours: `counted: hourly` pays the power under load,
@@ -43,12 +43,12 @@ def hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
     return {part: amount for part, amount in parts.items() if amount}
 
 
-def hourly_cost(price: Rented | Owned) -> Decimal:
+def compute_hourly_cost(price: Rented | Owned) -> Decimal:
     """Return what one machine costs per hour, without the energy that load adds."""
-    return sum(hourly_cost_parts(price).values(), Decimal(0))
+    return sum(compute_hourly_cost_parts(price).values(), Decimal(0))
 
 
-def load_energy_cost_per_hour(energy: Energy | None) -> Decimal:
+def compute_load_energy_cost_per_hour(energy: Energy | None) -> Decimal:
     """Return what the power that load adds on one machine costs per hour.
 
     Returns 0 unless energy is counted `by_load`.
@@ -76,8 +76,8 @@ def _rental_parts(price: Rented) -> dict[str, Decimal]:
     elif price.per_gpu_hour is not None:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
     if price.lost_share is not None:
-        # Interruptions lose this share of the paid time, so that a useful hour costs
-        # rent / (1 - share). The part of the interruptions is the difference to the rent.
+        # Interruptions of spot machines waste this fraction of the paid time, so that a useful hour
+        # costs rent / (1 - lost_share). What they add is the difference to the rent.
         parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
     return parts
 

@@ -39,9 +39,9 @@ from loadgen.pricing.prices import (
     ExchangeRate,
     Owned,
     Price,
+    PriceDocument,
     Prices,
     Rented,
-    WrittenPrices,
 )
 
 KeyPath = tuple[str | int, ...]
@@ -132,66 +132,76 @@ def parse_prices(
     as_of: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """Return the prices in the text of a price file. `label` names the file in messages.
+    """Parse and check the text of a price file, and return its prices in one currency.
 
-    See `load_prices` for the other arguments and for the errors that are raised.
+    All errors of the file are reported at once, each with its line. `label` names the file in
+    messages. See `load_prices` for the other arguments and for the errors that are raised.
     """
-    written, file = _parse_document(text, label, env)
-    if written.sample and not accept_sample:
-        file.add_error(
+    document, errors = _parse_document(text, label, env)
+    if document.sample and not accept_sample:
+        errors.add(
             "sample_prices",
             "the prices are examples, not an offer",
             ("sample",),
             "enter your own prices, or use --accept-sample-prices",
         )
-    _check_consistency(written, file, today or date.today())
-    file.raise_errors()
-    target_currency = currency or written.currency
-    if not re.fullmatch(r"[A-Z]{3}", target_currency):
-        raise UserError(
-            "invalid_value",
-            f'"{target_currency}" must be a currency code',
-            "--currency",
-            "three capital letters, like USD",
-        )
-    latest = _latest_prices(_located_prices(written), as_of)
-    converted, exchange_texts = _convert_prices(written, latest, file, target_currency)
-    _check_plausibility(converted, file, target_currency)
-    file.raise_errors()
-    if not converted:
+    _check_consistency(document, errors, today or date.today())
+    errors.raise_if_any()
+
+    target_currency = currency or document.currency
+    _check_currency_code(target_currency)
+    latest = _select_latest_prices(_locate_prices(document), as_of)
+    conversion = _convert_prices(document, latest, errors, target_currency)
+    _check_plausibility(conversion.prices, errors, target_currency)
+    errors.raise_if_any()
+    if not conversion.prices:
         raise UserError(
             "no_price",
             "the file has no prices",
-            file.place(()),
+            errors.locate(()),
             f"rented:, owned: or per_token:, like {EXAMPLE}",
         )
-    names = _unique_names([located.price for located in converted])
+
+    names = _create_unique_names([located.price for located in conversion.prices])
+    entries: list[Price] = []
+    locations: dict[str, str] = {}
+    for located, name in zip(conversion.prices, names, strict=True):
+        entries.append(_replace_fields(located.price, name=name))
+        locations[name] = str(errors.locate(located.key_path))
     return Prices(
         file=label,
         currency=target_currency,
-        sample=written.sample,
-        notes=" ".join(written.notes.split()),
-        entries=tuple(
-            _replace_fields(located.price, name=name)
-            for located, name in zip(converted, names, strict=True)
-        ),
-        locations={
-            name: str(file.place(located.keys))
-            for located, name in zip(converted, names, strict=True)
-        },
-        exchanged=exchange_texts,
+        sample=document.sample,
+        notes=" ".join(document.notes.split()),
+        entries=tuple(entries),
+        locations=locations,
+        exchanged=conversion.rate_texts,
     )
 
 
-class LocatedPrice(NamedTuple):
-    """A price and the keys that lead to it in the file."""
+def _check_currency_code(currency: str) -> None:
+    """Raise UserError for a value of `--currency` that cannot be an ISO 4217 code."""
+    if not re.fullmatch(r"[A-Z]{3}", currency):
+        raise UserError(
+            "invalid_value",
+            f'"{currency}" must be a currency code',
+            "--currency",
+            "three capital letters, like USD",
+        )
 
-    keys: tuple[str, int]
+
+class LocatedPrice(NamedTuple):
+    """A price and the keys that lead to it in the file, such as ("rented", 0)."""
+
+    key_path: tuple[str, int]
     price: Price
 
     @property
     def offer(self) -> tuple[str, ...]:
-        """What must be unique among prices of one day: provider, product, region and commitment."""
+        """What identifies an offer: provider, product, region and commitment.
+
+        A file may have several prices of one offer, but only one for each day.
+        """
         price = self.price
         if isinstance(price, PerToken):
             return price.offer
@@ -214,28 +224,33 @@ class LocatedPrice(NamedTuple):
         return self.price.as_of
 
 
-class _CheckedFile:
-    """The document of a price file and the errors found in it so far."""
+class _DocumentErrors:
+    """Collects the errors of a price file, each with the line and column of its key.
+
+    Args:
+        document: The file as parsed YAML, which knows where each key stands.
+        label: The file, as messages name it.
+        errors: The errors that were found before.
+    """
 
     def __init__(self, document: Map, label: str, errors: list[LoadgenError]) -> None:
         self._document = document
         self._label = label
         self._errors = errors
 
-    def add_error(self, code: Code, problem: str, keys: KeyPath, hint: str) -> None:
-        """Remember an error at the place that the keys lead to."""
-        self._errors.append(UserError(code, problem, self.place(keys), hint))
+    def add(self, code: Code, problem: str, key_path: KeyPath, hint: str) -> None:
+        """Add an error at the place that the keys lead to."""
+        self._errors.append(UserError(code, problem, self.locate(key_path), hint))
 
-    def place(self, keys: KeyPath) -> Place:
-        """Return the place that the keys lead to."""
-        location = locate(self._document, keys)
-        return place_at(self._label, location[0], location[1])
+    def locate(self, key_path: KeyPath) -> Place:
+        """Return the place that the keys lead to: file, line and column."""
+        return locate(self._document, key_path).place(self._label)
 
-    def line(self, keys: KeyPath) -> int:
+    def find_line(self, key_path: KeyPath) -> int:
         """Return the line that the keys lead to."""
-        return self.place(keys).line
+        return self.locate(key_path).line
 
-    def raise_errors(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise CombinedError if there are errors."""
         if self._errors:
             raise CombinedError(sort_errors(self._errors))
@@ -243,17 +258,22 @@ class _CheckedFile:
 
 def _parse_document(
     text: str, label: str, env: Mapping[str, str]
-) -> tuple[WrittenPrices, _CheckedFile]:
-    """Return the validated document and the file with the errors that did not prevent validation.
+) -> tuple[PriceDocument, _DocumentErrors]:
+    """Parse the YAML of a price file and validate each of its keys.
+
+    Returns the document, and the errors that did not prevent its validation, to which later checks
+    add theirs.
 
     Raises CombinedError if the document does not have the form of a price file.
     """
-    document, errors = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
-    context = FileContext(file=label, directory=Path(), errors=errors)
-    written = validate_document(WrittenPrices, document, context)
-    if written is None:
+    yaml_document, yaml_errors = read_yaml(
+        text, label, env, kind="price file", smallest=f"like {EXAMPLE}"
+    )
+    context = FileContext(file=label, directory=Path(), errors=yaml_errors)
+    document = validate_document(PriceDocument, yaml_document, context)
+    if document is None:
         raise CombinedError(sort_errors([_with_example(error) for error in context.errors]))
-    return written, _CheckedFile(document, label, context.errors)
+    return document, _DocumentErrors(yaml_document, label, context.errors)
 
 
 def _with_example(error: LoadgenError) -> LoadgenError:
@@ -265,12 +285,12 @@ def _with_example(error: LoadgenError) -> LoadgenError:
     )
 
 
-def _located_prices(written: WrittenPrices) -> list[LocatedPrice]:
-    """Return all prices of a file, each with its place, such as ("rented", 0)."""
+def _locate_prices(document: PriceDocument) -> list[LocatedPrice]:
+    """Return all prices of a document with the keys that lead to them, such as ("rented", 0)."""
     prices_by_key: dict[str, Sequence[Price]] = {
-        "rented": written.rented,
-        "owned": written.owned,
-        "per_token": written.per_token,
+        "rented": document.rented,
+        "owned": document.owned,
+        "per_token": document.per_token,
     }
     return [
         LocatedPrice((key, index), price)
@@ -279,13 +299,17 @@ def _located_prices(written: WrittenPrices) -> list[LocatedPrice]:
     ]
 
 
-def _latest_prices(
+def _select_latest_prices(
     located_prices: Sequence[LocatedPrice], as_of: date | None
 ) -> list[LocatedPrice]:
-    """Return the latest price of each offer, of those that were valid at a day if one is given.
+    """Return the one price of each offer that applies: the latest, or the latest up to a day.
 
     A file may keep old prices of an offer, such as 2.10 per hour since January and 1.95 since June,
     so that old results can be priced as they were.
+
+    Args:
+        located_prices: All prices of the file.
+        as_of: The day of `--as-of`, or None to use the latest prices.
 
     Raises:
         UserError: There are prices, but none was valid at that day.
@@ -306,189 +330,222 @@ def _latest_prices(
     return latest
 
 
-def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) -> None:
-    """Add errors that concern several keys, which the check of single keys cannot find.
+def _check_consistency(document: PriceDocument, errors: _DocumentErrors, today: date) -> None:
+    """Add errors that concern several keys or several prices.
 
-    They are dates in the future, keys that exclude or need each other, and repeated offers
-    and names.
+    The validation of single keys cannot find them. They are dates in the future, keys that exclude
+    or need each other, and repeated offers and names.
     """
-    located = _located_prices(written)
-    dates: list[tuple[KeyPath, str]] = [
-        (("exchange", index), rate.as_of) for index, rate in enumerate(written.exchange)
-    ]
-    dates += [(entry.keys, entry.as_of) for entry in located]
-    for keys, as_of in dates:
-        date_error = find_future_date(as_of, today)
-        if date_error is not None:
-            file.add_error(date_error.code, date_error.message, (*keys, "as_of"), date_error.hint)
-    for keys, price in located:
+    located_prices = _locate_prices(document)
+    _check_dates(document, located_prices, errors, today)
+    for located in located_prices:
+        price = located.price
         if isinstance(price, Rented):
-            _check_rented(price, keys, file)
+            _check_rented_price(price, located.key_path, errors)
         if isinstance(price, Rented | Owned) and price.energy is not None:
-            _check_energy(price, price.energy, (*keys, "energy"), file)
-    _check_repeated_offers(located, file)
-    _check_repeated_names(located, file)
+            _check_energy(price, price.energy, (*located.key_path, "energy"), errors)
+    _check_repeated_offers(located_prices, errors)
+    _check_repeated_names(located_prices, errors)
 
 
-def _check_repeated_offers(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
+def _check_dates(
+    document: PriceDocument,
+    located_prices: Sequence[LocatedPrice],
+    errors: _DocumentErrors,
+    today: date,
+) -> None:
+    """Add an error for each exchange rate and each price with a date in the future."""
+    dates: list[tuple[KeyPath, str]] = []
+    for index, exchange_rate in enumerate(document.exchange):
+        dates.append((("exchange", index), exchange_rate.as_of))
+    for located in located_prices:
+        dates.append((located.key_path, located.as_of))
+    for key_path, as_of in dates:
+        error = find_future_date(as_of, today)
+        if error is not None:
+            errors.add(error.code, error.message, (*key_path, "as_of"), error.hint)
+
+
+def _check_repeated_offers(located_prices: Sequence[LocatedPrice], errors: _DocumentErrors) -> None:
     """Add an error for each price whose offer already has a price of the same day.
 
     Which of them is right cannot be known, so the user has to remove one.
     """
-    repeated = find_duplicates(located, lambda entry: entry.offer, lambda entry: entry.as_of)
-    for entry, first in repeated:
-        file.add_error(
+    duplicates = find_duplicates(
+        located_prices, lambda located: located.offer, lambda located: located.as_of
+    )
+    for repeated, first in duplicates:
+        errors.add(
             "duplicate",
-            f"two prices for {entry.product} of {entry.price.provider}",
-            entry.keys,
-            f"the first is on line {file.line(first.keys)}; {DUPLICATE_HINT}",
+            f"two prices for {repeated.product} of {repeated.price.provider}",
+            repeated.key_path,
+            f"the first is on line {errors.find_line(first.key_path)}; {DUPLICATE_HINT}",
         )
 
 
-def _check_repeated_names(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
-    """Add an error for each name that more than one offer has.
+def _check_repeated_names(located_prices: Sequence[LocatedPrice], errors: _DocumentErrors) -> None:
+    """Add an error for each price whose name an earlier price of another offer has.
 
     `--price DIR=NAME` could mean both of them. Prices of one offer at different days may share a
     name, because only the latest of them is used.
     """
     first_by_name: dict[str, LocatedPrice] = {}
-    for entry in located:
-        name = entry.price.name
+    for located in located_prices:
+        name = located.price.name
         if not name:
             continue
-        first = first_by_name.setdefault(name, entry)
-        if first.offer != entry.offer:
-            file.add_error(
+        first = first_by_name.get(name)
+        if first is None:
+            first_by_name[name] = located
+        elif first.offer != located.offer:
+            errors.add(
                 "duplicate",
                 f'two prices have the name "{name}"',
-                (*entry.keys, "name"),
-                f"the first is on line {file.line(first.keys)}",
+                (*located.key_path, "name"),
+                f"the first is on line {errors.find_line(first.key_path)}",
             )
 
 
-def _check_rented(price: Rented, keys: KeyPath, file: _CheckedFile) -> None:
+def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentErrors) -> None:
     """Add errors for keys of a rented machine that exclude or need each other.
 
     The hourly price must be clear: either of a machine with a known number of GPUs, or of one GPU.
-    An entry of the quality "not verified" may lack it, because it records that nobody has verified
-    one.
+    An entry of the quality "not verified" may lack it, because its purpose is to record that no
+    price could be verified.
     """
     if price.per_hour is not None and price.per_gpu_hour is not None:
-        file.add_error(
+        errors.add(
             "conflict",
             "per_hour and per_gpu_hour are both given",
-            (*keys, "per_gpu_hour"),
+            (*key_path, "per_gpu_hour"),
             "keep the one in the source",
         )
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
-        file.add_error(
+        errors.add(
             "no_price",
             f"no price for {price.shape or price.gpu}",
-            keys,
+            key_path,
             "add per_hour (whole machine) or per_gpu_hour (one GPU)",
         )
     if price.per_hour is not None and price.gpus is None:
-        file.add_error(
+        errors.add(
             "missing_key",
             "per_hour without gpus",
-            (*keys, "per_hour"),
+            (*key_path, "per_hour"),
             "add gpus, the number of GPUs of the machine",
         )
     if price.energy is not None and price.gpus is None:
-        file.add_error(
+        errors.add(
             "missing_key",
             "energy without gpus",
-            (*keys, "energy"),
+            (*key_path, "energy"),
             "add gpus, the number of GPUs of the machine, because watts are per machine",
         )
 
 
-def _check_energy(price: Rented | Owned, energy: Energy, keys: KeyPath, file: _CheckedFile) -> None:
+def _check_energy(
+    price: Rented | Owned, energy: Energy, key_path: KeyPath, errors: _DocumentErrors
+) -> None:
     """Add errors for keys of `energy` by which power would be paid twice or not at all."""
     if isinstance(price, Owned) and energy.counted == "included":
-        file.add_error(
+        errors.add(
             "conflict",
             "capital does not include power",
-            (*keys, "counted"),
+            (*key_path, "counted"),
             "use counted: hourly (watts at all hours) or by_load (idle_watts at all hours, the "
             "rest with the load)",
         )
     if energy.counted == "included" and energy.per_kwh is not None:
-        file.add_error(
+        errors.add(
             "conflict",
             "power that the price includes would be paid twice",
-            (*keys, "per_kwh"),
+            (*key_path, "per_kwh"),
             "remove per_kwh, or use counted: hourly or by_load if power is billed separately",
         )
     if energy.counted != "included" and energy.per_kwh is None:
-        file.add_error(
+        errors.add(
             "missing_key",
             "power is paid, but per_kwh is missing",
-            keys,
+            key_path,
             "add per_kwh, the price of a kilowatt-hour",
         )
     if energy.counted == "by_load" and energy.idle_watts is None:
-        file.add_error(
+        errors.add(
             "missing_key",
             "counted: by_load needs idle_watts",
-            keys,
+            key_path,
             "add idle_watts, the power of an idle machine",
         )
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        file.add_error(
+        errors.add(
             "out_of_range",
             "idle_watts is more than watts",
-            (*keys, "idle_watts"),
+            (*key_path, "idle_watts"),
             "watts is the power under load, idle_watts that of an idle machine",
         )
 
 
-def _convert_prices(
-    written: WrittenPrices, located: Sequence[LocatedPrice], file: _CheckedFile, currency: str
-) -> tuple[list[LocatedPrice], tuple[str, ...]]:
-    """Return the prices in one currency, and the exchange rates that were used as text.
+class _Conversion(NamedTuple):
+    """Prices in one currency, and the exchange rates that they were converted with, as text."""
 
-    Each price in another currency needs its own exchange rate in the file. If the rate is missing,
-    an error is added and the price is left out.
+    prices: list[LocatedPrice]
+    rate_texts: tuple[str, ...]
+
+
+def _convert_prices(
+    document: PriceDocument,
+    located_prices: Sequence[LocatedPrice],
+    errors: _DocumentErrors,
+    currency: str,
+) -> _Conversion:
+    """Return the prices with all amounts in one currency.
+
+    The document must have an exchange rate for each other currency. If one is missing, an error is
+    added and the price is left out.
     """
-    rates = _exchange_rates(written, file)
+    exchange_rates = _collect_exchange_rates(document, errors)
     converted: list[LocatedPrice] = []
     rate_texts: list[str] = []
-    for entry in located:
-        price_currency = entry.price.currency or written.currency
+    for located in located_prices:
+        price_currency = located.price.currency or document.currency
         if price_currency == currency:
-            converted.append(entry)
+            converted.append(located)
             continue
-        exchange = rates.get((price_currency, currency))
+        exchange = exchange_rates.get((price_currency, currency))
         if exchange is None:
-            file.add_error(
+            errors.add(
                 "no_exchange_rate",
                 f"no exchange rate from {price_currency} to {currency}",
-                (*entry.keys, "currency"),
+                (*located.key_path, "currency"),
                 f"exchange: [{{from: {price_currency}, to: {currency}, rate: ..., as_of: ..., "
                 "source: ...}]",
             )
             continue
-        rate_text = (
+        rate_texts.append(
             f"1 {price_currency} = {exchange.rate} {currency} "
             f"(as of {exchange.as_of}, {exchange.source})"
         )
-        if rate_text not in rate_texts:
-            rate_texts.append(rate_text)
-        converted.append(LocatedPrice(entry.keys, _multiply_amounts(entry.price, exchange.rate)))
-    return converted, tuple(rate_texts)
+        converted_price = _multiply_amounts(located.price, exchange.rate)
+        converted.append(LocatedPrice(located.key_path, converted_price))
+    unique_rate_texts = tuple(dict.fromkeys(rate_texts))
+    return _Conversion(converted, unique_rate_texts)
 
 
-def _exchange_rates(
-    written: WrittenPrices, file: _CheckedFile
+def _collect_exchange_rates(
+    document: PriceDocument, errors: _DocumentErrors
 ) -> dict[tuple[str, str], ExchangeRate]:
-    """Return the exchange rates by the currencies they convert from and to."""
+    """Return the exchange rates by the pair of currencies that they convert from and to.
+
+    An error is added for each further rate between the same currencies.
+    """
     rates: dict[tuple[str, str], ExchangeRate] = {}
-    for index, rate in enumerate(written.exchange):
-        first = rates.setdefault((rate.from_, rate.to), rate)
-        if first is not rate:
+    for index, rate in enumerate(document.exchange):
+        currencies = (rate.from_, rate.to)
+        if currencies in rates:
             problem = f"two rates from {rate.from_} to {rate.to}"
-            file.add_error("duplicate", problem, ("exchange", index), "keep one")
+            errors.add("duplicate", problem, ("exchange", index), "keep one")
+        else:
+            rates[currencies] = rate
     return rates
 
 
@@ -513,30 +570,33 @@ def _replace_fields(price: Price, **changes: Any) -> Price:
 
 
 class _Amount(NamedTuple):
-    """An amount of money of a price, and the range in which it is plausible."""
+    """An amount of money of a price, its keys, and the range in which it is plausible."""
 
-    keys: tuple[str, ...]
+    key_path: tuple[str, ...]
     value: Decimal
     plausible_range: PlausibleRange
 
 
-def _check_plausibility(located: Sequence[LocatedPrice], file: _CheckedFile, currency: str) -> None:
-    """Find amounts that are probably a mistake, such as cents instead of dollars."""
-    for keys, price in located:
-        for amount in _amounts_to_check(price):
+def _check_plausibility(
+    located_prices: Sequence[LocatedPrice], errors: _DocumentErrors, currency: str
+) -> None:
+    """Add an error for each amount that is probably a mistake, such as cents instead of dollars."""
+    for located in located_prices:
+        for amount in _list_amounts_to_check(located.price):
             error = find_implausible_amount(amount.value, amount.plausible_range, currency)
             if error is not None:
-                file.add_error(error.code, error.message, (*keys, *amount.keys), error.hint)
+                key_path: KeyPath = (*located.key_path, *amount.key_path)
+                errors.add(error.code, error.message, key_path, error.hint)
 
 
-def _amounts_to_check(price: Price) -> Iterator[_Amount]:
-    """Yield the amounts of a price for which a plausible range is known, per GPU where needed.
+def _list_amounts_to_check(price: Price) -> Iterator[_Amount]:
+    """Yield the amounts of a price whose plausibility can be checked.
 
     The ranges for machines are per GPU, so amounts of whole machines are divided by their GPUs. The
     quotient is rounded because error messages show it.
     """
     if isinstance(price, Rented):
-        yield from _rental_amounts_to_check(price)
+        yield from _list_rental_amounts_to_check(price)
     if isinstance(price, Owned):
         capital_per_gpu = round(price.capital / price.gpus, 2)
         yield _Amount(("capital",), capital_per_gpu, CAPITAL_RANGE)
@@ -550,7 +610,8 @@ def _amounts_to_check(price: Price) -> Iterator[_Amount]:
             yield _Amount((key,), amount, plausible_range)
 
 
-def _rental_amounts_to_check(price: Rented) -> Iterator[_Amount]:
+def _list_rental_amounts_to_check(price: Rented) -> Iterator[_Amount]:
+    """Yield the hourly price of a rented machine, per GPU."""
     if price.per_gpu_hour is not None:
         yield _Amount(("per_gpu_hour",), price.per_gpu_hour, GPU_HOUR_RANGE)
     if price.per_hour is not None and price.gpus is not None:
@@ -558,16 +619,20 @@ def _rental_amounts_to_check(price: Rented) -> Iterator[_Amount]:
         yield _Amount(("per_hour",), cost_per_gpu_hour, GPU_HOUR_RANGE)
 
 
-def _unique_names(prices: Sequence[Price]) -> list[str]:
-    """Return a unique name for each price.
+def _create_unique_names(prices: Sequence[Price]) -> list[str]:
+    """Return a unique name for each price, by which `--price DIR=NAME` can choose it.
 
-    A price without a name gets one from its provider, product, region and commitment. A repeated
-    name gets the index of the price as a suffix.
+    A price without a name in the file gets one from its provider, product, region and commitment.
+    A repeated name gets the index of the price as a suffix.
     """
     names: list[str] = []
-    for price in prices:
-        product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
-        parts = (price.provider, product, price.region, price.commitment)
-        name = price.name or " ".join(filter(None, parts))
-        names.append(name if name not in names else child_path(name, len(names)))
+    for index, price in enumerate(prices):
+        name = price.name
+        if not name:
+            product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
+            parts = (price.provider, product, price.region, price.commitment)
+            name = " ".join(part for part in parts if part)
+        if name in names:
+            name = child_path(name, index)
+        names.append(name)
     return names

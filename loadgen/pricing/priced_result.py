@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 from loadgen_sdk.price_file import PerToken
@@ -14,17 +15,17 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.cost_basis import CostBasis, compute_cost_basis, sum_counts
 from loadgen.pricing.energy import (
+    DeclaredPower,
     MeasuredEnergy,
-    Power,
     average_measured_energy,
-    compute_power,
+    compute_declared_power,
 )
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.machine_cost import hourly_cost_parts, machines_paid
+from loadgen.pricing.machine_cost import compute_hourly_cost_parts, count_paid_machines
 from loadgen.pricing.prices import Price
 from loadgen.pricing.prompt_lengths import count_long_prompts
-from loadgen.pricing.reasons import texts
-from loadgen.pricing.result_notes import result_notes
+from loadgen.pricing.reasons import render_notes
+from loadgen.pricing.result_notes import list_result_notes
 from loadgen.pricing.unit_cost import UnitCost, compute_unit_cost
 from loadgen.pricing.units import REQUEST, TOTAL, UNITS
 
@@ -71,11 +72,11 @@ class PricedResult(msgspec.Struct, frozen=True, kw_only=True):
         utilization: The fraction of the paid time in which the machines serve the load.
         hourly: The parts of the hourly cost of all machines paid. Empty for a price per token.
         costs: The cost of each unit, by unit. None if no unit was measured.
-        power: Power by the price file, or None without one.
-        measured: Energy by measurement, or None without one.
+        declared_power: Power that the price file declares, or None if it declares none.
+        measured_energy: Energy that the runs measured, or None without a measurement.
         note_codes: The notes to show beside the costs.
-        classes: The costs of each request class. Empty if all requests are of one class.
-        steps: The costs of each step of a task, which `step_cost.with_step_costs` adds.
+        class_costs: The costs of each request class. Empty if all requests are of one class.
+        step_costs: The costs of each step of a task, which `step_cost.with_step_costs` adds.
     """
 
     name: str
@@ -87,16 +88,16 @@ class PricedResult(msgspec.Struct, frozen=True, kw_only=True):
     utilization: Decimal
     hourly: Mapping[str, Decimal]
     costs: Mapping[str, UnitCost | None]
-    power: Power | None
-    measured: MeasuredEnergy | None
+    declared_power: DeclaredPower | None
+    measured_energy: MeasuredEnergy | None
     note_codes: tuple[ReasonCode, ...]
-    classes: Mapping[str, ClassCost]
-    steps: Mapping[str, StepCost] = msgspec.field(default_factory=dict)
+    class_costs: Mapping[str, ClassCost]
+    step_costs: Mapping[str, StepCost] = msgspec.field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes as sentences."""
-        return texts(self.note_codes)
+        return render_notes(self.note_codes)
 
 
 def price_result(
@@ -125,39 +126,72 @@ def price_result(
     basis = compute_basis_for_price(evidence, price)
     if isinstance(price, PerToken):
         _check_cached_price(basis, price, price_location)
-        gpus_paid = None
-        hourly: dict[str, Decimal] = {}
+        energy_price = None
         # Tokens are not paid for idle time.
         utilization = Decimal(1)
-        energy_price = None
     else:
-        gpus = _check_machine_inputs(evidence, basis, gpus, utilization)
-        machines = machines_paid(price, gpus)
-        # Without the number of GPUs of a machine, each GPU counts as a machine.
-        gpus_paid = machines * (price.gpus or 1)
-        hourly = {part: cost * machines for part, cost in hourly_cost_parts(price).items()}
+        _check_machine_inputs(evidence, basis, gpus, utilization)
         energy_price = price.energy
-    power = compute_power(basis, price, gpus)
-    measured = average_measured_energy(evidence.summaries, energy_price)
+    machine_hours = _compute_machine_hours(price, gpus)
+    declared_power = compute_declared_power(basis, price, gpus)
+    measured_energy = average_measured_energy(evidence.summaries, energy_price)
+    notes = list_result_notes(
+        evidence,
+        basis,
+        price,
+        gpus=gpus,
+        declared_power=declared_power,
+        measured_energy=measured_energy,
+    )
     return PricedResult(
         name=name,
         evidence=evidence,
         price=price,
         basis=basis,
         gpus=gpus,
-        gpus_paid=gpus_paid,
+        gpus_paid=machine_hours.gpus_paid,
         utilization=utilization,
-        hourly=hourly,
+        hourly=machine_hours.cost_parts,
         costs={unit: compute_unit_cost(basis, price, gpus, unit, utilization) for unit in UNITS},
-        power=power,
-        measured=measured,
-        note_codes=tuple(result_notes(evidence, basis, price, gpus, power, measured)),
-        classes=_class_costs(evidence, basis, price, gpus, utilization),
+        declared_power=declared_power,
+        measured_energy=measured_energy,
+        note_codes=tuple(notes),
+        class_costs=_compute_class_costs(evidence, basis, price, gpus, utilization),
+    )
+
+
+class _MachineHours(NamedTuple):
+    """What is paid for an hour of all machines.
+
+    Attributes:
+        gpus_paid: The number of GPUs that are paid for, or None for a price per token.
+        cost_parts: The parts of the hourly cost, such as "rent". Empty for a price per token.
+    """
+
+    gpus_paid: Decimal | None
+    cost_parts: dict[str, Decimal]
+
+
+def _compute_machine_hours(price: Price, gpus: int | None) -> _MachineHours:
+    """Return the GPUs that are paid and the cost of an hour. A price per token has neither."""
+    if isinstance(price, PerToken) or gpus is None:
+        return _MachineHours(gpus_paid=None, cost_parts={})
+    machines = count_paid_machines(price, gpus)
+    # Without the number of GPUs of a machine, each GPU counts as a machine.
+    gpus_per_machine = price.gpus or 1
+    return _MachineHours(
+        gpus_paid=machines * gpus_per_machine,
+        cost_parts={
+            part: cost * machines for part, cost in compute_hourly_cost_parts(price).items()
+        },
     )
 
 
 def compute_basis_for_price(evidence: Evidence, price: Price) -> CostBasis:
-    """Return the basis of a cost, with the long prompts if the price changes with their length.
+    """Return the measured quantities that a price applies to.
+
+    A price per token may change for prompts above a length. The tokens of such prompts are then
+    counted separately, for which the records of all requests are read.
 
     Raises:
         UserError: The records that tell the lengths of the prompts are missing.
@@ -165,7 +199,9 @@ def compute_basis_for_price(evidence: Evidence, price: Price) -> CostBasis:
     basis = compute_cost_basis(evidence)
     if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
         return basis
-    return replace(basis, long_prompts=count_long_prompts(evidence, price.above_prompt_tokens))
+    return replace(
+        basis, long_prompt_tokens=count_long_prompts(evidence, price.above_prompt_tokens)
+    )
 
 
 def _check_cached_price(basis: CostBasis, price: PerToken, price_location: str) -> None:
@@ -182,8 +218,8 @@ def _check_cached_price(basis: CostBasis, price: PerToken, price_location: str) 
 
 def _check_machine_inputs(
     evidence: Evidence, basis: CostBasis, gpus: int | None, utilization: Decimal
-) -> int:
-    """Check the inputs that a price by the hour needs, and return the number of GPUs.
+) -> None:
+    """Check that everything is known that a price by the hour needs.
 
     A utilization needs a capacity. The rate of a run that used its machine to 40 % already contains
     the idle time, which would count twice.
@@ -213,10 +249,9 @@ def _check_machine_inputs(
             evidence.folder,
             "use a longer run (--duration, --num-requests)",
         )
-    return gpus
 
 
-def _class_costs(
+def _compute_class_costs(
     evidence: Evidence, basis: CostBasis, price: Price, gpus: int | None, utilization: Decimal
 ) -> dict[str, ClassCost]:
     """Return what the units of each request class cost, by the name of the class.
@@ -229,10 +264,10 @@ def _class_costs(
         return {}
     costs_by_class: dict[str, ClassCost] = {}
     for request_class in evidence.summary.classes:
-        class_basis = _basis_of_class(evidence, basis, request_class.name)
+        class_basis = _compute_class_basis(evidence, basis, request_class.name)
         if class_basis is None:
             continue
-        tokens_share = _tokens_share(class_basis, basis)
+        tokens_share = _compute_tokens_share(class_basis, basis)
         costs_by_class[request_class.name] = ClassCost(
             tokens_share=tokens_share,
             costs={
@@ -245,7 +280,7 @@ def _class_costs(
     return costs_by_class
 
 
-def _tokens_share(class_basis: CostBasis, basis: CostBasis) -> Decimal:
+def _compute_tokens_share(class_basis: CostBasis, basis: CostBasis) -> Decimal:
     """Return the tokens of a class as a fraction of all tokens, or 0 if they are not known."""
     class_tokens = class_basis.counts[TOTAL]
     all_tokens = basis.counts[TOTAL]
@@ -254,49 +289,50 @@ def _tokens_share(class_basis: CostBasis, basis: CostBasis) -> Decimal:
     return class_tokens / all_tokens
 
 
-def _basis_of_class(evidence: Evidence, basis: CostBasis, class_name: str) -> CostBasis | None:
+def _compute_class_basis(evidence: Evidence, basis: CostBasis, class_name: str) -> CostBasis | None:
     """Return the counts and rates of one request class, or None if they are not known.
 
-    Only the request rate of all classes together has been measured. The rates of a class are taken
-    in proportion to it: a class with 30 good requests of 100 requests in all has 0.3 times the
-    measured rate. They share its interval.
+    Only the request rate of all classes together was measured. The rates of a class are derived
+    from it in proportion to the counts: with 30 good requests of the class among 100 requests in
+    all, its rate of good requests is 0.3 times the measured rate. The interval is that of the
+    measured rate.
     """
     class_summaries: list[Summary] = []
     for summary in evidence.summaries:
-        class_summary = _summary_of_class(summary, class_name)
+        class_summary = _replace_totals_by_class(summary, class_name)
         if class_summary is None:
             return None
         class_summaries.append(class_summary)
-    request_count = basis.counts[REQUEST]
-    if not request_count:
+    requests_of_all_classes = basis.counts[REQUEST]
+    if not requests_of_all_classes:
         return None
     class_totals = sum_counts(class_summaries)
     requests_per_s = basis.rates[REQUEST]
-    class_rates = {
-        unit: None
-        if requests_per_s is None or unit_count is None
-        else requests_per_s * unit_count / request_count
-        for unit, unit_count in class_totals.counts.items()
-    }
+    class_rates: dict[str, Decimal | None] = {}
+    for unit, unit_count in class_totals.counts.items():
+        if requests_per_s is None or unit_count is None:
+            class_rates[unit] = None
+        else:
+            class_rates[unit] = requests_per_s * unit_count / requests_of_all_classes
     return replace(
         class_totals,
         rates=class_rates,
-        low=basis.low,
-        high=basis.high,
+        relative_low=basis.relative_low,
+        relative_high=basis.relative_high,
         confidence=basis.confidence,
     )
 
 
-def _summary_of_class(summary: Summary, class_name: str) -> Summary | None:
-    """Return the summary with the counts of one class in the place of those of all requests.
+def _replace_totals_by_class(summary: Summary, class_name: str) -> Summary | None:
+    """Return a copy of a run's summary whose totals are those of one request class.
 
-    With it, functions for the summary of a run work for a class too. Returns None if there is no
-    such class or its tokens are not known.
+    With it, functions that take the summary of a run also work for a class. Returns None if there
+    is no such class or its tokens are not known.
     """
-    matching = [part for part in summary.classes if part.name == class_name]
-    if not matching:
+    classes_by_name = {request_class.name: request_class for request_class in summary.classes}
+    request_class = classes_by_name.get(class_name)
+    if request_class is None:
         return None
-    request_class = matching[0]
     if request_class.tokens.input is None or request_class.tokens.output is None:
         return None
     return replace(

@@ -35,11 +35,12 @@ NOT_VERIFIED = "not verified"  # the quality of an entry that only records that 
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 
 
-def _validator(parse: Callable[[object], Any]) -> BeforeValidator:
-    """Return a pydantic validator that parses a value with a function of the SDK.
+def _build_parser(parse: Callable[[object], Any]) -> BeforeValidator:
+    """Return a pydantic validator that parses a value of a price file with a function of the SDK.
 
-    The SDK checks price files too, so that both accept the same values. It raises `WrongUse`, which
-    becomes `InvalidValueError`: `validate_document` turns it into an error with the line of the value.
+    The SDK reads price files too, and sharing its functions makes both accept the same values. They
+    raise `WrongUse`. It is converted to `InvalidValueError`, the exception for which the validation
+    of a document adds the file and line.
     """
 
     def validate(value: Any) -> Any:
@@ -51,10 +52,10 @@ def _validator(parse: Callable[[object], Any]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-def _between(low: str, high: str, noun: str) -> AfterValidator:
+def _build_range_check(low: str, high: str, noun: str) -> AfterValidator:
     """Return a pydantic validator that refuses numbers outside the closed range [low, high].
 
-    `noun` says in the error message what the number is not, such as "a power usage effectiveness".
+    The error message says that the value must be `noun`, such as "a power usage effectiveness".
     """
 
     def check(value: Decimal) -> Decimal:
@@ -65,16 +66,16 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_number = _validator(price_file.parse_number)
-Amount = Annotated[Decimal, _validator(price_file.parse_positive_amount)]
-Currency = Annotated[str, _validator(price_file.parse_currency)]
+_number = _build_parser(price_file.parse_number)
+Amount = Annotated[Decimal, _build_parser(price_file.parse_positive_amount)]
+Currency = Annotated[str, _build_parser(price_file.parse_currency)]
 # The year alone is an integer in YAML.
 AsOf = Annotated[
     str,
-    _validator(price_file.parse_as_of),
+    _build_parser(price_file.parse_as_of),
     WithJsonSchema({"type": ["string", "integer"]}),
 ]
-Text = Annotated[str, _validator(price_file.parse_nonempty_text), Field(min_length=1)]
+Text = Annotated[str, _build_parser(price_file.parse_nonempty_text), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
 
@@ -104,7 +105,7 @@ class Energy(Part):
 
     watts: Amount
     idle_watts: Annotated[Decimal, _number, Field(ge=0)] | None = None
-    pue: Annotated[Decimal, _number, _between("1", "3", "a power usage effectiveness")]
+    pue: Annotated[Decimal, _number, _build_range_check("1", "3", "a power usage effectiveness")]
     per_kwh: Amount | None = None
     counted: Literal["included", "hourly", "by_load"]
 
@@ -140,7 +141,9 @@ class _MachinePrice(Part):
     support_per_month: Amount | None = None
 
 
-LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a fraction of the paid time")]
+LostShare = Annotated[
+    Decimal, _number, _build_range_check("0.001", "0.9", "a fraction of the paid time")
+]
 
 
 class Rented(_MachinePrice):
@@ -181,9 +184,9 @@ class Rented(_MachinePrice):
     why_missing: str = ""
 
 
-_DepreciationYears = _between("0.5", "20", "a depreciation period in years")
-_StaffShare = _between("0", "1", "a fraction of the capital per year")
-_DiscountRate = _between("0.001", "1", "an interest rate per year")
+_DepreciationYears = _build_range_check("0.5", "20", "a depreciation period in years")
+_StaffShare = _build_range_check("0", "1", "a fraction of the capital per year")
+_DiscountRate = _build_range_check("0.001", "1", "an interest rate per year")
 
 
 class Owned(_MachinePrice):
@@ -214,24 +217,30 @@ class Owned(_MachinePrice):
     discount: Annotated[Decimal, _number, _DiscountRate] | None = None
 
 
-_TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
-    price_file.parse_amount: Annotated[Decimal, _validator(price_file.parse_amount)],
+_TYPE_BY_PARSER: dict[Callable[[object], object], Any] = {
+    price_file.parse_amount: Annotated[Decimal, _build_parser(price_file.parse_amount)],
     price_file.parse_as_of: AsOf,
     price_file.parse_currency: Currency,
     price_file.parse_nonempty_text: Text,
     price_file.parse_text: str,
     price_file.parse_token_threshold: Annotated[
-        int, _validator(price_file.parse_token_threshold), Field(ge=1)
+        int, _build_parser(price_file.parse_token_threshold), Field(ge=1)
     ],
 }
 
 
-def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
-    """Return the type and the default of a key of a price per token, as pydantic expects them.
+def _build_token_price_field(name: str, default: Any) -> tuple[Any, Any]:
+    """Return the pydantic definition of a key of a price per token: its type and its default.
 
-    The ellipsis marks a required key. A key whose default is None may be left out or be null.
+    The type is the one whose validator is the parser that the SDK has for this key. In pydantic, an
+    ellipsis as default marks a required key. A key whose default is None may be left out or null.
+
+    Args:
+        name: The key, such as "per_million_input".
+        default: The default of the field of the SDK's `PerToken`, or NODEFAULT.
     """
-    field_type = _TYPES_BY_CHECK[FIELD_PARSERS[name]]
+    parser = FIELD_PARSERS[name]
+    field_type = _TYPE_BY_PARSER[parser]
     if default is NODEFAULT:
         return field_type, ...
     if default is None:
@@ -239,27 +248,31 @@ def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
     return field_type, default
 
 
-def _token_price_model() -> type[Part]:
-    """Return the pydantic model of a price per token, built from the keys and checks of the SDK.
+def _build_token_price_model() -> type[Part]:
+    """Return a pydantic model with the keys and the checks of the SDK's `PerToken`.
 
-    The SDK defines `PerToken` as a msgspec struct, which has no validators that report the line of
-    an error. Building the model from it keeps the two from differing.
+    The SDK defines a price per token as a msgspec struct, whose errors do not say on which line of
+    the file they are. The model is built from that struct, so that the two cannot differ.
     """
-    keys: dict[str, Any] = {
-        key.name: _token_price_field(key.name, key.default) for key in fields(PerToken)
+    field_definitions: dict[str, Any] = {
+        field.name: _build_token_price_field(field.name, field.default)
+        for field in fields(PerToken)
     }
-    model = create_model("PerToken", __base__=Part, __doc__=PerToken.__doc__, **keys)
+    model = create_model("PerToken", __base__=Part, __doc__=PerToken.__doc__, **field_definitions)
     model.synonyms = dict(PerToken.synonyms)
     return model
 
 
-_WrittenPerToken = _token_price_model()
+_PerTokenModel = _build_token_price_model()
 
 
 def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
-    """Return the price per token of the SDK from its keys in a price file."""
-    written = _WrittenPerToken.model_validate(value, context=info.context)
-    price = PerToken(**dict(written))
+    """Return the price per token of the SDK from its keys in a price file.
+
+    The model checks each key, and `check_tiers` the prices that depend on the prompt length.
+    """
+    model = _PerTokenModel.model_validate(value, context=info.context)
+    price = PerToken(**dict(model))
     try:
         price_file.check_tiers(price)
     except WrongUse as error:
@@ -269,7 +282,7 @@ def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
 
 TokenPrice = Annotated[
     PerToken,
-    PlainValidator(_validate_token_price, json_schema_input_type=_WrittenPerToken),
+    PlainValidator(_validate_token_price, json_schema_input_type=_PerTokenModel),
 ]
 
 Price = Rented | Owned | PerToken
@@ -288,7 +301,7 @@ class ExchangeRate(Part):
     source: Text
 
 
-class WrittenPrices(Part):
+class PriceDocument(Part):
     """The keys of a price file.
 
     Attributes:
@@ -335,15 +348,15 @@ class Prices(Struct, frozen=True, kw_only=True):
 def find_prices(
     prices: Prices, target: TargetFacts, price_name: str = "", result: str = ""
 ) -> tuple[Price, ...]:
-    """Return the prices of a target, several only if they differ in nothing but commitment.
+    """Return the price of a target. There are several only if they differ in commitment alone.
 
-    If the target has a shape, these are the prices of that shape, and of its region if both name
-    one. Otherwise they are the prices of its model and URL.
+    A target with an instance type ("shape") has a price of machines of that type, in its region if
+    both name one. A target without has a price per token for its model and URL.
 
     Args:
         prices: The prices to choose from.
-        target: What was measured.
-        price_name: The name of the price to use, or "" to choose by the target.
+        target: The server that was measured.
+        price_name: The name of the price that the user chose, or "" to choose by the target.
         result: The result that the price is for, as error messages name it.
 
     Raises:
@@ -352,10 +365,11 @@ def find_prices(
     """
     used_by = f", used by {result}" if result else ""
     if price_name:
-        matching = _find_by_name(prices, price_name)
+        matching = [_find_price_by_name(prices, price_name)]
+    elif target.shape:
+        matching = [price for price in prices.entries if _is_for_shape(price, target)]
     else:
-        is_match = _matches_shape if target.shape else _matches_model
-        matching = [price for price in prices.entries if is_match(price, target)]
+        matching = [price for price in prices.entries if _is_for_model(price, target)]
     if not matching:
         raise UserError(
             "no_price",
@@ -363,8 +377,10 @@ def find_prices(
             prices.file,
             _missing_price_hint(target, prices, result),
         )
-    offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
-    if len(offers) > 1:
+    alternatives = {
+        (price.provider.lower(), price.region.lower(), type(price)) for price in matching
+    }
+    if len(alternatives) > 1:
         candidates = [f"{price.name} ({prices.locations[price.name]})" for price in matching]
         raise UserError(
             "ambiguous",
@@ -385,20 +401,20 @@ def describe_price(price: Price) -> str:
     return ", ".join(filter(None, (price.commitment, date_text, source, price.quality)))
 
 
-def _find_by_name(prices: Prices, name: str) -> list[Price]:
-    """Return the price of a name, as a list of one. Raises UserError if there is none."""
-    matching = [price for price in prices.entries if price.name == name]
-    if not matching:
-        raise UserError(
-            "unknown_name",
-            f'unknown price "{name}"',
-            prices.file,
-            did_you_mean(name, list(prices.locations)),
-        )
-    return matching
+def _find_price_by_name(prices: Prices, name: str) -> Price:
+    """Return the price with a name, which is unique. Raises UserError if there is none."""
+    for price in prices.entries:
+        if price.name == name:
+            return price
+    raise UserError(
+        "unknown_name",
+        f'unknown price "{name}"',
+        prices.file,
+        did_you_mean(name, list(prices.locations)),
+    )
 
 
-def _matches_shape(price: Price, target: TargetFacts) -> bool:
+def _is_for_shape(price: Price, target: TargetFacts) -> bool:
     """Return True if a price of machines is for the instance type and region of a target.
 
     A price or a target without a region matches any region.
@@ -410,7 +426,7 @@ def _matches_shape(price: Price, target: TargetFacts) -> bool:
     return price.region.lower() == target.region.lower()
 
 
-def _matches_model(price: Price, target: TargetFacts) -> bool:
+def _is_for_model(price: Price, target: TargetFacts) -> bool:
     """Return True if a price per token is for the model of a target and for its URL.
 
     The URL of a price is a prefix, such as "https://api.example.com/".
@@ -421,7 +437,7 @@ def _matches_model(price: Price, target: TargetFacts) -> bool:
 
 
 def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
-    """Raise UserError if a price file only records that a price is missing.
+    """Raise UserError if the entry of a price file only records that its price is missing.
 
     Such an entry has the quality "not verified" and no amount. The hint names other prices of the
     same GPU that could stand in for it.
@@ -460,7 +476,7 @@ def _describe_target(target: TargetFacts) -> str:
 
 
 def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str:
-    """Return which keys to add to a price file, or which price to choose for a result."""
+    """Return the hint for a target without a price: add one to the file, or choose another one."""
     if target.shape:
         keys = f"shape: {target.shape}, per_hour, gpus, as_of and source"
         advice = f"add rented: (or owned:) with {keys}"
@@ -473,7 +489,7 @@ def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str
 
 
 def _missing_model_hint(target: TargetFacts, prices: Prices) -> str:
-    """Return how a target without a shape gets a price: as a machine, or as a model."""
+    """Return how a target without an instance type gets a price: as a machine, or as a model."""
     machine_prices = [price for price in prices.entries if not isinstance(price, PerToken)]
     shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)
     known_shapes = f" ({', '.join(shapes)})" if shapes else ""

@@ -139,12 +139,12 @@ SENTENCES = {
 }
 
 
-def note(code: str, **values: Any) -> ReasonCode:
+def make_note(code: str, **values: Any) -> ReasonCode:
     """Return the note with this code, and the values that its sentence needs."""
     return ReasonCode(code=code, values=values)
 
 
-def texts(notes: Iterable[ReasonCode]) -> tuple[str, ...]:
+def render_notes(notes: Iterable[ReasonCode]) -> tuple[str, ...]:
     """Return the notes as sentences."""
     return tuple(reasons.format_reason(note, SENTENCES, _FORMATS) for note in notes)
 

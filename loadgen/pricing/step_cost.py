@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.part_summaries import StepSummary
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.pricing.machine_cost import hourly_cost, machines_paid
+from loadgen.pricing.machine_cost import compute_hourly_cost, count_paid_machines
 from loadgen.pricing.priced_result import PricedResult, StepCost
 from loadgen.pricing.prices import Owned, Price, Prices, Rented, find_prices
 from loadgen.pricing.prompt_lengths import TokenAmounts
@@ -20,20 +20,21 @@ from loadgen.pricing.units import SECONDS_PER_HOUR, TASK
 
 
 def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
-    """Return the result with the cost of each step of its tasks.
+    """Return a copy of the result with the cost of each step of its tasks.
 
-    A step is priced at the price of the result, or at that of the endpoint that serves this step
-    alone. If machines are paid by the hour, steps that share them pay in proportion to their
+    A task is a session of several requests, such as "plan", "search" and "answer", which are its
+    steps. A step is priced at the price of the result, or at that of the endpoint that serves this
+    step alone. If machines are paid by the hour, steps that share them pay in proportion to their
     tokens, and a step with machines of its own pays for all of them.
     """
     if not result.basis.counts[TASK]:
-        return replace(result, steps={})
+        return replace(result, step_costs={})
     costs: dict[str, StepCost] = {}
     for step in result.evidence.summary.steps:
         # Steps of different classes may have the same name.
         name = f"{step.of_class}: {step.name}" if step.of_class else step.name
         costs[name] = _step_cost(step, result, prices)
-    return replace(result, steps=costs)
+    return replace(result, step_costs=costs)
 
 
 def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
@@ -125,7 +126,7 @@ def _cost_on_separate_machines(
         )
     if not tasks_per_s:
         return _unknown_cost(price, "no steady rate of tasks", "no_figure")
-    per_hour = hourly_cost(price) * machines_paid(price, gpus)
+    per_hour = compute_hourly_cost(price) * count_paid_machines(price, gpus)
     return StepCost(price=price, per_task=per_hour / (SECONDS_PER_HOUR * tasks_per_s))
 
 

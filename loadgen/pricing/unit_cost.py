@@ -14,7 +14,11 @@ from loadgen_sdk.price_file import PerToken
 from loadgen_sdk.prices import ByTokenKind, token_costs
 
 from loadgen.pricing.cost_basis import CostBasis
-from loadgen.pricing.machine_cost import hourly_cost, load_energy_cost_per_hour, machines_paid
+from loadgen.pricing.machine_cost import (
+    compute_hourly_cost,
+    compute_load_energy_cost_per_hour,
+    count_paid_machines,
+)
 from loadgen.pricing.prices import Price
 from loadgen.pricing.prompt_lengths import TokenAmounts
 from loadgen.pricing.units import (
@@ -59,10 +63,11 @@ def compute_unit_cost(
     utilization: Decimal = Decimal(1),
     machine_share: Decimal = Decimal(1),
 ) -> UnitCost | None:
-    """Return what one unit costs, or None if no unit was measured.
+    """Return what one unit costs, such as a request, or None if no unit was measured.
 
-    Only the cost of the machines is divided by the utilization, because energy, tokens and egress
-    are not paid for idle time.
+    Tokens and egress are paid by count. Machines and the energy that load adds are paid by the
+    hour, so a unit costs an hour divided by the units of an hour. Only the cost of the machines is
+    divided by the utilization, because energy, tokens and egress are not paid for idle time.
 
     Args:
         basis: The measured quantities.
@@ -77,43 +82,43 @@ def compute_unit_cost(
         return None
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
-        amounts = {part: amount / count for part, amount in _token_parts(basis, price).items()}
+        token_parts = _price_tokens_by_prompt_length(basis, price)
+        amounts = {part: amount / count for part, amount in token_parts.items()}
     else:
-        # Machines are paid by the hour, so a unit costs an hour divided by the units of an hour.
-        rate = basis.rates[unit]
-        if not rate or gpus is None:
+        units_per_s = basis.rates[unit]
+        if not units_per_s or gpus is None:
             return None
-        machines = machines_paid(price, gpus) * machine_share
-        units_per_hour = SECONDS_PER_HOUR * rate
-        amounts[MACHINES] = hourly_cost(price) * machines / units_per_hour / utilization
-        load_energy = load_energy_cost_per_hour(price.energy)
+        machines = count_paid_machines(price, gpus) * machine_share
+        units_per_hour = SECONDS_PER_HOUR * units_per_s
+        amounts[MACHINES] = compute_hourly_cost(price) * machines / units_per_hour / utilization
+        load_energy = compute_load_energy_cost_per_hour(price.energy)
         if load_energy:
             amounts[ENERGY] = load_energy * machines / units_per_hour
     if price.egress_per_gb is not None:
         amounts[EGRESS] = basis.bytes_out * price.egress_per_gb / GIGA / count
-    return _with_interval(amounts, basis)
+    return _round_with_interval(amounts, basis)
 
 
-def _with_interval(amounts: Mapping[str, Decimal], basis: CostBasis) -> UnitCost:
-    """Return the rounded parts with their total and the interval that follows from the rate's.
+def _round_with_interval(amounts: Mapping[str, Decimal], basis: CostBasis) -> UnitCost:
+    """Round the parts of a cost and return them with their total and its confidence interval.
 
-    Only parts that are paid by time depend on the rate: at 0.9 times the rate they cost 1/0.9 times
-    as much. So the upper end of the rate gives the lower end of the cost. Parts that were counted,
-    such as tokens, have no interval.
+    Only parts that are paid by time, such as machines, depend on the measured rate: at 0.9 times
+    the rate they cost 1/0.9 times as much. So the upper end of the rate gives the lower end of the
+    cost. Parts that are paid by count, such as tokens, are known exactly.
     """
     parts = {part: round_amount(amounts[part]) for part in PARTS if part in amounts}
-    by_time = sum((parts[part] for part in PARTS_BY_TIME if part in parts), Decimal(0))
-    by_count = sum(parts.values(), Decimal(0)) - by_time
-    total = by_time + by_count
-    if not by_time:
-        return UnitCost(parts=parts, total=total, low=by_count, high=by_count)
-    if basis.low is None or basis.high is None:
+    total = sum(parts.values(), Decimal(0))
+    time_cost = sum((parts[part] for part in PARTS_BY_TIME if part in parts), Decimal(0))
+    count_cost = total - time_cost
+    if not time_cost:
+        return UnitCost(parts=parts, total=total, low=total, high=total)
+    if basis.relative_low is None or basis.relative_high is None:
         return UnitCost(parts=parts, total=total, low=None, high=None)
     return UnitCost(
         parts=parts,
         total=total,
-        low=round_amount(by_time / basis.high + by_count),
-        high=round_amount(by_time / basis.low + by_count),
+        low=round_amount(time_cost / basis.relative_high + count_cost),
+        high=round_amount(time_cost / basis.relative_low + count_cost),
     )
 
 
@@ -122,43 +127,48 @@ def round_amount(amount: Decimal) -> Decimal:
     return amount.quantize(SMALLEST_AMOUNT, rounding=ROUND_HALF_EVEN)
 
 
-def _token_parts(basis: CostBasis, price: PerToken) -> dict[str, Decimal]:
-    """Return what the tokens of a basis cost, by part, each prompt at the price for its length.
+def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[str, Decimal]:
+    """Return what all measured tokens cost, by part of the cost.
 
-    If the price changes above a length, requests with longer prompts are priced separately. Without
-    such a length, or without the tokens of long prompts, all tokens have one price.
+    If the price changes above a prompt length, requests with longer prompts are priced separately
+    and both costs are added. Otherwise all tokens have one price.
     """
-    tokens = TokenAmounts(
+    all_tokens = TokenAmounts(
         fresh=basis.input_tokens,
         written=basis.written_tokens,
         cached=basis.cached_tokens,
         output=basis.output_tokens,
     )
-    if price.above is None or basis.long_prompts is None:
-        return compute_token_parts(price, tokens)
-    short_parts = compute_token_parts(price, tokens.without(basis.long_prompts))
-    long_parts = compute_token_parts(price.above, basis.long_prompts)
-    return {
-        part: short_parts.get(part, Decimal(0)) + long_parts.get(part, Decimal(0))
-        for part in (*short_parts, *long_parts)
-    }
+    long_prompt_tokens = basis.long_prompt_tokens
+    if price.above is None or long_prompt_tokens is None:
+        return compute_token_parts(price, all_tokens)
+    parts = compute_token_parts(price, all_tokens.without(long_prompt_tokens))
+    for part, amount in compute_token_parts(price.above, long_prompt_tokens).items():
+        parts[part] = parts.get(part, Decimal(0)) + amount
+    return parts
 
 
 def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Decimal]:
-    """Return what the tokens cost, by part. A part without a price of its own is left out.
+    """Return what tokens cost, by part of the cost. Parts that the price does not have are left out.
 
-    If the server does not say how many tokens were written to its cache, and writing has a price,
-    all prompt tokens that did not come from the cache are priced as written.
+    A provider may charge for writing prompt tokens to a cache. If the price does, but the server
+    does not report how many tokens were written, all prompt tokens that did not come from the cache
+    are priced as written, because that is the most that they can cost.
     """
     has_write_price = price.per_million_cache_write is not None
-    written = Decimal(0)
-    if has_write_price:
-        written = tokens.fresh if tokens.written is None else tokens.written
-    # Tokens that were written to a cache are among the fresh ones, and each is paid only once.
-    amounts = ByTokenKind(tokens.fresh - written, written, tokens.cached, tokens.output)
+    is_all_written = has_write_price and tokens.written is None
+    paid_as_written = Decimal(0)
+    if is_all_written:
+        paid_as_written = tokens.fresh
+    elif has_write_price and tokens.written is not None:
+        paid_as_written = tokens.written
+    # Written tokens are among the fresh ones, and each token is paid only once.
+    plain = tokens.fresh - paid_as_written
+    amounts = ByTokenKind(plain, paid_as_written, tokens.cached, tokens.output)
     costs = token_costs(amounts, price.per_million)
+
     parts: dict[str, Decimal] = {}
-    if not has_write_price or tokens.written is not None:
+    if not is_all_written:
         parts[INPUT] = costs.plain
     if has_write_price:
         parts[CACHE_WRITE] = costs.written

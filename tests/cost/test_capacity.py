@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
-from loadgen.cost.capacity_planning import measured_rate_of, scale_rate
+from loadgen.cost.capacity_planning import derive_measured_rate, scale_rate
 from loadgen.cost.evidence_reader import read_evidence
-from loadgen.cost.size_sources import measured_rate_for
+from loadgen.cost.size_sources import derive_rate_for_workload
 from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated.capacity import Capacity, dump_capacity, load_capacity
@@ -97,16 +97,16 @@ def evidence(**capacity: Any) -> Evidence:
 
 def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_rate():
     one, best = (
-        measured_rate_of(evidence(), 4),
-        measured_rate_of(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
+        derive_measured_rate(evidence(), 4),
+        derive_measured_rate(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
     )
-    assert (one.basis, one.noun, one.rate.mid, one.rate.low) == (
+    assert (one.basis, one.unit, one.rate.mid, one.rate.low) == (
         "at this load",
         "good requests",
         RAG.goodput.steady_rps,
         None,
     )
-    assert (best.basis, best.noun, best.rate.mid, best.rate.high) == (
+    assert (best.basis, best.unit, best.rate.mid, best.rate.high) == (
         "capacity by search",
         "requests",
         21,
@@ -120,13 +120,13 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 )
 def test_what_contradicts_the_run_is_refused(profile: str, gpus: int | None, code: str):
     with refused(UserError, code):
-        measured_rate_for(evidence(), profile, gpus)
+        derive_rate_for_workload(evidence(), profile, gpus)
 
 
 def test_an_offline_run_says_nothing_about_users():
-    found = Evidence(name="x", folder="x", summaries=(RAG,), at_once=True)
+    found = Evidence(name="x", folder="x", summaries=(RAG,), is_offline=True)
     with refused(UserError, "no_figure"):
-        measured_rate_of(found, 4)
+        derive_measured_rate(found, 4)
 
 
 def test_a_capacity_names_its_evidence(tmp_path: Path):

@@ -42,7 +42,7 @@ from loadgen.cost.comparison import CostComparison, compare_costs
 from loadgen.cost.cost_report import report as sections_of
 from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing import price_file, prices, reasons
-from loadgen.pricing.evidence import Evidence, evidence_notes
+from loadgen.pricing.evidence import Evidence, list_evidence_notes
 from loadgen.pricing.priced_result import PricedResult, price_result
 from loadgen.pricing.unit_cost import UnitCost
 from loadgen.pricing.units import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS
@@ -220,9 +220,9 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
     totals = [one.costs[REQUEST].total * 3600 * 20 for one in (by_load, hourly, included)]  # type: ignore[union-attr]
     assert [round(total, 6) for total in totals] == [Decimal("60.6"), Decimal("60.6"), Decimal(60)]
     for one in (by_load, hourly, included):  # 5000 W x 1.2 over 20 x 1200 tokens/s, whoever pays
-        assert one.power and one.power.joules_per_output_token == Decimal("0.25")
-        assert one.power.output_tokens_per_s_per_mw == 4_000_000
-        kwh = one.power.kwh[REQUEST]
+        assert one.declared_power and one.declared_power.joules_per_output_token == Decimal("0.25")
+        assert one.declared_power.output_tokens_per_s_per_mw == 4_000_000
+        kwh = one.declared_power.kwh[REQUEST]
         assert kwh and round(kwh * 72_000, 6) == 6
 
 
@@ -239,15 +239,18 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
     one = priced(
         msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20)
     )
-    assert (one.costs, one.power) == (without.costs, without.power) and without.measured is None
-    assert one.measured is not None and one.measured.error == Decimal("0.05")
-    million = one.measured.money[OUTPUT]
+    assert (one.costs, one.declared_power) == (
+        without.costs,
+        without.declared_power,
+    ) and without.measured_energy is None
+    assert one.measured_energy is not None and one.measured_energy.error == Decimal("0.05")
+    million = one.measured_energy.money[OUTPUT]
     assert million is not None and round(million, 9) == round(
         Decimal("0.2") * 120_000 / 3_600_000, 9
     )
     unpriced = priced(
         msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)
-    ).measured
+    ).measured_energy
     assert unpriced is not None and unpriced.money[OUTPUT] is None
     assert "power_understated" not in noted(one)
     much = EnergyUse(watts=9e9, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2)
@@ -255,7 +258,8 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
         msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20)
     )
     assert (
-        noted(more)["power_understated"]["declared"] == one.power.watts and more.costs == one.costs
+        noted(more)["power_understated"]["declared"] == one.declared_power.watts
+        and more.costs == one.costs
     )
 
 
@@ -285,21 +289,21 @@ def test_every_code_has_words_is_used_and_is_listed():
 
 def test_words_of_values_that_may_be_missing():
     cold, warm = (
-        reasons.note("cache_differs", a=0.012, b=None),
-        reasons.note("cache_differs", a=0.3, b=0.05),
+        reasons.make_note("cache_differs", a=0.012, b=None),
+        reasons.make_note("cache_differs", a=0.3, b=0.05),
     )
-    assert reasons.texts([cold, warm]) == (
+    assert reasons.render_notes([cold, warm]) == (
         "different prefix cache hit rates: cold, 1.2 %; unknown",
         "different prefix cache hit rates: warm, 30.0 %; cold, 5.0 %",
     )
-    assert reasons.texts([reasons.note("region_differs", a="", b="eastus")]) == (
+    assert reasons.render_notes([reasons.make_note("region_differs", a="", b="eastus")]) == (
         "different regions: unknown, eastus",
     )
     bare, known = (
-        reasons.note("egress_unpriced", request_kb=None),
-        reasons.note("egress_unpriced", request_kb=12.34),
+        reasons.make_note("egress_unpriced", request_kb=None),
+        reasons.make_note("egress_unpriced", request_kb=12.34),
     )
-    without_size, with_size = reasons.texts([bare, known])
+    without_size, with_size = reasons.render_notes([bare, known])
     assert "kB" not in without_size
     assert "(12.3 kB per request)" in with_size
 
@@ -732,10 +736,10 @@ def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
             run = msgspec.structs.replace(run, verdict=verdict)
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
     (found,) = evidence_reader.read_evidence([tmp_path / "r"])
-    assert found.left_out == ("2",) and len(found.summaries) == 2
+    assert found.excluded_repeats == ("2",) and len(found.summaries) == 2
     one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     assert one.costs[GOOD].total == Decimal("0.001")
-    assert "repeats_left_out" in {reason.code for reason in evidence_notes(found)}
+    assert "repeats_left_out" in {reason.code for reason in list_evidence_notes(found)}
 
 
 AMOUNTS = st.dictionaries(

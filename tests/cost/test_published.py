@@ -12,11 +12,15 @@ from loadgen.cost.size_sources import describe_published_capacity
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
-    found = reference.rack(reference.nodes().rows)
-    assert len(reference.nodes().rows) == 18
+    found = reference.compute_rack_rates(reference.load_nodes().rows)
+    assert len(reference.load_nodes().rows) == 18
     assert round(found.sum_of_rates, 1) == 1_100_948.3
     assert round(found.median, 1) == 62_111.7  # published: 61,759
-    assert (found.least, found.most, round(found.mean, 1)) == (57_599.1, 62_803.9, 61_163.8)
+    assert (found.slowest_node, found.fastest_node, round(found.mean, 1)) == (
+        57_599.1,
+        62_803.9,
+        61_163.8,
+    )
     assert found.single_clock == pytest.approx(1_030_088, abs=5)  # of the logs; ours are rounded
 
 
@@ -25,31 +29,33 @@ def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock(
     [("qa", 1690, 2200), ("rag", 440, 917), ("summarization", 440, 2200), ("agentic", 110, 1100)],
 )
 def test_the_capacity_table_is_its_own_arithmetic(profile: str, published: float, by_output: float):
-    (row,) = [row for row in reference.profiles().rows if row.profile == profile]
-    again = reference.arithmetic(row, reference.rack(reference.nodes().rows))
+    (row,) = [row for row in reference.load_profiles().rows if row.profile == profile]
+    again = reference.recompute_profile(
+        row, reference.compute_rack_rates(reference.load_nodes().rows)
+    )
     assert row.published_per_s == published
-    assert again.as_published == pytest.approx(published, rel=0.003)
-    assert again.by_output == pytest.approx(by_output, rel=0.002)
+    assert again.per_token == pytest.approx(published, rel=0.003)
+    assert again.per_output_token == pytest.approx(by_output, rel=0.002)
 
 
 def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
     tables: list[reference.Table[Any]] = [
-        reference.nodes(),
-        reference.mlperf(),
-        reference.latency(),
-        reference.limits(),
-        reference.profiles(),
-        reference.numbers(),
+        reference.load_nodes(),
+        reference.load_systems(),
+        reference.load_latencies(),
+        reference.load_limits(),
+        reference.load_profiles(),
+        reference.load_numbers(),
     ]
     for table in tables:
         assert table.title and table.source and table.date and table.quality and table.rows
-        reference.notes_of(table)  # raises KeyError for a note that is not there
+        reference.list_notes(table)  # raises KeyError for a note that is not there
     used = {
         key
         for table in tables
         for key in (*table.notes, *(key for row in table.rows for key in row.notes))
     }
-    assert used == set(reference.notes())
+    assert used == set(reference.load_notes())
 
 
 def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
@@ -66,7 +72,7 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
     ):
         assert words in page
     for key in ("sum-of-rates", "median", "capacity-table"):
-        assert page.count(reference.notes()[key].strip()) == 1
+        assert page.count(reference.load_notes()[key].strip()) == 1
     assert "| llama2-70b Server | 2000 | 200 |" in page
 
 

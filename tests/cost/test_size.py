@@ -34,17 +34,17 @@ from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
 from loadgen.core.results import checksums
 from loadgen.cost import contract_file, machine_searches, size_command
-from loadgen.cost.capacity_planning import MeasuredRate, measured_rate_of
+from loadgen.cost.capacity_planning import MeasuredRate, derive_measured_rate
 from loadgen.cost.size_result import Sizing, to_sized_source
 from loadgen.cost.size_sources import run_search
-from loadgen.cost.size_text import report
-from loadgen.cost.sizing import Need, published_rate, size_machines
+from loadgen.cost.size_text import create_report
+from loadgen.cost.sizing import Demand, convert_published_rate, size_machines
 from loadgen.pricing.cost_basis import compute_cost_basis
 from loadgen.pricing.estimate import Estimate
-from loadgen.pricing.evidence import Evidence, evidence_notes
+from loadgen.pricing.evidence import Evidence, list_evidence_notes
 from loadgen.pricing.priced_result import price_result
 from loadgen.pricing.prices import Energy, Rented
-from loadgen.pricing.reasons import texts
+from loadgen.pricing.reasons import render_notes
 from loadgen.pricing.unit_cost import compute_unit_cost
 from loadgen.pricing.units import REQUEST
 from loadgen.render import text as as_text
@@ -61,7 +61,7 @@ SOURCE = MeasuredRate(
     folder="vm",
     basis="capacity by search",
     rate=Estimate(mid=20.0, low=19.0, high=21.5),
-    noun="requests",
+    unit="requests",
     gpus=4,
     response_s=10.0,
     workload="rag",
@@ -90,21 +90,27 @@ MACHINE = Rented(
 def test_machines_by_hand() -> None:
     """5,000 users / 40 s = 125/s: 7 machines of 20/s, 6 to 7 by the interval, and a spare."""
     found = size_machines(
-        SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
+        SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
-    assert (found.demand_per_s, found.carrying, found.machines, found.low, found.high) == (
+    assert (
+        found.demand_per_s,
+        found.serving_machines,
+        found.machines,
+        found.machines_low,
+        found.machines_high,
+    ) == (
         125.0,
         7,
         8,
         7,
         8,
     )
-    assert found.used == pytest.approx(125 / 160)
-    assert found.per_month is None
+    assert found.utilization == pytest.approx(125 / 160)
+    assert found.cost_per_month is None
     assert (
         size_machines(
             SOURCE,
-            Need(rate_per_s=20.0, spare=0),
+            Demand(rate_per_s=20.0, spare_machines=0),
             gpus_per_machine=4,
             price=None,
             evidence=EVIDENCE,
@@ -117,28 +123,28 @@ def test_machines_by_hand() -> None:
 def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
     found = size_machines(
         SOURCE,
-        Need(users=5000, think_s=30, hours_per_day=hours),
+        Demand(users=5000, think_s=30, hours_per_day=hours),
         gpus_per_machine=4,
         price=MACHINE,
         evidence=EVIDENCE,
     )
-    share = Decimal(repr((found.used or 0) * hours / 24))
+    share = Decimal(repr((found.utilization or 0) * hours / 24))
     unit = price_result(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
-    assert unit is not None and found.per_thousand is not None
-    assert float(found.per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
+    assert unit is not None and found.cost_per_thousand is not None
+    assert float(found.cost_per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
 
 
 def test_a_month_by_hand() -> None:
     """8 machines at 40 per hour and idle power, load power of 6.25 machines, and egress."""
     found = size_machines(
-        SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
+        SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
     )
     idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
     egress = RAG.bytes.received / RAG.requests.ok * 0.05 / 1e9
     by_hand = 730 * (8 * (40 + idle) + 125 / 20 * load + 125 * 3600 * egress)
-    assert found.per_month is not None and found.per_thousand is not None
-    assert float(found.per_month.mid) == pytest.approx(by_hand)
-    assert float(found.per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
+    assert found.cost_per_month is not None and found.cost_per_thousand is not None
+    assert float(found.cost_per_month.mid) == pytest.approx(by_hand)
+    assert float(found.cost_per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
 
 
 def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
@@ -153,11 +159,11 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
     )
     evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
     found = size_machines(
-        SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence
+        SOURCE, Demand(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence
     )
     unit = compute_unit_cost(compute_cost_basis(evidence), price, None, REQUEST)
-    assert found.machines is None and unit is not None and found.per_thousand is not None
-    assert math.isclose(found.per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
+    assert found.machines is None and unit is not None and found.cost_per_thousand is not None
+    assert math.isclose(found.cost_per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
 
 
 def _beside_tasks() -> Summary:
@@ -188,51 +194,56 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
     assert compute_cost_basis(evidence).rates[REQUEST] == 15
-    source = measured_rate_of(evidence, 4)
-    assert (source.rate.mid, source.noun, source.response_s) == (12.0, "starts", 12.5)
+    source = derive_measured_rate(evidence, 4)
+    assert (source.rate.mid, source.unit, source.response_s) == (12.0, "starts", 12.5)
     older = Evidence(
         name="vm",
         folder="vm",
         summaries=(summary,),
         capacity=structs.replace(both, unit="conversations"),
     )
-    assert measured_rate_of(older, 4) == source and source.answer == "a response or conversation"
+    assert (
+        derive_measured_rate(older, 4) == source
+        and source.response_noun == "a response or conversation"
+    )
     in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
     by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
-    assert measured_rate_of(by_requests, 4).rate.mid == pytest.approx(12.0)
+    assert derive_measured_rate(by_requests, 4).rate.mid == pytest.approx(12.0)
     run = Evidence(name="vm", folder="vm", summaries=(summary,))
     steady = summary.load.steady_completed_rps
-    assert steady and measured_rate_of(run, 4).rate.mid == pytest.approx(steady * 0.8)
-    asked = Need(rate_per_s=12.0, spare=0)
+    assert steady and derive_measured_rate(run, 4).rate.mid == pytest.approx(steady * 0.8)
+    asked = Demand(rate_per_s=12.0, spare_machines=0)
     found = size_machines(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
     egress = compute_unit_cost(compute_cost_basis(evidence), MACHINE, 4, REQUEST)
-    assert egress and found.per_thousand and found.per_month
+    assert egress and found.cost_per_thousand and found.cost_per_month
     free = MACHINE.model_copy(update={"egress_per_gb": None})
     bare = size_machines(
         source, asked, gpus_per_machine=4, price=free, evidence=evidence
-    ).per_thousand
-    assert bare and found.per_thousand.mid - bare.mid == pytest.approx(
+    ).cost_per_thousand
+    assert bare and found.cost_per_thousand.mid - bare.mid == pytest.approx(
         egress.parts["egress"] * 1250
     )
 
 
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
-    source = published_rate(
+    source = convert_published_rate(
         "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf"
     )
     assert source.rate == Estimate(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
         size_machines(
-            source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None
+            source, Demand(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None
         )
     assert (
         size_machines(
-            source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None
+            source, Demand(users=10, response_s=20), gpus_per_machine=4, price=None, evidence=None
         ).machines
         == 2
     )
     with refused(UserError, "no_figure"):
-        published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf")
+        convert_published_rate(
+            "X", None, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf"
+        )
 
 
 @pytest.fixture
@@ -335,7 +346,7 @@ def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = size_machines(
-        SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
+        SOURCE, Demand(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
     searched = replace(found, source=replace(SOURCE, name="sim:gb300-vm"))
     size_command._write_contract(
@@ -366,7 +377,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
         goodput=kept,
     )
     found = size_machines(
-        SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
+        SOURCE, Demand(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
     of_tasks = contract_file.render_contract(
         found, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
@@ -435,12 +446,12 @@ def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
     asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
     assert (
-        machine_searches.search_folder(*asked, of, 600 * 10**9)
-        == machine_searches.search_command(*asked).folder
+        machine_searches.derive_search_folder(*asked, of, 600 * 10**9)
+        == machine_searches.build_search_command(*asked).folder
     )
     assert (
-        machine_searches.search_folder(*asked, of, 300 * 10**9)
-        != machine_searches.search_command(*asked).folder
+        machine_searches.derive_search_folder(*asked, of, 300 * 10**9)
+        != machine_searches.build_search_command(*asked).folder
     )
 
 
@@ -448,12 +459,12 @@ def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
 def test_what_another_version_found_is_searched_anew() -> None:
     """Searches of another version are not reused: its model of the machine may differ."""
     asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
-    assert machine_searches.search_command(*asked).folder == machine_searches.search_folder(
-        *asked, host_facts.loadgen_version()
-    )
-    assert machine_searches.search_command(*asked).folder != machine_searches.search_folder(
-        *asked, "99.0"
-    )
+    assert machine_searches.build_search_command(
+        *asked
+    ).folder == machine_searches.derive_search_folder(*asked, host_facts.loadgen_version())
+    assert machine_searches.build_search_command(
+        *asked
+    ).folder != machine_searches.derive_search_folder(*asked, "99.0")
 
 
 AT_ONCE = """
@@ -595,15 +606,15 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
 )
 def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
-    said = " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=capacity))))
+    said = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=capacity))))
     assert (f"the rate is the {end} end of its interval" in said) is bool(end)
     assert end or "end of its interval" not in said
 
 
 def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() -> None:
     short = replace(EVIDENCE, capacity=msgspec.structs.replace(CAPACITY, horizon_s=162.65))
-    assert "2 min 43 s" in " ".join(texts(evidence_notes(short)))
-    codes = [note.code for note in evidence_notes(EVIDENCE)]
+    assert "2 min 43 s" in " ".join(render_notes(list_evidence_notes(short)))
+    codes = [note.code for note in list_evidence_notes(EVIDENCE)]
     assert "horizon" not in codes
 
 
@@ -613,19 +624,21 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     by_the_rules = msgspec.structs.replace(
         CAPACITY, confirmed=True, state="confirmed", sustained_reason=why, resume_command="G"
     )
-    said = " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=by_the_rules))))
+    said = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=by_the_rules))))
     assert f"{why}; the search was stopped" in said
     sustained = msgspec.structs.replace(
         by_the_rules, state="sustained", sustained=True, resume_command=""
     )
-    assert "can go on" not in " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=sustained))))
+    assert "can go on" not in " ".join(
+        render_notes(list_evidence_notes(replace(EVIDENCE, capacity=sustained)))
+    )
 
 
 def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(
         RAG, target=msgspec.structs.replace(RAG.target, simulated=True)
     )
-    said = texts(evidence_notes(replace(EVIDENCE, summaries=(simulated,))))
+    said = render_notes(list_evidence_notes(replace(EVIDENCE, summaries=(simulated,))))
     assert any("5 to 25 %" in text for text in said)
 
 
@@ -668,7 +681,9 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
     )
 
     def named() -> str:
-        return machine_searches.search_command("sim:mine.yaml", "w.yaml", ["ttft:2s"]).folder.name
+        return machine_searches.build_search_command(
+            "sim:mine.yaml", "w.yaml", ["ttft:2s"]
+        ).folder.name
 
     first = named()
     (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 32}\n")
@@ -720,7 +735,9 @@ def test_the_answer_stays_in_a_folder_with_its_page(
     for line in printed.out.splitlines()[:1]:
         assert line.split(":")[0] in page
     assert all(re.search(rf"<td[^>]*>{one['machines']}\b", page) for one in document["sizes"])
-    assert again.value.sizes[0].per_month.mid == Decimal(document["sizes"][0]["per_month"]["mid"])
+    assert again.value.sizes[0].cost_per_month.mid == Decimal(
+        document["sizes"][0]["per_month"]["mid"]
+    )
     with refused(UserError, "file_exists", "--out"):
         _called(*asked, "-o", "vm")
 
@@ -772,16 +789,16 @@ def test_what_spoils_a_number_of_machines_is_said_before_it(
         for name, values in changes.items()
     }
     evidence = Evidence(name="vm", folder="vm", summaries=(msgspec.structs.replace(RAG, **parts),))
-    source = measured_rate_of(evidence, 4)
-    need = Need(users=5000, think_s=30)
-    sized = size_machines(source, need, gpus_per_machine=4, price=None, evidence=evidence)
+    source = derive_measured_rate(evidence, 4)
+    demand = Demand(users=5000, think_s=30)
+    sized = size_machines(source, demand, gpus_per_machine=4, price=None, evidence=evidence)
     found = Sizing(
         currency="USD",
-        need=need,
-        sizes=(to_sized_source(sized, evidence, need),),
+        demand=demand,
+        sizes=(to_sized_source(sized, evidence, demand),),
         workload="rag",
         created="",
     )
-    rendered_text = as_text.render(report(found))
+    rendered_text = as_text.render(create_report(found))
     assert word in rendered_text
     assert rendered_text.index(word) < rendered_text.index("machines")

@@ -155,7 +155,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
     priced = with_step_costs(
         price_result(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
     )
-    per_task = {name: step.per_task for name, step in priced.steps.items()}
+    per_task = {name: step.per_task for name, step in priced.step_costs.items()}
     prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
     assert (
         per_task["answer"]
@@ -163,7 +163,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         == getattr(priced.costs[TASK], "total", 0)
     )
     assert (per_task["embed"], per_task["rank"]) == (Decimal(text_length) * 3 / 6 / 10**6, None)
-    assert priced.steps["rank"].code == "no_price"
+    assert priced.step_costs["rank"].code == "no_price"
     rendered_text = text.render(summary)
     assert "search, before rank" in rendered_text and "rerank ranker r" in rendered_text
     assert "Steps of a task" in run_page.render(summary)

@@ -593,18 +593,18 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     )
     offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
     counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
-    each = {part: of_class.costs["request"] for part, of_class in offer.classes.items()}
+    each = {part: of_class.costs["request"] for part, of_class in offer.class_costs.items()}
     whole = offer.costs["request"]
     assert whole is not None and offer.costs["task"] is None and set(each) == set(counts)
     total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
     assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
     task, request = (
-        offer.classes["agentic"].costs["task"],
-        offer.classes["agentic"].costs["request"],
+        offer.class_costs["agentic"].costs["task"],
+        offer.class_costs["agentic"].costs["request"],
     )
     assert task is not None and request is not None and task.total > 5 * request.total
     rendered_text = as_text.render(cost_report(compare_costs([offer], book)), full=True)
-    assert "mix: agentic" in rendered_text and offer.classes["qa"].costs["task"] is None
+    assert "mix: agentic" in rendered_text and offer.class_costs["qa"].costs["task"] is None
 
 
 def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
